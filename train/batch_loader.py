@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,15 +19,6 @@ from train.training_data import TrainingInputsProtocol
 
 _CPU = torch.device("cpu")
 _PREFETCHED_BATCHES = 2
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A batch, and the state and epoch of the sampler after it."""
-
-    batch: Batch
-    state: dict[str, Any]
-    epoch: int
 
 
 class BatchLoader:
@@ -47,8 +38,8 @@ class BatchLoader:
     ) -> None:
         self._training_inputs, self._sampler, self._processes, self._device = training_inputs, sampler, processes, device
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: deque[tuple[_Drawn, Future[Inputs]]] = deque()
-        self._last: _Drawn | None = None
+        self._pending: deque[tuple[Batch, dict[str, Any], int, Future[Inputs]]] = deque()
+        self._state, self._epoch = sampler.state(), sampler.epoch  # After the last returned batch.
 
     @property
     def epoch_steps(self) -> int:
@@ -58,16 +49,16 @@ class BatchLoader:
     @property
     def epoch(self) -> int:
         """Number of complete epochs."""
-        return self._sampler.epoch if self._last is None else self._last.epoch
+        return self._epoch
 
     def state(self) -> dict[str, Any]:
         """Return the state of the sampler after the last returned batch."""
-        return self._sampler.state() if self._last is None else self._last.state
+        return self._state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an equal sampler; not inside `prefetching`."""
         self._sampler.restore(state)
-        self._last = None
+        self._state, self._epoch = self._sampler.state(), self._sampler.epoch
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
@@ -82,7 +73,7 @@ class BatchLoader:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None
             self._pending.clear()
-            self.restore(self.state())
+            self.restore(self._state)
 
     def next(self) -> tuple[Batch, Inputs]:
         """Return the next batch, and the inputs of this process's rows on the device.
@@ -90,25 +81,24 @@ class BatchLoader:
         The sampler is called here, so that it needs no lock. An error of the thread is raised for its own batch.
         """
         if self._thread is None:
-            self._last = self._draw()
-            inputs = self._inputs(self._last, self._device)
+            batch, self._state, self._epoch = self._draw()
+            inputs = self._inputs(batch, self._device)
         else:
             while len(self._pending) <= _PREFETCHED_BATCHES:
                 drawn = self._draw()
-                self._pending.append((drawn, self._thread.submit(self._prefetch, drawn)))
-            self._last, future = self._pending.popleft()
+                self._pending.append((*drawn, self._thread.submit(self._prefetch, drawn[0])))
+            batch, self._state, self._epoch, future = self._pending.popleft()
             inputs = future.result()
-        return self._last.batch, _map_tensors(inputs, lambda tensor: tensor.to(self._device, non_blocking=True))
+        return batch, _map_tensors(inputs, lambda tensor: tensor.to(self._device, non_blocking=True))
 
-    def _draw(self) -> _Drawn:
-        batch = self._sampler.next()
-        return _Drawn(batch, self._sampler.state(), self._sampler.epoch)
+    def _draw(self) -> tuple[Batch, dict[str, Any], int]:
+        return self._sampler.next(), self._sampler.state(), self._sampler.epoch
 
-    def _inputs(self, drawn: _Drawn, device: torch.device) -> Inputs:
-        return self._training_inputs.inputs(drawn.batch, device, self._processes.rows(len(drawn.batch.images)))
+    def _inputs(self, batch: Batch, device: torch.device) -> Inputs:
+        return self._training_inputs.inputs(batch, device, self._processes.rows(len(batch.images)))
 
-    def _prefetch(self, drawn: _Drawn) -> Inputs:
-        inputs = self._inputs(drawn, _CPU)
+    def _prefetch(self, batch: Batch) -> Inputs:
+        inputs = self._inputs(batch, _CPU)
         if self._device.type != "cuda":
             return inputs
         with torch.cuda.device(self._device):  # A new thread would open a context on the first GPU.

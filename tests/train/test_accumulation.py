@@ -95,7 +95,7 @@ def test_accumulated_steps_equal_a_reference_in_float64(toy, train_toy, tmp_path
     train_toy(text)
     config = from_toml(text, "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
-    captions, features = training_inputs.training.captions, training_inputs.training.features.array
+    captions, features = training_inputs.training.captions, training_inputs.training.features[:]
     sampler = build_sampler(config, captions, 0)
     reference = Reference(dict(build_model(config.model, training_inputs.dimensions, 0).state_dict()), 6, 4)
     epochs = 0

@@ -175,7 +175,7 @@ def embed(model, data, rows):
 
 
 def images_of(model, data, images):
-    return model.encode_images(ImageBatch(torch.from_numpy(data.features.array[images]))).values
+    return model.encode_images(ImageBatch(torch.from_numpy(data.features[:][images]))).values
 
 
 @pytest.mark.parametrize("hinges", ["sum", "max"])
@@ -212,7 +212,7 @@ def test_build_inputs_of_some_rows(data):
     batch = TaskSampler(data.captions, 10, seed=0).next()
     inputs = build_inputs(data, batch, torch.device("cpu"), slice(3, 7))
     assert inputs.numbers.tolist() == batch.images.tolist()
-    np.testing.assert_array_equal(inputs.images.features, data.features.array[batch.images[3:7]])
+    np.testing.assert_array_equal(inputs.images.features, data.features[:][batch.images[3:7]])
     assert len(inputs.captions[0]) == 4
 
 

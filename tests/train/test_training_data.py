@@ -81,7 +81,7 @@ def test_l2_features(toy):
         config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
         training_inputs = load_training_inputs(config, toy, seed=0)
         for data in (training_inputs.training, training_inputs.validation):
-            norms = (data.features.array**2).sum(1) ** 0.5
+            norms = (data.features[:] ** 2).sum(1) ** 0.5
             assert (abs(norms - 1).max() < 1e-6) == l2
 
 

@@ -6,7 +6,7 @@ vectors, ``W`` width of a vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,10 +30,6 @@ class TokenVectors:
 
     stored: np.ndarray
     starts: np.ndarray
-
-    def select(self, rows: np.ndarray) -> TokenVectors:
-        """Select captions."""
-        return replace(self, starts=self.starts[rows])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain, combinations
 
 import numpy as np
 import pyarrow as pa
@@ -94,7 +94,7 @@ class Captions:
             languages=self.languages[rows],
             portions=self.portions[rows],
             indices=self.indices[rows],
-            vectors=None if self.vectors is None else self.vectors.select(rows),
+            vectors=None if self.vectors is None else replace(self.vectors, starts=self.vectors.starts[rows]),
         )
 
     def compact(self) -> Captions:
@@ -128,18 +128,22 @@ def read_captions(
             "and give its output"
         )
     splits = (split,) if isinstance(split, str) else tuple(split)
-    selection = _Selection(splits, _select_portions(dataset, splits, languages, portions))
+    chosen = _select_portions(dataset, splits, languages, portions)
+    portion_names = tuple(dict.fromkeys(chain(*chosen.values())))
+    names = {"split": splits, "language": tuple(chosen), "portion": portion_names}
+    pairs = [(index, portion_names.index(portion)) for index, wanted in enumerate(chosen.values()) for portion in wanted]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        parts = list(pool.map(lambda shard: _read_shard(dataset, shard, selection), range(dataset.num_shards)))
+        tables = list(pool.map(lambda shard: _read_shard(dataset, shard, names, pairs), range(dataset.num_shards)))
+    table = pa.concat_tables(tables).unify_dictionaries()
     for index, name in enumerate(splits):
-        if len(splits) > 1 and not any(index in part.splits for part in parts):
+        if len(splits) > 1 and not pc.any(pc.equal(table["split"], index)).as_py():
             raise DatasetError(no_captions(dataset, f"split {name!r} in these languages and portions"))
-    captions = _join(parts, selection)
+    captions = _join(table, names)
     check_token_ids(dataset, captions.token_ids, captions.lengths)
-    for language, portion in selection.pairs:
+    for language, portion in pairs:
         if not np.any((captions.languages == language) & (captions.portions == portion)):
-            names = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
-            raise DatasetError(no_captions(dataset, f"split {captions.split!r}, {names}"))
+            labels = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
+            raise DatasetError(no_captions(dataset, f"split {captions.split!r}, {labels}"))
     return captions
 
 
@@ -168,31 +172,6 @@ def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray
             f"{dataset.folder.location!r} is damaged: it holds {defect}. Run 'imagepivot validate' on it, and copy it again or "
             "encode the captions again"
         )
-
-
-@dataclass(frozen=True)
-class _Selection:
-    """Splits, and portions by language, to read."""
-
-    splits: tuple[str, ...]
-    portions: Mapping[str, tuple[str, ...]]
-
-    @property
-    def language_names(self) -> tuple[str, ...]:
-        return tuple(self.portions)
-
-    @property
-    def portion_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(portion for portions in self.portions.values() for portion in portions))
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Selected combinations, as positions of language and portion."""
-        return [
-            (language, self.portion_names.index(portion))
-            for language, portions in enumerate(self.portions.values())
-            for portion in portions
-        ]
 
 
 def _select_portions(
@@ -227,41 +206,16 @@ def _select_portions(
     return chosen
 
 
-class _Part(NamedTuple):
-    """Selected captions of a shard, with the shard's own ``image_ids``."""
-
-    image_ids: np.ndarray
-    images: np.ndarray
-    languages: np.ndarray
-    portions: np.ndarray
-    indices: np.ndarray
-    lengths: np.ndarray
-    token_ids: np.ndarray
-    splits: frozenset[int]
-
-
-def _read_shard(dataset: Dataset, shard: int, selection: _Selection) -> _Part:
+def _read_shard(dataset: Dataset, shard: int, names: Mapping[str, Sequence[str]], pairs: Sequence[tuple[int, int]]) -> pa.Table:
+    """Read the selected captions of a shard, with labels as positions in ``names``."""
     table = dataset.shard(shard, ["image_id", *_LABELS, "index", "token_ids"])
-    languages = _codes(table["language"], selection.language_names)
-    portions = _codes(table["portion"], selection.portion_names)
+    codes = {label: _codes(table[label], names[label]) for label in _LABELS}
     keep = np.zeros(table.num_rows, bool)
-    for language, portion in selection.pairs:
-        keep |= (languages == language) & (portions == portion)
-    splits = _codes(table["split"], selection.splits)
-    keep &= splits >= 0
-    mask = pa.array(keep)
-    images = table["image_id"].filter(mask).combine_chunks().dictionary_encode()
-    tokens = table["token_ids"].filter(mask).combine_chunks()
-    return _Part(
-        image_ids=np.array(images.dictionary.to_pylist(), object),
-        images=images.indices.to_numpy(),
-        languages=languages[keep],
-        portions=portions[keep],
-        indices=table["index"].to_numpy()[keep],
-        lengths=np.diff(tokens.offsets.to_numpy()).astype(np.int64),
-        token_ids=tokens.flatten().to_numpy(),
-        splits=frozenset(np.unique(splits[keep]).tolist()),
-    )
+    for language, portion in pairs:
+        keep |= (codes["language"] == language) & (codes["portion"] == portion)
+    keep &= codes["split"] >= 0
+    table = pa.table({name: codes.get(name, table[name]) for name in table.column_names}).filter(pa.array(keep))
+    return table.set_column(0, "image_id", table["image_id"].combine_chunks().dictionary_encode())
 
 
 def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
@@ -273,26 +227,25 @@ def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     return np.concatenate(codes)
 
 
-def _join(parts: Sequence[_Part], selection: _Selection) -> Captions:
-    """Join the shards, sorted by image; a shard has all captions of its images."""
-    names = np.concatenate([part.image_ids for part in parts])
-    order = np.argsort(names, kind="stable")
+def _join(table: pa.Table, names: Mapping[str, Sequence[str]]) -> Captions:
+    """Sort the captions of all shards by image; a shard has all captions of its images."""
+    image_ids = table["image_id"].combine_chunks()
+    order = pc.array_sort_indices(image_ids.dictionary).to_numpy()
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    starts = np.cumsum([0, *(len(part.image_ids) for part in parts)])
-    images = np.concatenate([rank[start + part.images] for start, part in zip(starts, parts, strict=False)])
-    lengths = np.concatenate([part.lengths for part in parts])
+    images = rank[image_ids.indices.to_numpy()]
+    tokens = table["token_ids"]
     captions = Captions(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        token_ids=np.concatenate([np.zeros(0, np.int32), *(chunk.flatten().to_numpy() for chunk in tokens.chunks)]),
+        offsets=np.concatenate([[0], np.cumsum(pc.list_value_length(tokens).to_numpy())]),
         images=images,
-        languages=np.concatenate([part.languages for part in parts]),
-        portions=np.concatenate([part.portions for part in parts]),
-        indices=np.concatenate([part.indices for part in parts]),
-        image_ids=tuple(names[order].tolist()),
-        language_names=selection.language_names,
-        portion_names=selection.portion_names,
-        split=",".join(selection.splits),
+        languages=table["language"].to_numpy(),
+        portions=table["portion"].to_numpy(),
+        indices=table["index"].to_numpy(),
+        image_ids=tuple(image_ids.dictionary.take(pa.array(order)).to_pylist()),
+        language_names=tuple(names["language"]),
+        portion_names=tuple(names["portion"]),
+        split=",".join(names["split"]),
     )
     return captions.select(np.argsort(images, kind="stable"))
 
@@ -330,39 +283,23 @@ class ByImage:
         return cls(rows, (np.cumsum(counts) - counts).reshape(shape), counts.reshape(shape))
 
 
-@dataclass(frozen=True)
-class CaptionPairs:
-    """All pairs of captions of the same image in different languages.
+def caption_pairs(captions: Captions) -> np.ndarray:
+    """Return all caption pairs, int32 ``[P, 2]`` (Kádár et al. 2018, section 3).
 
-    Attributes:
-        first: int32 ``[P]``, rows of `Captions` in the first of the two languages in ``language_names``.
-        second: int32 ``[P]``, rows of `Captions` in the second language.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-
-def caption_pairs(captions: Captions) -> CaptionPairs:
-    """Enumerate the caption pairs of every image (Kádár et al. 2018, section 3).
-
-    Captions in the same language form no pair. With five English and five German captions an image has 25 pairs; with one French
-    and one Czech caption added it has 46 (section 6.2): 5 x 5, four times 5 x 1, and 1.
+    A pair is two rows of one image in different languages, in the order of ``language_names``. With five English and five German
+    captions an image has 25 pairs; with one French and one Czech caption added it has 46 (section 6.2): 5 x 5, four times 5 x 1,
+    and 1.
     """
     by_image = ByImage.of(captions)
-    firsts, seconds = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    for a in range(len(captions.language_names)):
-        for b in range(a + 1, len(captions.language_names)):
-            counts = by_image.counts[:, a] * by_image.counts[:, b]  # [I]
-            image = np.repeat(np.arange(len(counts)), counts)  # [P]
-            index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [P], from 0 in each image
-            row, column = np.divmod(index, by_image.counts[image, b])
-            firsts.append(by_image.rows[by_image.starts[image, a] + row])
-            seconds.append(by_image.rows[by_image.starts[image, b] + column])
-    return CaptionPairs(np.concatenate(firsts), np.concatenate(seconds))
+    pairs = [np.zeros((0, 2), np.int32)]
+    for a, b in combinations(range(len(captions.language_names)), 2):
+        counts = by_image.counts[:, a] * by_image.counts[:, b]  # [I]
+        image = np.repeat(np.arange(len(counts)), counts)  # [P]
+        index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [P], from 0 in each image
+        row, column = np.divmod(index, by_image.counts[image, b])
+        rows = by_image.starts[image, a] + row, by_image.starts[image, b] + column
+        pairs.append(by_image.rows[np.stack(rows, axis=1)])
+    return np.concatenate(pairs)
 
 
 def one_caption_per_image(captions: Captions, seed: int) -> Captions:

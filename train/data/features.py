@@ -62,10 +62,10 @@ def vectors_of(dataset: Dataset, rows: pa.RecordBatch | pa.Table) -> tuple[np.nd
         DatasetError: a number of regions is outside 0 to R.
     """
     spec = feature_spec(dataset)
-    values = _array(rows[VECTORS[dataset.kind]]).flatten().to_numpy().reshape(rows.num_rows, *spec.shape)
+    values = pc.list_flatten(rows[VECTORS[dataset.kind]]).to_numpy().reshape(rows.num_rows, *spec.shape)
     if dataset.kind != "regions":
         return values, None
-    counts = _array(rows["num_regions"]).to_numpy()
+    counts = rows["num_regions"].to_numpy()
     if len(counts) and not 0 <= counts.min() <= counts.max() <= spec.shape[0]:
         raise DatasetError(
             f"{dataset.folder.location!r} has images with {counts.min()} to {counts.max()} regions, expected 0 to {spec.shape[0]}: "
@@ -110,10 +110,6 @@ def unit_vectors(values: np.ndarray, norms: np.ndarray | None = None) -> np.ndar
     return values.astype(np.float32, copy=False) / np.where(norms > 0, norms, np.float32(1))[..., np.newaxis]
 
 
-def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
 _MEMORY_SHARE = 0.5
 """Maximum share of memory for features; larger ones must be memory-mapped."""
 
@@ -154,8 +150,7 @@ class ImageFeatures:
         return len(self.rows)
 
     def __getitem__(self, images: np.ndarray | slice) -> np.ndarray:
-        values = self.as_stored(images)
-        return values if values.dtype == np.float32 else values.astype(np.float32)
+        return self.as_stored(images).astype(np.float32, copy=False)
 
     def as_stored(self, images: np.ndarray | slice) -> np.ndarray:
         """Return features in the stored type, or in float32 if divided by their norms."""
@@ -174,11 +169,6 @@ class ImageFeatures:
     def norms_of_images(self) -> np.ndarray:
         """Copy the norms in the order of the images, float32 ``[I]`` or ``[I, R]``."""
         return _gather(self.norms, self.rows)
-
-    @property
-    def array(self) -> np.ndarray:
-        """A float32 copy of all features, in the order of the images."""
-        return self[:]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -333,13 +323,7 @@ def _map(dataset: Dataset, image_ids: Sequence[str], l2: bool, folder: str | os.
 
 
 def check_memory(size: int, count: int, advice: str, *, of: str = "images") -> None:
-    """Check that features fit into the memory of the machine, container or batch job.
-
-    Args:
-        size: size in bytes.
-        count: number of images.
-        advice: advice in the message.
-        of: plural noun of the counted items.
+    """Check that features of ``size`` bytes fit into the memory of this process.
 
     Raises:
         UsageError: they do not fit.

@@ -101,7 +101,8 @@ class _Passes:
         """Restore a state."""
         self._seek(state["epoch"], state["position"])
 
-    def _next(self) -> Any:
+    def next(self) -> Any:
+        """Return the next batch."""
         if self._position == len(self._batches):
             self._seek(self._epoch + 1, 0)
         self._position += 1
@@ -134,11 +135,6 @@ class EpochBatches(_Passes):
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
         self._count, self._batch_size, self._seed, self._lengths = count, batch_size, seed, lengths
         super().__init__()
-
-    def next(self) -> np.ndarray:
-        """Return the next rows, int64 ``[B]``."""
-        rows: np.ndarray = self._next()
-        return rows
 
     def _shuffle(self, epoch: int) -> list[np.ndarray]:
         rng = np.random.default_rng((*self._seed, epoch))
@@ -197,7 +193,7 @@ class TaskSampler:
             if not len(self._pairs):
                 raise UsageError("loss.c2c_probability is not 0, but no image has captions in two languages: set it to 0")
             # The longer caption of a pair determines the number of time steps.
-            longer = np.maximum(lengths[self._pairs.first], lengths[self._pairs.second]) if bucket_by_length else None
+            longer = lengths[self._pairs].max(axis=1) if bucket_by_length else None
             self._shuffled_pairs = EpochBatches(len(self._pairs), batch_size, (seed, _PAIRS), lengths=longer)
 
     @property
@@ -217,7 +213,8 @@ class TaskSampler:
         rng = np.random.default_rng((self._seed, _TASK, self._step))
         self._step += 1
         if self._pairs is not None and rng.random() < self._c2c_probability:
-            return self._caption_pairs()
+            sides = tuple(self._pairs[self._shuffled_pairs.next()].T.astype(np.int64))
+            return Batch("c2c", sides, self._captions.images[sides[0]], tuple(map(self._captions.language_of, sides)))
         name = self._captions.language_names[rng.integers(len(self._languages))]
         rows = self._rows[name][self._languages[name].next()]
         return Batch("c2i", (rows,), self._captions.images[rows], (name,))
@@ -234,12 +231,6 @@ class TaskSampler:
             rows.restore(state["languages"][name])
         if self._pairs is not None:
             self._shuffled_pairs.restore(state["pairs"])
-
-    def _caption_pairs(self) -> Batch:
-        assert self._pairs is not None
-        chosen = self._shuffled_pairs.next()
-        sides = self._pairs.first[chosen].astype(np.int64), self._pairs.second[chosen].astype(np.int64)
-        return Batch("c2c", sides, self._captions.images[sides[0]], tuple(self._captions.language_of(side) for side in sides))
 
 
 class ImageSampler(_Passes):
@@ -272,7 +263,7 @@ class ImageSampler(_Passes):
 
     def next(self) -> Batch:
         """Return the next batch."""
-        pass_index, chosen = self._next()
+        pass_index, chosen = super().next()
         starts, counts = self._starts[chosen], self._counts[chosen]  # [B, L]
         rows = self._order[starts + pass_index % counts]  # [B, L]
         images = self._images[chosen].astype(np.int32)
@@ -317,7 +308,7 @@ def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig
         share = loss.c2c_probability / (1 - loss.c2c_probability) if loss.c2c_probability < 1 else 1.0
         sample = np.random.default_rng(_FIXED_SEED).permutation(len(pairs))[: round(share * len(captions))]
         for chosen in _shuffled_batches(len(sample), schedule.batch_size, len(captions.language_names)):
-            sides = tuple(side[sample[chosen]].astype(np.int64) for side in (pairs.first, pairs.second))
+            sides = tuple(pairs[sample[chosen]].T.astype(np.int64))
             batches.append(Batch("c2c", sides, captions.images[sides[0]], tuple(map(captions.language_of, sides))))
     return batches
 

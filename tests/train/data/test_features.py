@@ -53,13 +53,13 @@ def test_read_features_in_requested_order(features, storage, dtype, l2):
     result = read_features(dataset, ids, l2=l2, **storage)
     assert isinstance(result.stored, np.memmap) == bool(storage)
     assert result.stored.dtype == dtype  # Nothing is held twice as wide as it is stored.
-    assert (result.array.dtype, result.array.shape, result.shape, len(result)) == (np.float32, (17, 6), (17, 6), 17)
+    assert (result[:].dtype, result[:].shape, result.shape, len(result)) == (np.float32, (17, 6), (17, 6), 17)
     for number, image_id in enumerate(ids):
         values = by_id[image_id].astype(np.float64)
         norm = sum(value**2 for value in values) ** 0.5
         np.testing.assert_allclose(result[number : number + 1][0], values / norm if l2 and norm else values, rtol=2e-7)
     chosen = np.array([3, 3, 0, 16])
-    np.testing.assert_array_equal(result[chosen], result.array[chosen])
+    np.testing.assert_array_equal(result[chosen], result[:][chosen])
     assert result[chosen].flags.c_contiguous
 
 
@@ -77,7 +77,7 @@ def test_features_of_a_batch_equal_all_features(new_dataset, storage, tmp_path, 
 
 
 def test_read_features_without_images(features, storage):
-    assert read_features(features()[0], [], **storage).array.shape == (0, 6)
+    assert read_features(features()[0], [], **storage)[:].shape == (0, 6)
 
 
 def test_mapped_file_is_reused(features, tmp_path):
@@ -88,14 +88,12 @@ def test_mapped_file_is_reused(features, tmp_path):
     before = path.stat()
     again = read_features(dataset, IDS[:5], **arguments)
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
-    assert np.array_equal(first.array, again.array)
+    assert np.array_equal(first[:], again[:])
     with pytest.raises(ValueError, match="read-only"):
         again.stored[0] = 0
     # Whatever is asked of the dataset, there is one copy.
-    assert np.array_equal(read_features(dataset, IDS[4::-1], **arguments).array, first.array[::-1])
-    np.testing.assert_allclose(
-        np.linalg.norm(read_features(dataset, IDS[:3], l2=True, **arguments).array, axis=1), 1, rtol=1e-6
-    )
+    assert np.array_equal(read_features(dataset, IDS[4::-1], **arguments)[:], first[:][::-1])
+    np.testing.assert_allclose(np.linalg.norm(read_features(dataset, IDS[:3], l2=True, **arguments)[:], axis=1), 1, rtol=1e-6)
     assert len(read_features(dataset, IDS, **arguments)) == len(IDS)
     assert list((tmp_path / "cache").iterdir()) == [path]
     # Other data need another file; the features of a dataset may also grow, and its fingerprint stays.
@@ -189,16 +187,16 @@ def test_padding_is_zeros_and_masked(write, storage, padding, l2):
     ids = FULL[::-1]
     read = read_features(dataset, ids, l2=l2, **storage)
     assert (read.stored.dtype, isinstance(read.stored, np.memmap)) == (np.float16, bool(storage))
-    assert (read.shape, read.array.dtype) == ((9, 3, 2), np.float32)
+    assert (read.shape, read[:].dtype) == ((9, 3, 2), np.float32)
     mask = read.mask(slice(None))
-    for values, present, image_id in zip(read.array, mask, ids, strict=True):
+    for values, present, image_id in zip(read[:], mask, ids, strict=True):
         expected = by_id[image_id] / (np.sqrt((by_id[image_id] ** 2).sum(1, keepdims=True)) if l2 else 1)
         assert present.tolist() == [True] * len(expected) + [False] * (3 - len(expected))
         np.testing.assert_allclose(values[: len(expected)], expected, rtol=2e-7)
         assert values[len(expected) :].tolist() == [[0.0, 0.0]] * (3 - len(expected))
     chosen = np.array([4, 0, 4])
     assert read.mask(chosen).tolist() == mask[chosen].tolist()
-    assert np.array_equal(read[chosen], read.array[chosen])
+    assert np.array_equal(read[chosen], read[:][chosen])
 
 
 def test_vectors_have_no_mask(toy):
@@ -213,10 +211,10 @@ def test_mapped_features_are_pickled_as_path(write, tmp_path):
     assert read.stored[1].tobytes() not in data
     copy = pickle.loads(data)
     assert isinstance(copy.stored, np.memmap)
-    assert np.array_equal(copy.array, read.array)
+    assert np.array_equal(copy[:], read[:])
     assert np.array_equal(copy.mask(slice(None)), read.mask(slice(None)))
     plain = pickle.loads(pickle.dumps(read_features(dataset, FULL)))
-    assert np.array_equal(plain.array, read_features(dataset, FULL).array)
+    assert np.array_equal(plain[:], read_features(dataset, FULL)[:])
 
 
 @pytest.mark.slow
@@ -227,9 +225,9 @@ def test_mapped_pages_are_released(write, tmp_path):
     assert file_pages(tmp_path / "cache") == 0  # Nor what was written.
     assert float(np.asarray(read.stored).sum()) > 0
     assert file_pages(tmp_path / "cache") > 0
-    before = read.array
+    before = read[:]
     assert file_pages(tmp_path / "cache") == 0
-    assert np.array_equal(read.array, before)
+    assert np.array_equal(read[:], before)
     read.norms_of_images()
     read.mask(slice(None))
     assert file_pages(tmp_path / "cache") == 0
@@ -247,7 +245,7 @@ def test_shard_features_of_regions(write):
     found = {}
     for number in range(dataset.num_shards):
         image_ids, read = shard_features(dataset, number)
-        found |= dict(zip(image_ids, zip(read.array, read.mask(slice(None)), strict=True), strict=True))
+        found |= dict(zip(image_ids, zip(read[:], read.mask(slice(None)), strict=True), strict=True))
     assert sorted(found) == FULL
     for image_id, (values, mask) in found.items():
         assert np.array_equal(values[mask], by_id[image_id])

@@ -118,8 +118,7 @@ def test_task_sampler_c2c_probability(rows):
     batches = [sampler.next() for _ in range(2000)]
     between = [batch for batch in batches if batch.task == "c2c"]
     assert 420 <= len(between) <= 580  # 500, standard deviation 19.
-    pairs = caption_pairs(captions)
-    everything = sorted(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    everything = sorted(map(tuple, caption_pairs(captions).tolist()))
     steps = -(-len(everything) // 4)
     sampled = [pair for batch in between[:steps] for pair in zip(*(side.tolist() for side in batch.captions), strict=True)]
     assert sorted(sampled) == everything

@@ -26,8 +26,8 @@ def same_captions(a, b) -> bool:
 def test_open_data_joins_captions_and_features(toy):
     data = open_data(toy.captions, toy.features, toy.vocabulary, split="train", portions=COMPARABLE)
     assert same_captions(data.captions, read_captions(open_dataset(toy.captions), split="train", portions=COMPARABLE))
-    assert data.features.array.shape == (40, 8)
-    for image_id, row in zip(data.captions.image_ids, data.features.array, strict=True):
+    assert data.features[:].shape == (40, 8)
+    for image_id, row in zip(data.captions.image_ids, data.features[:], strict=True):
         assert np.array_equal(row, open_dataset(toy.features).get(image_id)["feature"])
     assert data.vocabulary == open_dataset(toy.vocabulary).vocabulary()
     assert dict(data.fingerprints) == {
@@ -159,7 +159,7 @@ def test_missing_features_are_excluded(toy, gappy):
         "train-003, train-005, train-007, train-011, train-013, ..."
     )
     by_id = {row["image_id"]: row["feature"] for row in open_dataset(toy.features).table().to_pylist()}
-    assert data.features.array.tolist() == [by_id[name] for name in data.captions.image_ids]
+    assert data.features[:].tolist() == [by_id[name] for name in data.captions.image_ids]
     rows = [row for row in range(len(whole.captions)) if whole.captions.image_ids[whole.captions.images[row]] not in lacking]
     expected = whole.captions.select(np.array(rows))
     assert data.captions.token_ids.tolist() == expected.token_ids.tolist()

@@ -71,9 +71,9 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size, mon
                 alone = replace(batch, rows=np.array([row]))
                 expected = model.encode_captions(alone, language).values[0]
                 torch.testing.assert_close(embedding, expected, atol=1e-6, rtol=1e-5)
-    images = encode_images(model, data.features.array).values
+    images = encode_images(model, data.features[:]).values
     with torch.no_grad():
-        expected = model.encode_images(ImageBatch(torch.from_numpy(data.features.array))).values
+        expected = model.encode_images(ImageBatch(torch.from_numpy(data.features[:]))).values
     torch.testing.assert_close(images, expected, atol=1e-6, rtol=1e-5)
     assert not images.requires_grad
 
@@ -86,7 +86,7 @@ def test_each_language_is_ranked_by_itself_by_the_mean_score(write_run, data, se
     for language, result in results.items():
         batch = rows_of(data, language)
         every = [
-            model.scores(encode_images(model, data.features.array), encode_captions(model, batch, language)) for model in models
+            model.scores(encode_images(model, data.features[:]), encode_captions(model, batch, language)) for model in models
         ]
         owner, mean = torch.from_numpy(data.captions.images[batch.rows]).long(), sum(every) / seeds
         ranks = retrieval_ranks(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
@@ -191,7 +191,7 @@ def by_hand(model, data, batch, hinges):
         return model.encode_captions(one, captions.language_names[captions.languages[row]])
 
     def image(number):
-        return model.encode_images(ImageBatch(torch.from_numpy(data.features.array[[number]])))
+        return model.encode_images(ImageBatch(torch.from_numpy(data.features[:][[number]])))
 
     views = [(language, [caption(row) for row in rows]) for language, rows in zip(batch.languages, batch.captions, strict=True)]
     pairs = [
@@ -315,7 +315,7 @@ def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
     # 12 images in five folds: the first two have three.
     sizes = [count // folds + (number < count % folds) for number in range(folds)]
     ends = np.cumsum([0, *sizes]).tolist()
-    images = encode_images(model, comparable.features.array)
+    images = encode_images(model, comparable.features[:])
     for language, result in results.items():
         batch = rows_of(comparable, language)
         with torch.no_grad():

@@ -59,7 +59,7 @@ def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tupl
             portions={language: ["comparable"]},
             l2=run.config.data.l2_features,
         )
-        images = encode_images(run.model, data.features.array)
+        images = encode_images(run.model, data.features[:])
         rows = data.captions.rows_of(language)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
         with torch.no_grad():
