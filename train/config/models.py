@@ -137,7 +137,8 @@ class _Words(ModelConfig):
 
     def __post_init__(self) -> None:
         check_choices("model", self)
-        positive("model", self, *(key for key, hint in hints_of(type(self)).items() if hint is int))
+        cls: Any = type(self)
+        positive("model", self, *(key for key, hint in hints_of(cls).items() if hint is int))
 
     @property
     def mixes_languages(self) -> bool:
