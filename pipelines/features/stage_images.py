@@ -16,7 +16,7 @@ import apache_beam as beam
 
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
-from pipelines.inputs.images import STAGED_SCHEMA, ImageRef, ImageSource, StagedImage, StagingArea
+from pipelines.inputs.images import STAGED_SCHEMA, ImageRef, ImagesInParquet, StagedImage, StagingArea
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -39,7 +39,7 @@ def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iter
 
     None if staging saves nothing, because one process reads all images or images have no row groups.
     """
-    if not job.open_images().has_row_groups or (execution.is_local and execution.local_workers == 1):
+    if not isinstance(job.open_images(), ImagesInParquet) or (execution.is_local and execution.local_workers == 1):
         yield None
     elif not execution.is_local:
         yield StagingArea.of_run(output)
@@ -57,7 +57,7 @@ def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iter
 
 
 def row_group_batches(
-    images: ImageSource, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None
+    images: ImagesInParquet, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     """Yield shard index and batch part, see `ref_chunks.chunk_refs`."""
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
@@ -124,7 +124,7 @@ def _select_refs(
 
 
 def _copy_images(
-    element: tuple[int, Iterable[RefChunk]], images: ImageSource, copies: StagingArea, shards: int, folder: str | None
+    element: tuple[int, Iterable[RefChunk]], images: ImagesInParquet, copies: StagingArea, shards: int, folder: str | None
 ) -> Iterator[tuple[int, RefChunk]]:
     refs = images.in_reading_order(refs_in(element[1]))
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}

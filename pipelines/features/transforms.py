@@ -19,7 +19,7 @@ from apache_beam.utils.shared import Shared
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
-from pipelines.inputs.images import ImageSource, StagingArea
+from pipelines.inputs.images import ImagesInParquet, ImageSource, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
@@ -51,7 +51,7 @@ def _list_images(
 
 
 def _list_batches(
-    _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
+    _start: bytes, images: ImagesInParquet, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     return row_group_batches(images, listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
 

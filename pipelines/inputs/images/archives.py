@@ -234,22 +234,22 @@ class ImagesInParquet(_Archives):
         group = bisect_right(starts, ref.offset) - 1
         return name, group, starts[group]
 
-    @property
-    def has_row_groups(self) -> bool:
-        """True."""
-        return True
-
     def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
-        """Split images by row group; an unreadable file is one group."""
+        """Split images, in the order of the listing, by row group; an unreadable file is one group."""
         for (name, version), rows in groupby(refs, key=lambda ref: (_file_of(ref), ref.version)):
             try:
                 starts = first_rows(self.folder, name, version)
             except (pa.ArrowException, OSError, DatasetError):
                 starts = ()
-            yield from _by_row_group(rows, starts)
+            groups = groupby(rows, key=lambda ref, starts=starts: bisect_right(starts, ref.offset))
+            yield from (list(group) for _, group in groups)
 
     def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
-        """Yield the bytes of rows of one row group."""
+        """Yield the bytes of images of one row group, None for a null.
+
+        Raises:
+            OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.
+        """
         try:
             name, group, start = self._find(refs[0])
             values = read_column(self.folder, name, refs[0].version, group)
@@ -296,10 +296,6 @@ class ImagesInParquet(_Archives):
 
 def _file_of(ref: ImageRef) -> str:
     return ref.uri.rpartition("/")[0]
-
-
-def _by_row_group(rows: Iterable[ImageRef], starts: Sequence[int]) -> Iterator[list[ImageRef]]:
-    yield from (list(group) for _, group in groupby(rows, key=lambda ref: bisect_right(starts, ref.offset)))
 
 
 def _changed() -> OSError:

@@ -234,20 +234,3 @@ class ImageSource(ABC):
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Return images in the cheapest order; the list itself if any order is."""
         return refs
-
-    @property
-    def has_row_groups(self) -> bool:
-        """Whether images are stored in row groups, which can only be read whole."""
-        return False
-
-    def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
-        """Split images, in the order of the listing, by row group."""
-        return ([ref] for ref in refs)
-
-    def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
-        """Yield the bytes of images of one row group, None for a null.
-
-        Raises:
-            OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.
-        """
-        return map(self.read, refs)

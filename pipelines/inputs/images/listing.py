@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -68,11 +68,8 @@ class Listing:
 
     def folded(self, shards: int) -> Listing:
         """Return the listing for a divisor of its number of shards."""
-        own = len(self.counts)
-        if shards == own:
+        if shards == len(self.counts):
             return self
-        if own % shards:
-            raise ValueError(f"a listing by {own} shards cannot be folded to {shards}")
         return Listing(
             tuple(sum(self.counts[shard::shards]) for shard in range(shards)),
             tuple(sum_digests(self.shards[shard::shards]) for shard in range(shards)),
@@ -143,22 +140,15 @@ class SharedListing:
 
     def refs(self, images: ImageSource) -> Iterator[ImageRef]:
         """Yield the references; list images again if the file is missing or changed."""
-        with self._fetched() as path:
-            yield from images.refs() if path is None else read_listing(path)
-
-    @contextmanager
-    def _fetched(self) -> Iterator[str | None]:
-        """Yield the path of a local copy; None if the file is missing or has changed."""
         with tempfile.NamedTemporaryFile(prefix="imagepivot-listing-", suffix=".arrow") as copy:
             with storage_errors(copy.name):
-                for start in range(0, self.folder.size(self.name) or 0, _COPIED_BYTES):
-                    try:
+                with suppress(FileNotFoundError):
+                    for start in range(0, self.folder.size(self.name) or 0, _COPIED_BYTES):
                         copy.write(self.folder.read_part(self.name, start, _COPIED_BYTES))
-                    except FileNotFoundError:
-                        break
                 copy.flush()
                 copy.seek(0)
-            yield copy.name if sha256_of_file(cast("BinaryIO", copy)) == self.sha256 else None
+            is_same = sha256_of_file(cast("BinaryIO", copy)) == self.sha256
+            yield from read_listing(copy.name) if is_same else images.refs()
 
 
 def read_listing(path: str) -> Iterator[ImageRef]:

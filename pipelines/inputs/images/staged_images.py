@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.row_groups import no_image
 from pipelines.inputs.web import PARALLEL_READS
@@ -64,7 +65,7 @@ class StagingArea:
             reserved_bytes = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free // 2
         return cls(folder, uuid.uuid4().hex[:16], reserved_bytes)
 
-    def write(self, images: ImageSource, refs: Iterable[ImageRef]) -> Iterator[StagedImage]:
+    def write(self, images: ImagesInParquet, refs: Iterable[ImageRef]) -> Iterator[StagedImage]:
         """Stage images, given in the order of the listing.
 
         Unreadable images, and all after the disk is full, are skipped.
@@ -137,10 +138,6 @@ class StagedImages(ImageSource):
                 if len(data) == staged.bytes:
                     return data
         return self._images.read(ref)
-
-    def with_versions(self, refs: Sequence[ImageRef]) -> list[ImageRef]:
-        """Delegate to the source."""
-        return self._images.with_versions(refs)
 
     @property
     def parallel_reads(self) -> int:

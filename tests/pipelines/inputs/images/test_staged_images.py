@@ -47,7 +47,6 @@ def values_of(images) -> dict[str, bytes | None]:
 
 def test_groups_equal_row_groups(source):
     groups = list(source.groups(source.refs()))
-    assert source.has_row_groups
     assert [[ref.image_id for ref in group] for group in groups] == [
         [f"{name}{row:02d}" for row in range(start, min(start + 10, ROWS))] for name in "ab" for start in range(0, ROWS, 10)
     ]
