@@ -117,9 +117,16 @@ EVERYTHING = Selection()
 
 
 class CaptionSource(ABC):
-    """A collection of raw captions in a folder: a frozen, picklable value."""
+    """A collection of raw captions in a folder: a frozen, picklable value.
+
+    Attributes:
+        language: language of captions without one; empty if every caption has one.
+        ids: rule for image ids, of a source with paths.
+    """
 
     folder: Folder
+    language: str
+    ids: IdRule
 
     @property
     def location(self) -> str:
@@ -133,7 +140,8 @@ class CaptionSource(ABC):
 
     def parameters(self) -> dict[str, Any]:
         """Return the options that determine the captions, as JSON values for a manifest."""
-        return {}
+        language = {"default_language": self.language} if self.language else {}
+        return language | ({} if self.ids == "name" else {"ids": self.ids})
 
     @abstractmethod
     def parts(self, selection: Selection) -> list[Part]:
@@ -174,8 +182,6 @@ class CaptionSource(ABC):
 class PathSource(CaptionSource):
     """A source with image ids from file names."""
 
-    ids: IdRule
-
     @property
     def repeat_advice(self) -> str:
         """Advice for a duplicate caption key, as the end of a message."""
@@ -184,10 +190,6 @@ class PathSource(CaptionSource):
             "If both describe one image, remove one of them, or read one split with --splits; if they describe two, "
             f"{apart}{RENAME}"
         )
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the id rule, unless it is the default."""
-        return {} if self.ids == "name" else {"ids": self.ids}
 
 
 class Tally:

@@ -37,16 +37,8 @@ _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
 _COCO_FILE = r"captions_.+\.json(\.gz)?"
 
 
-class _JsonSource(PathSource):
-    language: str
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the language of the source, and the id rule, unless it is the default."""
-        return {"default_language": self.language, **super().parameters()}
-
-
 @dataclass(frozen=True)
-class KarpathySource(_JsonSource):
+class KarpathySource(PathSource):
     """The captions of one ``dataset_*.json``."""
 
     folder: Folder
@@ -138,7 +130,7 @@ def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
 
 
 @dataclass(frozen=True)
-class CocoSource(_JsonSource):
+class CocoSource(PathSource):
     """The captions of one or more ``captions_SPLIT.json``."""
 
     folder: Folder

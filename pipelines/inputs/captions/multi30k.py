@@ -34,6 +34,7 @@ class Multi30kSource(PathSource):
 
     folder: Folder
     ids: IdRule = "name"
+    language = ""
 
     @classmethod
     def open(cls, location: str, *, ids: IdRule = "name") -> Multi30kSource:
@@ -77,10 +78,8 @@ class Multi30kSource(PathSource):
             )
         if not texts:
             raise InputError(f"{self.folder.path_of(part.name)!r} holds no captions: fetch it again, or leave its split out")
-        language, portion, split, index = part.language, part.portion, part.split, part.index
-        lines = read_lines(self.folder, part.name)
-        for image_id, text in zip(self._image_ids(part.images), lines, strict=True):
-            yield RawCaption(image_id, language, portion, index, split, text)
+        for image_id, text in zip(self._image_ids(part.images), read_lines(self.folder, part.name), strict=True):
+            yield RawCaption(image_id, part.language, part.portion, part.index, part.split, text)
 
     def _parts_of(self, task: str) -> list[Part]:
         """Return one part per text file of a task."""

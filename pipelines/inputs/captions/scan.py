@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
 
 from pipelines.inputs.captions.base import COMPARABLE, CaptionSource, Part, RawCaption, Selection, check_label, find_files
 from pipelines.inputs.files import count_lines, list_files, read_lines
@@ -38,6 +37,7 @@ class ScanSource(CaptionSource):
     names: tuple[str, ...]
     lists: tuple[str, ...]
     language: str
+    ids = "name"
 
     @classmethod
     def open(cls, location: str, *, language: str) -> ScanSource:
@@ -67,10 +67,6 @@ class ScanSource(CaptionSource):
             "If both describe one image, read one split with --splits; if they describe two, give each an id of its own in "
             "'SPLIT_ids.txt'"
         )
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the language of the source."""
-        return {"default_language": self.language}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file of captions."""

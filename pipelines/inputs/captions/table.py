@@ -30,7 +30,7 @@ from pipelines.inputs.captions.base import (
     find_files,
     tables_of,
 )
-from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
+from pipelines.inputs.dialects import Dialect
 from pipelines.inputs.files import kind_of, list_files
 from pipelines.inputs.tables import Batch, Column, Table, check_dialect, type_of
 from schemas.errors import InputError, UsageError
@@ -48,22 +48,15 @@ _NO_ID = f"^$|[{CONTROLS}]"
 
 @dataclass(frozen=True)
 class TableSource(CaptionSource):
-    """The captions of one table.
-
-    Attributes:
-        language: language of all captions without such a column.
-        columns: pairs (our name, the table's name) of columns, where they differ.
-        dialect: delimiter and quoting, of CSV and TSV.
-    """
+    """The captions of one table."""
 
     folder: Folder
-    name: str
+    table: Table
     language: str
-    columns: tuple[tuple[str, str], ...] = ()
-    dialect: Dialect = AUTO_DIALECT
+    ids = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str, columns: Mapping[str, str], dialect: Dialect = AUTO_DIALECT) -> TableSource:
+    def open(cls, location: str, *, language: str, columns: Mapping[str, str], dialect: Dialect) -> TableSource:
         """Open the file.
 
         Raises:
@@ -76,25 +69,23 @@ class TableSource(CaptionSource):
         folder, (name,) = find_files(location, ".*", hint="table")
         type_of(name)
         check_dialect(name, dialect)
-        return cls(folder, name, language, tuple(sorted(columns.items())), dialect)
+        table = Table(folder, name, TABLE_COLUMNS, _REQUIRED, tuple(sorted(columns.items())), dialect)
+        return cls(folder, table, language)
 
     def parameters(self) -> dict[str, Any]:
         """Return the default language, the columns and the explicit dialect."""
-        dialect = {"delimiter": self.dialect.delimiter} if self.dialect.delimiter else {}
-        dialect |= {"quoting": "none"} if self.dialect.quoting == "none" else {}
-        return {"default_language": self.language, "columns": dict(self.columns), **dialect}
+        delimiter, quoting = self.table.dialect.delimiter, self.table.dialect.quoting
+        dialect = {"delimiter": delimiter} if delimiter else {}
+        dialect |= {"quoting": "none"} if quoting == "none" else {}
+        return {**super().parameters(), "columns": dict(self.table.renamed), **dialect}
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part, the file, or its ranges if it is large.
 
         A selection is checked against the whole file, so one worker reads it.
         """
-        ranges = self._rows.ranges() if selection == EVERYTHING else []
-        return [Part(name=self.name, range=part) for part in ranges] or [Part(name=self.name)]
-
-    @property
-    def _rows(self) -> Table:
-        return Table(self.folder, self.name, TABLE_COLUMNS, _REQUIRED, self.columns, self.dialect)
+        ranges = self.table.ranges() if selection == EVERYTHING else []
+        return [Part(name=self.table.name, range=part) for part in ranges] or [Part(name=self.table.name)]
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions row by row."""
@@ -115,15 +106,17 @@ class TableSource(CaptionSource):
         tally = Tally(self.folder.path_of(part.name))
         start, stop = part.range or (0, 0)
         is_first = not start
-        for batch in self._rows.batches((start, stop) if part.range else None):
+        for batch in self.table.batches((start, stop) if part.range else None):
             whole = self._table(batch)
             captions = (self._caption(values, place=f"{batch.location!r}, {row}") for row, values in batch)
             for table in tables_of(captions) if whole is None else (whole,):
                 if is_first:
                     _check_lists(table["text"].drop_null(), batch)
                     is_first = not table.num_rows
-                for kind in _kinds(table):
-                    tally.add(kind)
+                kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")
+                for kind in kinds.unique().to_pylist():
+                    language, portion, split = kind.split("/")  # They have no slash.
+                    tally.add((language, portion, split))
                 yield _selected(table, selection)
         if not part.range:
             tally.require(selection)
@@ -187,12 +180,6 @@ def _check_lists(texts: pa.ChunkedArray, batch: Batch) -> None:
             f"{batch.location!r}, column {name!r}: every text is a list, such as {example!r}, expected one caption a row; "
             "with pandas: table['text'] = table['text'].map(ast.literal_eval), then table.explode('text')"
         )
-
-
-def _kinds(table: pa.Table) -> list[tuple[str, str, str]]:
-    """Return the combinations of language, portion and split."""
-    kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")  # They have no slash.
-    return [(language, portion, split) for language, portion, split in (kind.split("/") for kind in kinds.unique().to_pylist())]
 
 
 def _selected(table: pa.Table, selection: Selection) -> pa.Table:
