@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -138,14 +138,13 @@ def check_device(device: str = "auto") -> Iterator[Check]:
         yield compare_with_cpu("cpu", f"{torch.get_num_threads()} threads{no_gpu}")
 
 
-def compare_with_cpu(device: str, title: str, compute: Callable[[str, str], np.ndarray] | None = None) -> Check:
+def compare_with_cpu(device: str, title: str) -> Check:
     """Compare a small network in float32 on a device with float64 on the CPU."""
     import numpy as np
 
-    compute = compute or _run_network
-    expected = compute("cpu", "float64")
+    expected = _run_network("cpu", "float64")
     try:
-        values = compute(device, "float32")
+        values = _run_network(device, "float32")
     except RuntimeError as error:  # Also torch's error for full memory.
         advice = next((advice for text, advice in _CUDA_ADVICE.items() if text in str(error)), "see nvidia-smi and dmesg")
         cause = f"{type(error).__name__}: {first_line(error)}"

@@ -202,9 +202,10 @@ def test_missing_gpu(gpus):
 
 
 @pytest.mark.parametrize(("part", "status"), [(0.9, "ok"), (1.1, "failed"), (np.nan, "failed"), (np.inf, "failed")])
-def test_difference_is_relative_to_the_largest_value(part, status):
+def test_difference_is_relative_to_the_largest_value(part, status, monkeypatch):
     values = (EXPECTED + np.array([0, 0, 4 * part * 1e-4])).astype(np.float32)
-    check = compare_with_cpu("cuda:0", "Fake", lambda device, dtype: EXPECTED if device == "cpu" else values)
+    monkeypatch.setattr(doctor, "_run_network", lambda device, dtype: EXPECTED if device == "cpu" else values)
+    check = compare_with_cpu("cuda:0", "Fake")
     assert check.status == status
     assert f"by {part * 1e-4:.1e} of the largest value" in check.result
     assert bool(check.advice) == (status == "failed")
@@ -219,13 +220,14 @@ def test_difference_is_relative_to_the_largest_value(part, status):
         ("something else", "nvidia-smi"),
     ],
 )
-def test_errors_of_cuda_have_advice(text, advice):
+def test_errors_of_cuda_have_advice(text, advice, monkeypatch):
     def compute(device, dtype):
         if device == "cuda:0":
             raise RuntimeError(text)
         return EXPECTED
 
-    check = compare_with_cpu("cuda:0", "Fake", compute)
+    monkeypatch.setattr(doctor, "_run_network", compute)
+    check = compare_with_cpu("cuda:0", "Fake")
     assert (check.name, check.status) == ("cuda:0", "failed")
     assert check.result.endswith(f"a small network fails with RuntimeError: {text.splitlines()[0]}")
     assert advice in check.advice
