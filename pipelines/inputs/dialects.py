@@ -99,8 +99,14 @@ def split_rows(
     lines: list[str] = []  # Of the current row.
 
     def check() -> None:
-        if quoting == "auto":
-            _check_lines(lines, delimiter, width, place=f"{location!r}, row {count} (line {first})")
+        """Check that a row over several lines is not several rows."""
+        rows = sum(line.count(delimiter) + 1 == width for line in lines)
+        if quoting == "auto" and 4 * rows >= 3 * len(lines):
+            raise InputError(
+                f"{location!r}, row {count} (line {first}): a value in quotes holds the delimiter {delimiter!r} and a line end, "
+                f"and the {len(lines)} lines of this row would be {rows} rows without the quotes: give --quoting none if quotes "
+                "are ordinary characters in this file, or --quoting rfc4180 if the value is right"
+            )
 
     def stream() -> Iterator[str]:
         nonlocal first
@@ -125,25 +131,10 @@ def split_rows(
                 count += 1
             lines.clear()
     except csv.Error as error:
-        raise InputError(f"{location!r}, row {count} (line {first}): {_csv_advice(str(error))}") from error
-
-
-def _check_lines(lines: Sequence[str], delimiter: str, width: int, *, place: str) -> None:
-    """Check that a row over several lines is not several rows."""
-    rows = sum(line.count(delimiter) + 1 == width for line in lines)
-    if 4 * rows >= 3 * len(lines):
-        raise InputError(
-            f"{place}: a value in quotes holds the delimiter {delimiter!r} and a line end, and the {len(lines)} lines of this row "
-            f"would be {rows} rows without the quotes: give --quoting none if quotes are ordinary characters in this file, or "
-            "--quoting rfc4180 if the value is right"
+        problem = (
+            f"{error}. A value that begins with a quote must end with one, and a quote or line end inside a value needs quotes "
+            "around the value (RFC 4180); if quotes are ordinary characters in this file, give --quoting none"
         )
-
-
-def _csv_advice(error: str) -> str:
-    """Return an error of Python's CSV reader with advice."""
-    if error.startswith("new-line character"):
-        return f"a CR outside quotes, without the LF of a line end; {LONE_CR}"
-    return (
-        f"{error}. A value that begins with a quote must end with one, and a quote or line end inside a value needs quotes around "
-        "the value (RFC 4180); if quotes are ordinary characters in this file, give --quoting none"
-    )
+        if str(error).startswith("new-line character"):
+            problem = f"a CR outside quotes, without the LF of a line end; {LONE_CR}"
+        raise InputError(f"{location!r}, row {count} (line {first}): {problem}") from error

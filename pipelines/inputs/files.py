@@ -119,13 +119,8 @@ def input_errors(location: str) -> Iterator[None]:
 def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, plain or ``.gz``, without line ends.
 
-    A byte order mark at the start of the file is dropped, see `schemas.text`.
-
-    Args:
-        folder: folder of the file.
-        name: name of the file.
-        start: yield lines that begin at this byte or later; not of a ``.gz``. Errors count lines from here.
-        stop: yield lines that begin before this byte; None for all.
+    A byte order mark at the start of the file is dropped, see `schemas.text`. With `start` and `stop` only the lines that begin in
+    this range of bytes are read, not of a ``.gz``. Errors then count lines from `start`.
 
     Raises:
         InputError: the file is missing, cut short or not UTF-8.

@@ -138,7 +138,7 @@ class Table:
             return []
         try:
             return list(_ranges(self, state))
-        except InputError:
+        except (InputError, pa.ArrowException, OSError):
             return []  # Reading it fails with the reason.
 
     @property
@@ -393,10 +393,7 @@ def _ranges(table: Table, state: tuple[int, ...]) -> tuple[Range, ...]:
 
 def _row_groups(folder: Folder, name: str) -> Iterator[Range]:
     with open_seekable(folder, name) as stream:
-        try:
-            metadata = pq.ParquetFile(stream).metadata
-        except (pa.ArrowException, OSError):
-            return
+        metadata = pq.ParquetFile(stream).metadata
         start = size = 0
         for group in range(metadata.num_row_groups):
             size += metadata.row_group(group).total_byte_size

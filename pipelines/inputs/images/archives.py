@@ -241,8 +241,7 @@ class ImagesInParquet(_Archives):
                 starts = first_rows(self.folder, name, version)
             except (pa.ArrowException, OSError, DatasetError):
                 starts = ()
-            groups = groupby(rows, key=lambda ref, starts=starts: bisect_right(starts, ref.offset))
-            yield from (list(group) for _, group in groups)
+            yield from _by_row_group(rows, starts)
 
     def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
         """Yield the bytes of images of one row group, None for a null.
@@ -296,6 +295,10 @@ class ImagesInParquet(_Archives):
 
 def _file_of(ref: ImageRef) -> str:
     return ref.uri.rpartition("/")[0]
+
+
+def _by_row_group(rows: Iterable[ImageRef], starts: Sequence[int]) -> Iterator[list[ImageRef]]:
+    yield from (list(group) for _, group in groupby(rows, key=lambda ref: bisect_right(starts, ref.offset)))
 
 
 def _changed() -> OSError:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from pipelines.inputs.dialects import AUTO_DIALECT, Dialect
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.tables import Table
@@ -115,23 +114,17 @@ class ImageTable(ImageSource):
     ``s3`` or ``gs``.
 
     Attributes:
-        folder: the folder of the table; relative addresses start here.
-        name: file name of the table.
+        table: the table; relative addresses start in its folder.
         access: limits of downloads.
-        columns: pairs (our name, the table's name) of columns, where they differ.
-        dialect: delimiter and quoting, of CSV and TSV.
     """
 
-    folder: Folder
-    name: str
+    table: Table
     access: WebAccess = PUBLIC_ACCESS
-    columns: tuple[tuple[str, str], ...] = ()
-    dialect: Dialect = AUTO_DIALECT
 
     @property
     def location(self) -> str:
         """The table."""
-        return self.folder.path_of(self.name)
+        return self.table.folder.path_of(self.table.name)
 
     @property
     def parallel_reads(self) -> int:
@@ -141,20 +134,16 @@ class ImageTable(ImageSource):
     @property
     def has_versions(self) -> bool:
         """False if the first addresses are remote, where each costs a request."""
-        return self.folder.is_local and not any(map(is_remote, _first_addresses(self._rows)))
+        return self.table.folder.is_local and not any(map(is_remote, _first_addresses(self.table)))
 
     def listed_locations(self) -> Sequence[str]:
         """Return the first addresses."""
-        return [uri if is_web_address(uri) else self._path_of(uri) for uri in _first_addresses(self._rows)]
-
-    @property
-    def _rows(self) -> Table:
-        return Table(self.folder, self.name, TABLE_COLUMNS, TABLE_COLUMNS, self.columns, self.dialect)
+        return [uri if is_web_address(uri) else self._path_of(uri) for uri in _first_addresses(self.table)]
 
     def refs(self) -> Iterator[ImageRef]:
         """List the images row by row; local images with size and modification time."""
         has_versions = self.has_versions
-        for place, row in self._rows.rows():
+        for place, row in self.table.rows():
             image_id, uri = row["image_id"], row["uri"]
             for column, value in (("image_id", image_id), ("uri", uri)):
                 if value is None or value == "" or (column == "uri" and not isinstance(value, str)):
@@ -184,7 +173,7 @@ class ImageTable(ImageSource):
     def _path_of(self, uri: str) -> str:
         """Return the full path or address of an image that is not on a web server."""
         path = plain_location(uri)
-        return path if is_remote(path) or os.path.isabs(path) else self.folder.path_of(path)  # noqa: PTH117
+        return path if is_remote(path) or os.path.isabs(path) else self.table.folder.path_of(path)  # noqa: PTH117
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""

@@ -13,7 +13,8 @@ from pipelines.inputs.ids import IdRule, check_id_rule
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind, archives_in, holds_image_bytes
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
-from pipelines.inputs.tables import check_columns, check_dialect, is_table
+from pipelines.inputs.tables import Table, check_columns, check_dialect, is_table
+from pipelines.inputs.web import WebAccess
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder
 
@@ -49,9 +50,9 @@ def open_images(
     dialect = Dialect(delimiter, quoting)
     source = _open(locate(location), id_rule)
     if isinstance(source, ImageTable):
-        check_dialect(source.name, dialect)
-        access = replace(source.access, allow_private_addresses=allow_private_addresses)
-        return replace(source, columns=tuple(sorted((columns or {}).items())), dialect=dialect, access=access)
+        check_dialect(source.table.name, dialect)
+        table = replace(source.table, renamed=tuple(sorted((columns or {}).items())), dialect=dialect)
+        return ImageTable(table, WebAccess(allow_private_addresses=allow_private_addresses))
     if columns:
         raise UsageError(f"columns {dict(columns)!r} were given for {source.location!r}: only a table of addresses has columns")
     if dialect != AUTO_DIALECT:
@@ -83,7 +84,9 @@ def _open(path: str, ids: IdRule) -> ImageSource:
         raise InputError(f"the images {path!r} do not exist: check the path")
     if archive is not None:
         return (ImagesInTars if archive == "tar" else ImagesInParquet)(folder, pattern=pattern, ids=ids)
-    return ImageTable(folder, name) if is_table(name) else ImagesInFolder(folder, pattern=pattern, ids=ids)
+    if is_table(name):
+        return ImageTable(Table(folder, name, TABLE_COLUMNS, TABLE_COLUMNS))
+    return ImagesInFolder(folder, pattern=pattern, ids=ids)
 
 
 def _to_regex(pattern: str) -> str:

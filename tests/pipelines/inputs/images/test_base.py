@@ -15,7 +15,6 @@ from PIL import Image
 from extractors.images.decoding import FORMATS
 from pipelines.inputs.images import ImageRef, ImageSource, StagedImages, open_images
 from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, is_image
-from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
 from tests.pipelines.inputs.reading import write, write_structs, write_tar
@@ -285,7 +284,7 @@ def test_read_of_special_files_fails(special):
 
 
 def test_table_with_special_files_fails_on_read(special):
-    table = ImageTable(Folder(str(special)), "t.csv")
+    table = open_images(_table(special / "t.csv"))
     for uri in ("pipe.jpg", str(special / "pipe.jpg"), "/dev/zero"):
         with pytest.raises(DatasetError, match=r"it is a (named pipe|device), expected a file"):
             table.read(ImageRef("x", uri))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import decoding_threads
 from pipelines.inputs.images import ImagesInFolder, open_images
-from pipelines.inputs.images.folders import ImageTable
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError
@@ -47,7 +47,7 @@ def test_extraction_of_web_images_records_failed_downloads(site, tmp_path):
     rows = {path.partition(".")[0]: site.address(f"/{path}") for path in paths}
     path = table(tmp_path / "t.csv", rows | {"local": "local.png", "bad": "http://[bad"})
     access = WebAccess(allow_private_addresses=True, max_bytes=1000)
-    features, failures = extracted(ImageTable(Folder(str(tmp_path)), path.name, access), PARALLEL_READS)
+    features, failures = extracted(replace(open_images(path), access=access), PARALLEL_READS)
     assert features == {"red": [255, 0, 0], "moved": [255, 0, 0], "local": [0, 0, 9]}
     assert failures.pop("text")[0] == "not_an_image"
     assert failures == {

@@ -149,7 +149,7 @@ def test_table_gives_ids_and_addresses_relative_to_itself(tree, name):
 
 
 def test_addresses_of_a_table_may_be_absolute_or_lead_upwards(tree):
-    source = ImageTable(Folder(str(tree / "z")), "t.csv")
+    source = open_images(write_table(tree / "z" / "t.csv"))
     assert source.read(ImageRef("a", str(tree / "b.jpg"))) == b"b.jpg"
     assert source.read(ImageRef("a", "../b.jpg")) == b"b.jpg"
     assert source.read(ImageRef("a", (tree / "b.jpg").as_uri().replace("file://", ""))) == b"b.jpg"
