@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from extractors.images.decoding import MAX_PIXELS, DecodeError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
 
@@ -263,6 +265,8 @@ def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[
 
 def ten_crop(pixels: Tensor, *, crop: int, center: str) -> Tensor:
     """Crop ``[3, H, W]`` by `ten_crop_views` to ``[K, 3, crop, crop]``."""
+    import torch
+
     views = ten_crop_views(pixels.shape[1], pixels.shape[2], crop=crop, center=center)
     cuts = [pixels[:, view.top : view.top + crop, view.left : view.left + crop] for view in views]
     return torch.stack([cut.flip(2) if view.mirrored else cut for cut, view in zip(cuts, views, strict=True)])
