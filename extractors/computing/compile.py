@@ -44,17 +44,9 @@ def compile_model(model: nn.Module, device: torch.device, *, enabled: bool) -> n
     """Set a model up to be compiled at its first forward if ``enabled``.
 
     Returns the model. On a CPU call `warm_up_compile` next.
-
-    Raises:
-        UsageError: see `check_compile`.
     """
-    if not enabled:
-        return model
-    check_compile(device)
-    if device.type == "cpu":
-        model.compile(dynamic=False)
-    else:
-        model.compile()
+    if enabled:
+        model.compile(dynamic=False if device.type == "cpu" else None)
     return model
 
 

@@ -105,11 +105,7 @@ def cache_casts(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Cache the autocast copies of convolution and linear weights in a model.
 
     Features keep their bits. Weights remain for other readers, and subclasses of torch's layers remain unchanged, so the model
-    takes 1.5 times the memory.
-
-    Args:
-        model: on its device.
-        dtype: autocast dtype of the forward; None without autocast, which changes nothing.
+    takes 1.5 times the memory. Without autocast, ``dtype`` is None and the model remains unchanged.
     """
     for layer in model.modules() if dtype is not None else ():
         if type(layer) in _CAST_CACHING:

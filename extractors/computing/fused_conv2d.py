@@ -80,7 +80,6 @@ logger = logging.getLogger(__name__)
 # Maximum difference relative to the maximum of a layer. In float32 it distinguishes TF32 (errors up to 5e-4) from another order of
 # sums; in 16 bits torch rounds up to three times, cuDNN once.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 8 * 2**-10, torch.bfloat16: 8 * 2**-7}
-_TOLERANCE_OF_TF32 = _TOLERANCES[torch.float16]
 
 
 class CudnnFusedConv2d(nn.Module):
@@ -142,20 +141,14 @@ class CudnnFusedConv2d(nn.Module):
 
 
 def disable_mismatching_layers(graph: fx.GraphModule, shape: tuple[int, ...], precision: str, device: torch.device) -> None:
-    """Disable the `CudnnFusedConv2d` layers that differ from torch's on noise.
-
-    Args:
-        graph: network on the GPU.
-        shape: ``[B, C, H, W]`` of the noise.
-        precision: one of `extractors.computing.devices.PRECISIONS`.
-        device: GPU.
+    """Disable cuDNN layers that differ from torch's on noise ``[B, C, H, W]``.
 
     Raises:
         ImagepivotError: the GPU memory is too small for the network and the noise.
     """
     dtype = next(graph.parameters()).dtype
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
-    tolerance = _TOLERANCE_OF_TF32 if precision == "tf32" else _TOLERANCES[dtype]
+    tolerance = _TOLERANCES[torch.float16 if precision == "tf32" else dtype]
     with precision_context(precision, device), torch.inference_mode():
         run_with_oom_retry(_Comparison(graph, tolerance).run, noise.contiguous(memory_format=torch.channels_last))
 

@@ -37,8 +37,7 @@ _SHAPE_PRESERVING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
 def trace_and_fold(model: nn.Module) -> fx.GraphModule:
     """Trace a network and fold its batch norms, which also changes the model.
 
-    Args:
-        model: in evaluation mode, on the CPU, in float32, without data-dependent control flow.
+    The model is in evaluation mode, on the CPU, in float32, without data-dependent control flow.
     """
     graph = trace(model)
     fold_norms(graph)
@@ -102,15 +101,9 @@ def optimize_for_inference(
 ) -> nn.Module:
     """Return a network for a device: compiled if requested, else with fused layers.
 
-    Args:
-        graph: from `trace_and_fold` or `trace`, after casts.
-        shape: ``[B, C, H, W]`` of the input of every forward on a CPU.
-        device: device of the network.
-        precision: one of `extractors.computing.devices.PRECISIONS`.
-        compile: see `extractors.computing.compile.compile_model`.
+    The graph is from `trace_and_fold` or `trace`, after casts. On a CPU every forward has the input ``shape``, ``[B, C, H, W]``.
 
     Raises:
-        UsageError: see `extractors.computing.compile.compile_model`.
         ImagepivotError: see `extractors.computing.fused_conv2d.disable_mismatching_layers`.
     """
     is_fused = device.type == "cuda" and not compile
@@ -209,10 +202,7 @@ class _Group(NamedTuple):
 def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, *, overwrite: bool = False) -> Iterator[_Group]:
     """Yield each convolution with its ReLU, and with shapes also the residual add.
 
-    Args:
-        graph: the network.
-        shapes: from `infer_shapes`; None to ignore residual adds.
-        overwrite: require that the sum may overwrite the residual.
+    With ``overwrite``, residual adds are left out unless the sum may overwrite the residual.
     """
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
@@ -261,12 +251,7 @@ def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dty
     """Infer the output shapes of nodes by name, without nodes that return no tensor.
 
     Shapes of convolutions, poolings, ReLUs and sums are calculated. For other operations the network runs on the meta device, which
-    loads torch's compiler and takes seconds.
-
-    Args:
-        graph: traced network with one input.
-        shape: ``[B, C, H, W]`` of the input.
-        dtype: dtype of the input.
+    loads torch's compiler and takes seconds. The network has one input, ``[B, C, H, W]``.
     """
     layers = dict(graph.named_modules())
     shapes: dict[str, torch.Size] = {}

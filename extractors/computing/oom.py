@@ -79,10 +79,20 @@ def run_parts_with_oom_retry(
     results: list[Tensor] = []
     start = 0
     while not results or start < len(batch):
-        result = _attempt(function, batch[start : start + size])
+        part, result = batch[start : start + size], None
+        try:
+            result = function(part)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(part) <= 1:
+                raise ImagepivotError(
+                    f"the GPU memory is too small for the model and one image ({error}): another process probably uses the GPU; "
+                    "stop it, or choose another GPU with --device"
+                ) from error
         # Outside the exception handler, since the exception keeps the failed attempt's memory alive.
         if result is None:
-            size = (len(batch[start : start + size]) + 1) // 2
+            size = (len(part) + 1) // 2
             limits.max_items[shape] = size
             torch.cuda.empty_cache()
             continue
@@ -92,21 +102,6 @@ def run_parts_with_oom_retry(
         results.append(result)
         start += size
     return results
-
-
-def _attempt(function: Callable[[Tensor], Tensor], part: Tensor) -> Tensor | None:
-    """Return the result for a part; None if memory ran out."""
-    try:
-        return function(part)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        if len(part) > 1:
-            return None
-        raise ImagepivotError(
-            f"the GPU memory is too small for the model and one image ({error}): another process probably uses the GPU; stop it, "
-            "or choose another GPU with --device"
-        ) from error
 
 
 def release_unused_memory() -> None:

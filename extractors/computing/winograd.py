@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,23 +30,6 @@ _CHANNELS_PER_TRANSFORM = 64  # Limits the memory of filter transforms.
 _STRIP = 4_000_000  # Bytes of input tiles per strip, near a processor's cache size.
 
 
-class _Limits(NamedTuple):
-    """Convolutions for which Winograd convolution is faster.
-
-    Attributes:
-        min_channels: minimum input and output channels.
-        min_tiles: minimum number of tiles of a forward.
-        sides: candidate tile sides, fastest first.
-    """
-
-    min_channels: int
-    min_tiles: int
-    sides: tuple[int, ...]
-
-
-_LIMITS, _GROUPED_LIMITS = _Limits(64, 32, (4, 2)), _Limits(128, 16, (4,))
-
-
 @cache
 def prefers_onednn() -> bool:
     """Return whether oneDNN is faster than MKL: with AVX-512, but not on Intel."""
@@ -59,11 +42,12 @@ def winograd_tile(conv: nn.Conv2d, shape: Sequence[int]) -> int | None:
     """Return the fastest tile side for ``[B, C, H, W]``; None if Winograd is slower."""
     geometry = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
     is_plain = geometry == ((KERNEL_SIZE, KERNEL_SIZE), (1, 1), (1, 1), (1, 1), 1, "zeros")
-    limits = _GROUPED_LIMITS if prefers_onednn() else _LIMITS
-    if not is_plain or conv.weight.dtype != torch.float32 or min(conv.in_channels, conv.out_channels) < limits.min_channels:
+    # Limits beyond which Winograd convolution is faster; the fastest side is first.
+    min_channels, min_tiles, sides = (128, 16, (4,)) if prefers_onednn() else (64, 32, (4, 2))
+    if not is_plain or conv.weight.dtype != torch.float32 or min(conv.in_channels, conv.out_channels) < min_channels:
         return None
     batch, _, height, width = shape
-    return next((side for side in limits.sides if batch * -(-height // side) * -(-width // side) >= limits.min_tiles), None)
+    return next((side for side in sides if batch * -(-height // side) * -(-width // side) >= min_tiles), None)
 
 
 def make_winograd(
