@@ -211,10 +211,6 @@ def names() -> tuple[str, ...]:
 def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     """Return the entry of an extractor or of a family's model.
 
-    Args:
-        name: name of the extractor.
-        unpooled: use the feature map before the pooling (timm models only).
-
     Raises:
         UsageError: the name is unknown, the extractor does not support ``unpooled``, or a required package is not installed.
     """

@@ -79,11 +79,7 @@ def cached_folder_description(
 ) -> Description:
     """Return the description of a model in a folder, from the cache if possible.
 
-    Args:
-        request: JSON values.
-        folder: folder of the model; subfolders are ignored.
-        describe: computes the description.
-        libraries: distributions that read the model.
+    ``request`` is JSON values, ``libraries`` are the distributions that read the model. Subfolders are ignored.
     """
     key = {
         "request": request,
@@ -102,9 +98,7 @@ def cached_folder_description(
 def load_json(kind: str, key: Mapping[str, Any]) -> Any:
     """Return a JSON value from the cache, or None if it is missing or unreadable.
 
-    Args:
-        kind: name of a cache folder.
-        key: JSON values; the versions of `_LIBRARIES` are added.
+    The key consists of JSON values; the versions of `_LIBRARIES` are added.
     """
     with suppress(OSError, ValueError):
         return json.loads(_file(kind, key).read_bytes())

@@ -84,15 +84,10 @@ class RegionOptions:
 
 @dataclass(frozen=True)
 class ExtractorOptions:
-    """Options of an extractor except weights and device.
+    """Options of an extractor except weights and device, see `ExtractorRequest`.
 
     Attributes:
         spec: from `ExtractorRequest.spec`; takes ``unpooled`` and ``keep_crops`` into account.
-        precision: one of `extractors.computing.devices.PRECISIONS`.
-        compile: run the model with ``torch.compile``.
-        regions: selection of regions (region extractors only).
-        unpooled: extract the feature map before the pooling.
-        keep_crops: extract one vector per crop.
     """
 
     spec: FeatureSpec

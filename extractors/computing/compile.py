@@ -62,9 +62,7 @@ def set_compile_cache(folder: Path) -> None:
 def warm_up_compile(forward: Callable[[Tensor], Any], example: Tensor) -> None:
     """Run a compiled model on a CPU once, before threads do.
 
-    Args:
-        forward: runs the model.
-        example: input with the shape of all later inputs.
+    The example has the shape of all later inputs.
 
     Raises:
         UsageError: the model cannot be compiled here.

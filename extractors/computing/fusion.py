@@ -170,15 +170,7 @@ def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
 
 
 class _Group(NamedTuple):
-    """Convolution with the following residual add and ReLU.
-
-    Attributes:
-        layer: convolution layer.
-        conv: node of the convolution.
-        addition: node of the residual add, if any.
-        other: node of the residual, if any.
-        relu: node of the ReLU, if any.
-    """
+    """Convolution, and nodes of the following residual add, its residual, and ReLU."""
 
     layer: nn.Conv2d
     conv: fx.Node

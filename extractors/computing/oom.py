@@ -59,9 +59,6 @@ def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limi
         batch: ``[B, ...]``, possibly empty.
         limits: known maximum batch sizes; updated.
 
-    Returns:
-        ``[B, ...]``.
-
     Raises:
         ImagepivotError: memory runs out even for one image.
     """

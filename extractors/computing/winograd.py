@@ -79,13 +79,7 @@ def winograd_matrices(outputs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class WinogradConv2d(nn.Module):
-    """Winograd convolution by matrix products, with an optional ReLU.
-
-    Args:
-        conv: 3×3 convolution.
-        side: tile side from `winograd_tile`.
-        relu: apply a ReLU.
-    """
+    """Winograd convolution by matrix products, with an optional ReLU."""
 
     def __init__(self, conv: nn.Conv2d, side: int, *, relu: bool) -> None:
         super().__init__()
@@ -151,11 +145,7 @@ class WinogradConv2d(nn.Module):
 class GroupedWinogradConv2d(WinogradConv2d):
     """Winograd convolution by oneDNN: 1×1, tiles as pixels, positions as groups.
 
-    Args:
-        conv: 3×3 convolution.
-        side: tile side from `winograd_tile`.
-        shape: ``[B, C, H, W]`` of its input, for the weight layout; None for a compiled model.
-        relu: apply a ReLU.
+    ``shape`` of the input, ``[B, C, H, W]``, determines the weight layout; it is None for a compiled model.
     """
 
     def __init__(self, conv: nn.Conv2d, side: int, shape: Sequence[int] | None, *, relu: bool) -> None:

@@ -61,12 +61,9 @@ class Preprocessing:
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_threaded: bool = False) -> Tensor:
-    """Resize an image and crop its centre.
+    """Resize an RGB image and crop its centre.
 
-    Args:
-        image: mode ``RGB``, any size from 1×1.
-        preprocessing: sizes, interpolation and antialias.
-        single_threaded: see `extractors.Extractor.preprocess_single_threaded`.
+    For ``single_threaded`` see `extractors.Extractor.preprocess_single_threaded`.
 
     Returns:
         uint8 ``[3, H, W]``, channels R, G, B, in channels-last layout, ``H = W = crop``.
@@ -102,11 +99,7 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """Resize the shorter side, or both sides to ``crop`` without ``resize_short``.
 
     With ``antialias`` this is Pillow's ``resize``. Otherwise it is bilinear interpolation with half-pixel centres and repeated
-    edges, computed exactly and rounded half to even.
-
-    Args:
-        image: mode ``RGB``, any size from 1×1; returned unchanged if it has the size.
-        preprocessing: sizes, interpolation and antialias.
+    edges, computed exactly and rounded half to even. An image of the right size is returned unchanged.
 
     Raises:
         DecodeError: see `resize_and_crop`.
@@ -124,7 +117,11 @@ def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
     short, crop = preprocessing.resize_short, preprocessing.crop
-    size_wh = (crop, crop) if short is None else _resized_wh(*image.size, short)
+    if short is None:
+        size_wh = (crop, crop)
+    else:
+        long = int(short * max(image.size) / min(image.size))
+        size_wh = (short, long) if image.width <= image.height else (long, short)
     check_resized(image, size_wh)
     return size_wh
 
@@ -166,11 +163,7 @@ class Normalizer:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Compute ``(pixels / divisor - mean) / std`` in torchvision's order.
 
-        Args:
-            pixels: uint8 ``[B, 3, H, W]``, channels R, G, B.
-
-        Returns:
-            float32 ``[B, 3, H, W]``, channels in ``channel_order``.
+        The input is uint8 ``[B, 3, H, W]`` in R, G, B, the result is float32 ``[B, 3, H, W]`` in ``channel_order``.
         """
         import torch
 
@@ -212,11 +205,6 @@ def _neighbours(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, np.n
     return first, np.minimum(first + 1, length - 1), weight.astype(np.float64)
 
 
-def _resized_wh(width: int, height: int, short: int) -> tuple[int, int]:
-    long = int(short * max(width, height) / min(width, height))
-    return (short, long) if width <= height else (long, short)
-
-
 def _crop_box(width: int, height: int, crop: int) -> tuple[int, int, int, int]:
     """Return left, top, right, bottom of ``CenterCrop``, possibly beyond the image."""
     left = round((width - crop) / 2) if width >= crop else -((crop - width) // 2)
@@ -238,15 +226,11 @@ class View(NamedTuple):
 def ten_crop_views(height: int, width: int, *, crop: int, center: str) -> tuple[View, ...]:
     """Return ten crops: four corners row by row, the centre, then all mirrored.
 
-    Args:
-        height: height of the image in pixels.
-        width: width of the image in pixels.
-        crop: width and height of a crop in pixels.
-        center: rounding of the start of the centre crop, ``(side - crop) / 2``:
+    ``center`` is the rounding of the start of the centre crop, ``(side - crop) / 2``:
 
-            - ``nearest``: as torchvision's ``TenCrop``, which rounds half to even and mirrors the image before cropping. For odd
-              widths the mirrored centre is one column away from the centre. (Torchvision orders mirrored corners otherwise.)
-            - ``floor``: as Caffe's ``oversample``, which rounds down and mirrors the five crops.
+    - ``nearest``: as torchvision's ``TenCrop``, which rounds half to even and mirrors the image before cropping. For odd widths the
+      mirrored centre is one column away from the centre. (Torchvision orders mirrored corners otherwise.)
+    - ``floor``: as Caffe's ``oversample``, which rounds down and mirrors the five crops.
 
     Example:
         >>> [view[:2] for view in ten_crop_views(256, 341, crop=224, center="floor")][:5]

@@ -113,7 +113,9 @@ def resize_exactly(
         columns = _empty_rows(strip.shape[1], len(strip))
         columns[:, : len(strip)] = strip.t()
         resized_rows[start : start + step, : across.count] = _weighted_row_sums(columns, across).view(torch.int32).t()
-    resized = _drop_padding_channel(_weighted_row_sums(resized_rows, down).view(down.count, across.count, 4))
+    rgbx = _weighted_row_sums(resized_rows, down).numpy()
+    # By Pillow, since torch drops the padding channel byte by byte.
+    resized = torch.from_numpy(np.array(Image.frombytes("RGB", (across.count, down.count), rgbx, "raw", "RGBX")))
     if resized.shape[:2] == (bottom - top, right - left):
         return resized
     return F.pad(resized, (0, 0, max(-left, 0), max(right - width, 0), max(-top, 0), max(bottom - height, 0)))
@@ -151,10 +153,6 @@ def _coefficients(length: int, size: int, interpolation: str, start: int, stop: 
     )
 
 
-def _bilinear(distances: np.ndarray) -> np.ndarray:
-    return np.where(distances < 1.0, 1.0 - distances, 0.0)
-
-
 def _bicubic(distances: np.ndarray) -> np.ndarray:
     """Keys' cubic convolution with a = -0.5, evaluated as Pillow does."""
     x = distances
@@ -162,7 +160,7 @@ def _bicubic(distances: np.ndarray) -> np.ndarray:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
-_FILTERS = {"bilinear": _bilinear, "bicubic": _bicubic}
+_FILTERS = {"bilinear": lambda distances: np.maximum(1.0 - distances, 0.0), "bicubic": _bicubic}
 
 
 def _zero_copy_view(image: Image.Image) -> Tensor | None:
@@ -193,9 +191,3 @@ def _weighted_row_sums(table: Tensor, bags: _Coefficients) -> Tensor:
     if bags.overflows:
         sums.clamp_(0, 255)
     return torch.from_numpy(sums.numpy().astype(np.uint8))  # Truncates; torch's conversion is slow.
-
-
-def _drop_padding_channel(pixels: Tensor) -> Tensor:
-    height, width = pixels.shape[:2]
-    # By Pillow, since torch copies byte by byte.
-    return torch.from_numpy(np.array(Image.frombytes("RGB", (width, height), pixels.numpy(), "raw", "RGBX")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from extractors.base import Description
 from extractors.description_cache import cached_folder_description
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from extractors.tokens.transformer import TokenExtractor
 
 Pooling = Literal["mean", "first"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "first")
-"""Pooling of sub-word vectors to a token's vector."""
 
 _ADAPTER = "adapter_config.json"  # Refers to a base model outside of the folder.
 _LIBRARIES = ("transformers", "tokenizers", "safetensors")
@@ -46,7 +44,7 @@ class TokenRequest:
     def __post_init__(self) -> None:
         if not self.model:
             raise UsageError("--model is missing: give a folder with a model, or a name in Hugging Face's cache")
-        for option, value, choices in (("--sub-words", self.pooling, POOLINGS), ("--dtype", self.dtype, DTYPES)):
+        for option, value, choices in (("--sub-words", self.pooling, get_args(Pooling)), ("--dtype", self.dtype, DTYPES)):
             if value not in choices:
                 raise UsageError(f"{option} is {value!r}, expected one of {', '.join(choices)}")
 

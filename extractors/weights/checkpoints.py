@@ -133,8 +133,9 @@ def _unwrap(content: Any, path: Path, choice: Choice | None = None) -> dict[str,
     """Remove the wrappers around a state dict, and set the remark of the choice."""
     choice = choice or Choice()
     sets = {"": content} if _is_state(content) else dict(_sets(content))
-    usual = sorted((_rank(name), name) for name in sets if set(name.split("/")) <= {*_WRAPPERS, ""})
-    chosen = choice.name or (usual[0][1] if usual else next(iter(sets), "") if len(sets) == 1 else "")
+    usual = [name for name in sets if set(name.split("/")) <= {*_WRAPPERS, ""}]
+    usual.sort(key=lambda name: [_WRAPPERS.index(key) for key in name.split("/") if key])
+    chosen = choice.name or (usual[0] if usual else next(iter(sets), "") if len(sets) == 1 else "")
     if chosen not in sets:
         raise InputError(_no_set(content, path, choice, list(sets)))
     if len(sets) > 1:
@@ -164,8 +165,9 @@ def _no_set(content: Any, path: Path, choice: Choice, names: list[str]) -> str:
         )
     while isinstance(content, Mapping) and (key := next((key for key in _WRAPPERS if key in content), None)):
         content = content[key]
+    keys = f" with {_first([repr(key) for key in content])}" if isinstance(content, Mapping) else ""
     return (
-        f"the weights file {str(path)!r} holds {_summary(content)}, expected names and tensors (a state dict): save "
+        f"the weights file {str(path)!r} holds a {type(content).__name__}{keys}, expected names and tensors (a state dict): save "
         "model.state_dict() instead"
     )
 
@@ -184,17 +186,8 @@ def _sets(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mappi
                 yield from _sets(value, (*path, str(key)))
 
 
-def _rank(name: str) -> tuple[int, ...]:
-    return tuple(_WRAPPERS.index(key) for key in name.split("/") if key)
-
-
 def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, source: str) -> dict[str, Tensor]:
     """Check that a state dict has exactly the tensors of a model, with finite values.
-
-    Args:
-        state: names and tensors of the file.
-        expected: names and tensors (shapes and dtypes) of the model.
-        source: name of the file for messages.
 
     Returns:
         The state in the model's dtypes, with missing ``num_batches_tracked`` (files before 2018) filled in.
@@ -285,12 +278,6 @@ def _kind_of(path: Path) -> str:
         return f"text that begins with {head!r}, such as an error page, a Git LFS pointer or the definition of a network"
     kinds = (kind for magic, kind in _OTHER_FILES.items() if head.startswith(magic))
     return next(kinds, f"of an unknown format (it begins with {head[:8]!r})")
-
-
-def _summary(content: Any) -> str:
-    if isinstance(content, Mapping):
-        return f"a {type(content).__name__} with {_first([repr(key) for key in content])}"
-    return f"a {type(content).__name__}"
 
 
 def _first(names: list[str]) -> str:

@@ -34,10 +34,8 @@ class _Object(NamedTuple):
     """Open remote object.
 
     Attributes:
-        name: last part of its name.
         version: generation, ETag or modification time; empty if unknown.
         size: size in bytes; -1 if unknown.
-        stream: its content.
     """
 
     name: str

@@ -58,14 +58,9 @@ class Architecture:
         return model.eval().requires_grad_(False)
 
     @property
-    def file_name(self) -> str:
-        """File name of the default weights, e.g. ``resnet50-0676ba61.pth``."""
-        return str(self.default.url).rpartition("/")[2]
-
-    @property
     def hash_prefix(self) -> str:
         """First digits of the SHA-256 of the default weights' file, from its name."""
-        return self.file_name.rpartition("-")[2].partition(".")[0]
+        return str(self.default.url).rpartition("-")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -73,9 +68,7 @@ class Weights:
     """Checked weights of a model.
 
     Attributes:
-        state: state dict.
         random: ``random:SEED`` for untrained weights, else empty.
-        path: file of the weights, if any.
         stamp: stamp of the file before reading.
         mapped: whether tensors may be memory-mapped.
         remark: see `extractors.weights.checkpoints.Choice`.
@@ -191,7 +184,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
 
 def _default_file(architecture: Architecture) -> Path:
     """Return the file of torchvision's weights, after a download if it is not cached."""
-    path = cache_folder() / architecture.file_name
+    path = cache_folder() / architecture.default.url.rpartition("/")[2]
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

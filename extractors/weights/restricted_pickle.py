@@ -61,14 +61,11 @@ def read_pickle(path: Path) -> Any:
     Raises:
         InputError: the file is corrupt, no pickle, or holds other objects.
     """
-    size = path.stat().st_size
-    if size == 0:
-        raise InputError(f"the weights file {str(path)!r} is empty: download it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             _check_instructions(data)
             data.seek(0)
-            return _Reader(data, safe_globals(2 * size)).load()
+            return _Reader(data, safe_globals(2 * len(data))).load()
         except _ERRORS as error:
             raise InputError(
                 f"the weights file {str(path)!r} is refused as a pickle ({first_line(error)[:200]}): it is corrupt, or holds more "
@@ -93,8 +90,8 @@ def safe_globals(max_bytes: int) -> dict[str, Any]:
         "numpy.ndarray": builders.empty,
         "numpy.dtype": _Type,
         "collections.OrderedDict": OrderedDict,
-        "builtins.bytes": builders.no_bytes,
-        "__builtin__.bytes": builders.no_bytes,
+        "builtins.bytes": lambda: b"",  # Empty bytes in protocols before 3.
+        "__builtin__.bytes": lambda: b"",
         "_codecs.encode": builders.encode,
         "torch.storage._load_from_bytes": builders.storage,
         "torch._utils._rebuild_tensor_v2": builders.tensor,
@@ -231,10 +228,6 @@ class _Builders:
             raise pickle.UnpicklingError(f"bytes of a {type(text).__name__} in {encoding!r}")
         self._spend(len(text))
         return text.encode("latin1")
-
-    def no_bytes(self) -> bytes:
-        """Return empty bytes, which protocols before 3 store as a call of ``bytes``."""
-        return b""
 
     def _spend(self, count: int) -> None:
         self._bytes_left -= count

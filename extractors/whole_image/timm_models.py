@@ -53,7 +53,6 @@ from schemas.features import FeatureSpec
 _PREFIX = "timm:"
 _BATCH = 32
 _FORWARD_IMAGES = 4  # Images per forward on a CPU: faster than two for small networks.
-_DOWNLOAD_ERRORS = (OSError, HTTPException, RuntimeError)  # timm raises RuntimeError for a model without weights.
 
 
 class TimmModel(FixedSizeExtractor):
@@ -115,9 +114,7 @@ class TimmModel(FixedSizeExtractor):
 def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:
     """Return the feature spec of a model, without its weights.
 
-    Args:
-        model: timm's name of the model, with or without a tag (after the dot).
-        unpooled: use the feature map before the pooling.
+    timm's name of the model may have a tag after the dot.
 
     Raises:
         UsageError: the model is unknown, takes other input than RGB, or returns no vector (unpooled: no grid) per image.
@@ -216,7 +213,7 @@ def _download(name: str) -> nn.Module:
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True, num_classes=0)
-    except _DOWNLOAD_ERRORS as error:
+    except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError for a model without weights.
         text = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"cannot download timm's weights of {name!r} ({type(error).__name__}: {text}): there is probably no network, or timm "
@@ -351,19 +348,13 @@ class MapModel(nn.Module):
 
 
 class UnpooledModel(nn.Module):
-    """timm model from ``[B, 3, H, W]`` to the vectors of a grid.
-
-    Args:
-        model: timm model.
-        network: (optimized) `MapModel` of it.
-        grid_hw: rows and columns, from `grid_hw`.
-    """
+    """timm model, with its (optimized) `MapModel`, from ``[B, 3, H, W]`` to a grid."""
 
     def __init__(self, model: Any, network: nn.Module, grid_hw: tuple[int, int]) -> None:
         super().__init__()
         self._network = network
         self._cells = grid_hw[0] * grid_hw[1]
-        self._output_fmt, self._width = _output_fmt(model), model.num_features
+        self._output_fmt, self._width = getattr(model, "output_fmt", None), model.num_features
 
     def forward(self, values: Tensor) -> Tensor:
         """Return ``[B, cells, D]`` in row-major order."""
@@ -383,7 +374,7 @@ def grid_hw(model: Any, features: Any) -> tuple[int, int] | None:
     if not isinstance(features, Tensor) or model.num_features not in features.shape[1:]:
         return None
     if features.ndim == 4:
-        is_last = _channels_last(_output_fmt(model), model.num_features, features)
+        is_last = _channels_last(getattr(model, "output_fmt", None), model.num_features, features)
         height, width = features.shape[1:3] if is_last else features.shape[2:]
         return height, width
     patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
@@ -391,10 +382,6 @@ def grid_hw(model: Any, features: Any) -> tuple[int, int] | None:
     if features.ndim != 3 or grid is None or grid[0] * grid[1] + getattr(model, "num_prefix_tokens", 0) != features.shape[1]:
         return None
     return grid[0], grid[1]
-
-
-def _output_fmt(model: Any) -> str | None:
-    return getattr(model, "output_fmt", None)
 
 
 def _channels_last(output_fmt: str | None, width: int, maps: Tensor) -> bool:

@@ -108,7 +108,6 @@ class Variant:
     """Model and preprocessing of an extractor.
 
     Attributes:
-        architecture: model and weights.
         preprocessing: preprocessing with ten crops in place of the centre crop.
         center: position of the centre crop, see `extractors.images.preprocessing.ten_crop_views`.
     """

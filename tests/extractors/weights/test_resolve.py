@@ -323,7 +323,7 @@ def test_resolve_weights_default_downloads_once(monkeypatch, tmp_path, state):
 
 def test_resolve_weights_default_corrupt_cached_file_raises(monkeypatch, tmp_path, state):
     architecture = offer(monkeypatch, tmp_path, state)
-    cached = tmp_path / "hub" / "checkpoints" / architecture.file_name
+    cached = tmp_path / "hub" / "checkpoints" / f"tiny-{architecture.hash_prefix}.pth"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"half")
     with pytest.raises(

@@ -141,7 +141,7 @@ def test_read_drops_layers_after_feature_map(tmp_path, name, suffix):
 
 
 def test_architectures_default_is_v1_and_others_are_refused():
-    defaults = {name: VARIANTS[name].architecture.file_name for name in NAMES}
+    defaults = {name: VARIANTS[name].architecture.default.url.rpartition("/")[2] for name in NAMES}
     assert defaults == {"vgg19-grid": "vgg19-dcbb9e9d.pth", "resnet152-grid": "resnet152-394f9c45.pth"}
     newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url
     assert [f"resnet152-{prefix}.pth" in newer for prefix in VARIANTS["resnet152-grid"].architecture.refused] == [True]

@@ -333,7 +333,7 @@ def test_vgg19_caffe_default_weights_raise_with_sources():
 
 def test_architecture_default_and_refused_files():
     ours, caffe = (VARIANTS[name].architecture for name in NAMES)
-    assert ours.file_name == "vgg19-dcbb9e9d.pth"
+    assert ours.default.url.rpartition("/")[2] == "vgg19-dcbb9e9d.pth"
     assert list(caffe.refused) == [ours.hash_prefix]
     assert "Use the extractor vgg19-10crop with them" in caffe.refused[ours.hash_prefix]
     assert "Use the extractor vgg19-10crop-caffe with them" in ours.refused["d01eb7cb"]
