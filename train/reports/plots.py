@@ -133,10 +133,10 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         index = labels.setdefault(comparison.label(run), len(labels))
         style = style_of(index)
         thin: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8} if run.name in grouped else {}
-        draw_series(losses, *run.history.loss, style, smooth=True, offset=index, **thin)
+        draw_series(losses, *run.history.series("step", "loss"), style, smooth=True, offset=index, **thin)
         for language, panel in recalls.items():
-            draw_series(panel, *run.history.sum_of_recalls(language), style, offset=index, **thin)
-    smoothed = any(is_smoothed(run.history.loss.values) for run in comparison.runs)
+            draw_series(panel, *run.history.series("evaluation", language, "sum_of_recalls"), style, offset=index, **thin)
+    smoothed = any(is_smoothed(run.history.series("step", "loss").values) for run in comparison.runs)
     losses.set_ylabel("loss per query" + (" (running mean)" if smoothed else ""))
     for language, panel in recalls.items():
         panel.set_ylabel(f"validation recalls, {plain(language)} (sum)")

@@ -29,7 +29,7 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
     """
     figure, (losses, rate, *recalls) = new_figure(2, 2, sharex=True)
     _draw_losses(losses, history)
-    draw_series(rate, *history.learning_rate, style_of(0)._replace(marker=""))
+    draw_series(rate, *history.series("step", "learning_rate"), style_of(0)._replace(marker=""))
     rate.set_ylabel("learning rate")
     rate.set_ylim(bottom=0)
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)

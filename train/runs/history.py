@@ -13,8 +13,7 @@ from schemas.storage.folder import Folder
 
 LOG = "log.jsonl"
 
-_DIRECTIONS = ("image_to_text", "text_to_image")
-_CUTOFFS = (1, 5, 10)
+_RECALLS = {f"{direction}/recall_at_{k}" for direction in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
 _WITHOUT_CLOCK = ("step", "evaluation", "validation")
 
 
@@ -48,31 +47,18 @@ class History:
 
     def losses(self, event: str = "step") -> dict[str, Series]:
         """Return the objective's terms per query by name; ``event`` may be ``validation``."""
-        terms = sorted({name for entry in self.of(event) for name in _mapping(entry, "terms")})
-        return {name: self._series(event, "terms", name) for name in terms}
-
-    @property
-    def loss(self) -> Series:
-        """The loss of the batches, per query."""
-        return self._series("step", "loss")
-
-    @property
-    def learning_rate(self) -> Series:
-        """The learning rate."""
-        return self._series("step", "learning_rate")
+        terms = sorted({name for entry in self.of(event) if isinstance(entry.get("terms"), Mapping) for name in entry["terms"]})
+        return {name: self.series(event, "terms", name) for name in terms}
 
     @property
     def languages(self) -> tuple[str, ...]:
         """Languages that were evaluated in both directions, in the order of the log."""
-        return tuple(dict.fromkeys(name for entry in self.of("evaluation") for name in entry if _is_retrieval(entry[name])))
+        items = [item for entry in self.of("evaluation") for item in entry.items() if isinstance(item[1], Mapping)]
+        return tuple(dict.fromkeys(name for name, metrics in items if numbers_in(metrics).keys() >= _RECALLS))
 
     def recall(self, language: str, direction: str, cutoff: int) -> Series:
         """Return R@1, R@5 or R@10 of a language on the validation split, in percent."""
-        return self._series("evaluation", language, direction, f"recall_at_{cutoff}")
-
-    def sum_of_recalls(self, language: str) -> Series:
-        """Return the validation sum of recalls of a language, 0 to 600."""
-        return self._series("evaluation", language, "sum_of_recalls")
+        return self.series("evaluation", language, direction, f"recall_at_{cutoff}")
 
     @property
     def speed(self) -> dict[str, float]:
@@ -103,7 +89,8 @@ class History:
         columns = [name for section in sections.values() for name in section]
         return Table(columns, [[row.get(name) for name in columns] for row in rows]).to_csv()
 
-    def _series(self, event: str, *path: str) -> Series:
+    def series(self, event: str, *path: str) -> Series:
+        """Return the numbers of an event at a path in its entries, e.g. ``loss``."""
         points = []
         for entry in self.of(event):
             value: Any = entry
@@ -160,17 +147,5 @@ def _leaves(values: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str, 
             yield (*path, name), value
 
 
-def _mapping(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = entry.get(name)
-    return value if isinstance(value, Mapping) else {}
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_retrieval(value: Any) -> bool:
-    measures = [f"recall_at_{cutoff}" for cutoff in _CUTOFFS]
-    return isinstance(value, Mapping) and all(
-        _is_number(_mapping(value, direction).get(measure)) for direction in _DIRECTIONS for measure in measures
-    )

@@ -42,12 +42,12 @@ HISTORY = History(ENTRIES)
 def test_series():
     assert HISTORY.losses() == {"c2c": Series((10, 30), (3.0, 1.0)), "c2i/en": Series((20,), (2.0,))}
     assert HISTORY.losses("validation") == {"c2i/en": Series((40,), (1.5,))}
-    assert HISTORY.loss == Series((10, 20, 30), (3.0, 2.0, 1.0))
-    assert HISTORY.learning_rate == Series((10, 20, 30), (0.1, 0.2, 0.3))
+    assert HISTORY.series("step", "loss") == Series((10, 20, 30), (3.0, 2.0, 1.0))
+    assert HISTORY.series("step", "learning_rate") == Series((10, 20, 30), (0.1, 0.2, 0.3))
     assert HISTORY.languages == ("en", "de")
     assert HISTORY.recall("en", "text_to_image", 10) == Series((20, 40), (3.0, 4.0))
     assert HISTORY.recall("de", "image_to_text", 1) == Series((40,), (4.0,))
-    assert HISTORY.sum_of_recalls("en") == Series((20, 40), (12.0, 18.0))
+    assert HISTORY.series("evaluation", "en", "sum_of_recalls") == Series((20, 40), (12.0, 18.0))
     assert HISTORY.last_step == 40
 
 
