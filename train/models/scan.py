@@ -221,20 +221,15 @@ def _chunks(values: Tensor, mask: Tensor | None, length: int, rows: Tensor | Non
     Mask and rows are on the CPU, so that shapes are known without synchronising.
     """
     rows = torch.arange(len(values)) if rows is None else rows
-    if mask is None:
-        for chunk in rows.split(length) if len(rows) else ():
-            device_rows = upload(chunk, values.device)
-            yield _Chunk(chunk, device_rows, values[device_rows], None)
-        return
-    sizes, order = _sizes(mask[rows]).sort(stable=True)
+    sizes = torch.full((len(rows),), values.shape[1]) if mask is None else _sizes(mask[rows])
+    sizes, order = sizes.sort(stable=True)
     for chunk, size in zip(rows[order].split(length), sizes.split(length), strict=True) if len(rows) else ():
-        chunk_mask, device_rows = mask[chunk, : size[-1]], upload(chunk, values.device)
+        device_rows = upload(chunk, values.device)
         vectors = values[device_rows, : size[-1]]
-        if bool(chunk_mask.all()):
-            yield _Chunk(chunk, device_rows, vectors, None)
-        else:
-            chunk_mask = upload(chunk_mask, values.device)
-            yield _Chunk(chunk, device_rows, vectors.masked_fill(~chunk_mask[..., None], 0), chunk_mask)
+        chunk_mask = None if mask is None or mask[chunk, : size[-1]].all() else upload(mask[chunk, : size[-1]], values.device)
+        if chunk_mask is not None:
+            vectors = vectors.masked_fill(~chunk_mask[..., None], 0)
+        yield _Chunk(chunk, device_rows, vectors, chunk_mask)
 
 
 def _sizes(mask: Tensor) -> Tensor:
