@@ -95,8 +95,7 @@ class RunLog:
                 best = self._draw().best
                 if self._events is not None:
                     if best is not None:
-                        numbers = {f"best/{name}": value for name, value in numbers_in(best).items()}
-                        self._events.write(numbers, int(best["step"]))
+                        self._events.write(numbers_in({"best": best}), int(best["step"]))
                     self._events.finish(succeeded=error is None)
         finally:
             if self._events is not None:
@@ -115,7 +114,7 @@ class RunLog:
         with storage_errors(self._path):
             write_all(self._file, line.encode())
         if self._events is not None:
-            self._events.write({f"{event}/{name}": value for name, value in numbers_in(values).items()}, step)
+            self._events.write(numbers_in({event: values}), step)
 
     def refresh(self) -> None:
         """Rewrite table and picture, but spend at most a hundredth of the time on it."""
