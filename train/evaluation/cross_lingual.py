@@ -42,17 +42,15 @@ def evaluate_cross_lingual(
         Results by language of the queries and language of the candidates; pairs without a common image are left out.
     """
     captions = members[0][1].captions
-    languages = [name for name in members[0][0].languages if len(captions.rows_of(name))]
-    rows = {name: captions.rows_of(name) for name in languages}
-    rows = {name: indices[np.argsort(captions.images[indices], kind="stable")] for name, indices in rows.items()}
+    rows = {name: captions.rows_of(name) for name in members[0][0].languages}
+    by_image = {name: indices[np.argsort(captions.images[indices], kind="stable")] for name, indices in rows.items()}
+    rows = {name: indices for name, indices in by_image.items() if len(indices)}
     encoded = {
-        name: [
-            encode_captions(model, data.captions.batch(rows[name]), name, on_progress=on_progress) for model, data in members
-        ]
-        for name in languages
+        name: [encode_captions(model, data.captions.batch(indices), name, on_progress=on_progress) for model, data in members]
+        for name, indices in rows.items()
     }
     results = {}
-    for pair in combinations(languages, 2):
+    for pair in combinations(rows, 2):
         common = np.intersect1d(*(captions.images[rows[name]] for name in pair))
         if not len(common):
             continue

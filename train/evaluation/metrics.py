@@ -117,49 +117,29 @@ class RetrievalMetrics:
         return {**asdict(self), "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
 
 
-def retrieval_ranks(
-    scores: Scores,
-    num_images: int,
-    image_of_caption: Tensor,
-    *,
-    device: torch.device | None = None,
-    scores_at_once: int = _SCORES_AT_ONCE,
-) -> Ranks:
+def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: Tensor, *, device: torch.device | None = None) -> Ranks:
     """Rank all queries in both directions, with one row of scores per image.
 
     ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to.
-
-    Raises:
-        ValueError: a caption belongs to no image.
     """
-    device, image_of_caption = device or image_of_caption.device, image_of_caption.cpu()
-    if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < num_images:
-        raise ValueError(
-            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {num_images}"
-        )
-    rows = torch.arange(num_images)
-    return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device, scores_at_once=scores_at_once))
+    rows = torch.arange(num_images, device=image_of_caption.device)
+    return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device))
 
 
 def bidirectional_ranks(
-    scores: Scores,
-    row_images: Tensor,
-    column_images: Tensor,
-    *,
-    device: torch.device | None = None,
-    scores_at_once: int = _SCORES_AT_ONCE,
+    scores: Scores, row_images: Tensor, column_images: Tensor, *, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rank the best item of the same image for each row and each column.
 
     Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
-    and the columns of another. Diagonal tiles come first: they hold the right scores that all others are compared with.
+    and the columns of another. Diagonal tiles come first: they hold the right scores that all others are compared with. A tile has
+    at most `_SCORES_AT_ONCE` scores, unless those of a single image are more.
 
     Args:
         scores: source of scores; its rows are captions, too, where captions are ranked among captions.
         row_images: int64, the image of each row, from 0 and ascending.
         column_images: int64, the image of each column, from 0.
         device: device of the scores; that of ``row_images`` if None.
-        scores_at_once: maximum number of scores in a tile, unless those of a single image are more.
 
     Returns:
         int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. The host waits for a GPU only
@@ -174,7 +154,7 @@ def bidirectional_ranks(
     owners, order = column_images.sort(stable=True)  # The columns of a strip of images are adjacent.
     num_images = 1 + max((int(images.max()) for images in (row_images, column_images) if len(images)), default=-1)
     in_rows, in_columns = (torch.bincount(images, minlength=num_images) for images in (row_images, column_images))
-    strips = _strips(in_rows.tolist(), in_columns.tolist(), scores_at_once)
+    strips = _strips(in_rows.tolist(), in_columns.tolist())
     order_on_device = upload(order, device)
     sizes = len(row_images), len(owners)
     better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # Of columns in the order of their images.
@@ -223,15 +203,9 @@ def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_b
     column_better += (~(tile < column_bounds)).sum(0)
 
 
-def _strips(rows: Sequence[int], columns: Sequence[int], scores_at_once: int) -> list[tuple[slice, slice]]:
-    """Cut images into strips, and return the rows and columns of each.
-
-    Args:
-        rows: number of rows of each image.
-        columns: number of columns of each image.
-        scores_at_once: maximum number of scores of a strip's rows with another's columns, if possible.
-    """
-    side = isqrt(scores_at_once) if sum(rows) * sum(columns) > scores_at_once else max(sum(rows), sum(columns))
+def _strips(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Cut images with these numbers of rows and columns into strips: their rows and columns."""
+    side = isqrt(_SCORES_AT_ONCE) if sum(rows) * sum(columns) > _SCORES_AT_ONCE else max(sum(rows), sum(columns))
     strips, row, column, height, width = [], 0, 0, 0, 0
     for num_rows, num_columns in zip(rows, columns, strict=True):
         if height + width and max(height + num_rows, width + num_columns) > side:

@@ -54,8 +54,7 @@ def data(toy):
 
 
 def rows_of(data, language):
-    captions = data.captions
-    return CaptionBatch(captions.token_ids, captions.offsets, captions.rows_of(language))
+    return data.captions.batch(data.captions.rows_of(language))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 512])
