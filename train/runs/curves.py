@@ -64,8 +64,8 @@ def _draw_losses(panel: Axes, history: History) -> None:
         if name in training:
             draw_series(panel, *training[name], style_of(index), smooth=True, pale=True, offset=index, label=label)
         if name in validation:
-            options: dict[str, Any] = {"label": f"{label}, validation", "mfc": "white", "linewidth": 0.7}
-            draw_series(panel, *validation[name], style_of(index), offset=index, **options)
+            label += ", validation"
+            draw_series(panel, *validation[name], style_of(index), offset=index, label=label, mfc="white", linewidth=0.7)
     panel.set_ylabel("loss per query")
     panel.set_ylim(bottom=0)
     if panel.lines:

@@ -77,9 +77,7 @@ class RunLog:
         with storage_errors(self._path):
             data = path.read_bytes() if step and path.exists() else b""
         lines = [line for line, entry in parse_entries(data, self._path) if entry["step"] <= step]
-        self._events = EventFile(folder, step) if tensorboard else None
-        if self._events is not None:
-            self._events.describe(config, hparams or {}, step)
+        self._events = EventFile(folder, step, config, hparams or {}) if tensorboard else None
         self._folder.write(LOG, b"".join(lines))  # Atomic: a process that is killed here leaves the old lines.
         with storage_errors(self._path):
             self._file = path.open("ab", buffering=0)  # Unbuffered, so that closing it cannot fail.

@@ -27,17 +27,23 @@ EVENTS = "tensorboard"
 class EventFile:
     """Event file of one process; TensorBoard merges those of a run.
 
+    It begins with the configuration as text and as hyper-parameters.
+
     Args:
         step: step from which the run continues; TensorBoard hides later steps of earlier files.
+        config: configuration as TOML.
+        hparams: further hyper-parameters.
 
     Raises:
         UsageError: TensorBoard is not installed.
         DatasetError: the file cannot be written.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, config: str, hparams: Mapping[str, str | float | bool]) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+            from tensorboard.plugins.text.summary_v2 import text_pb
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise UsageError(
@@ -52,12 +58,6 @@ class EventFile:
             self._file = path.open("xb", buffering=0)
         self._add(file_version="brain.Event:2")
         self._add(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
-
-    def describe(self, config: str, hparams: Mapping[str, str | float | bool], step: int) -> None:
-        """Write a configuration as text and hyper-parameters, with further ones."""
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
         code_block = "".join(f"    {line}\n" for line in config.splitlines())
         self._add(step=step, summary=text_pb("config", code_block))
         settings = {
