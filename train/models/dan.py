@@ -43,8 +43,7 @@ class Dropout(nn.Module):
     def __init__(self, ratio: float) -> None:
         super().__init__()
         self.ratio = ratio
-        self.next_seed: Tensor | None
-        self.register_buffer("next_seed", torch.randint(2**31, ()) if ratio else None)
+        self.next_seed = torch.randint(2**31, ()) if ratio else None
 
     def forward(self, values: Tensor) -> Tensor:
         """Zero some values in training mode, and scale the others by 1 / (1 - ratio)."""
@@ -53,8 +52,21 @@ class Dropout(nn.Module):
         sample = _sample_mask_op if torch.compiler.is_compiling() else _sample_mask
         return values * sample(values.detach(), self.next_seed, self.ratio) / (1 - self.ratio)
 
-    def _apply(self, *arguments: Any, **options: Any) -> Dropout:
-        return self  # The seed is not moved with the model.
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.next_seed is not None:
+            destination[f"{prefix}next_seed"] = self.next_seed.clone()
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        name = f"{prefix}next_seed"
+        if self.next_seed is not None and name not in state_dict:
+            missing.append(name)
+        elif self.next_seed is not None:
+            self.next_seed = state_dict[name].to("cpu", torch.int64, copy=True)
+            state_dict = {other: value for other, value in state_dict.items() if other != name}
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
 
 
 def _sample_mask(values: Tensor, next_seed: Tensor, ratio: float) -> Tensor:
