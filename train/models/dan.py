@@ -43,7 +43,7 @@ class Dropout(nn.Module):
     def __init__(self, ratio: float) -> None:
         super().__init__()
         self.ratio = ratio
-        self.next_seed = torch.randint(2**31, ()) if ratio else None
+        self.next_seed = torch.randint(2**31, ()) if ratio else None  # Not a buffer, which DDP would broadcast.
 
     def forward(self, values: Tensor) -> Tensor:
         """Zero some values in training mode, and scale the others by 1 / (1 - ratio)."""
