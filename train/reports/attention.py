@@ -103,7 +103,11 @@ def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> At
                 )
             regions = _array(weights.regions)
             captions.append(AttendedCaption(caption, _array(weights.words), _array(weights.pairs), weights.words_attend))
-    boxes, size_wh = _boxes(features, example.image_id)
+    boxes = size_wh = None
+    if features.kind == "regions":
+        row: dict[str, Any] = features.get(example.image_id)
+        boxes = row["boxes"][: row["num_regions"]]
+        size_wh = (row["width"], row["height"]) if row["width"] and row["height"] else None
     return AttendedImage(example.number, example.image_id, boxes, size_wh, regions, tuple(captions), grid_of(features))
 
 
@@ -115,16 +119,6 @@ def grid_of(features: Dataset) -> tuple[int, int] | None:
         return None
     rows, columns = grid
     return (rows, columns) if rows * columns == shape[0] else None
-
-
-def _boxes(features: Dataset, image_id: str) -> tuple[np.ndarray | None, tuple[int, int] | None]:
-    """Return boxes and size of an image; None if unknown."""
-    if features.kind != "regions":
-        return None, None
-    row: dict[str, Any] = features.get(image_id)
-    boxes = row["boxes"][: row["num_regions"]]
-    size_wh = (row["width"], row["height"]) if row["width"] and row["height"] else None
-    return boxes, size_wh
 
 
 def _array(weights: torch.Tensor | None) -> np.ndarray | None:
@@ -195,12 +189,13 @@ def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
     elif shown.regions is not None:
         panel = figure.add_subplot(grid[0, :])
         num_regions = shown.regions.shape[1]
-        _draw_heat_map(panel, shown.regions, _heads(shown.regions), _numbers(num_regions), 1 / num_regions)
+        _draw_heat_map(panel, shown.regions, _numbers(num_heads, "head "), _numbers(num_regions), 1 / num_regions)
         panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
     for row, (caption, words) in enumerate(captions, start=len(image_heights)):
         panel = figure.add_subplot(grid[row, :])
-        _draw_heat_map(panel, words, _heads(words), caption.caption.words, 1 / words.shape[1], slanted=True)
+        heads = _numbers(len(words), "head ")
+        _draw_heat_map(panel, words, heads, caption.caption.words, 1 / words.shape[1], slanted=True)
         panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
     return figure
 
@@ -299,8 +294,7 @@ def _draw_heat_map(
 def _draw_cells(panel: Axes, weights: np.ndarray, uniform: float, *, aspect: Literal["auto", "equal"]) -> None:
     end = _end_of_scale(weights, uniform)
     panel.imshow(weights, cmap="Greys", vmin=0, vmax=end, aspect=aspect, interpolation="nearest")
-    for spine in panel.spines.values():
-        spine.set(color="0.7", linewidth=0.5)
+    panel.spines[:].set(color="0.7", linewidth=0.5)
 
 
 def _end_of_scale(weights: np.ndarray, uniform: float) -> float:
@@ -317,12 +311,8 @@ def _percent(weight: float) -> str:
     return f"{weight:.0%}" if weight >= 0.0995 else f"{weight:.1%}"
 
 
-def _heads(weights: np.ndarray) -> list[str]:
-    return [f"head {number}" for number in _numbers(len(weights))]
-
-
-def _numbers(count: int) -> list[str]:
-    return [str(number) for number in range(1, count + 1)]
+def _numbers(count: int, prefix: str = "") -> list[str]:
+    return [f"{prefix}{number}" for number in range(1, count + 1)]
 
 
 def _aspect(shown: AttendedImage, picture: Picture | None) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product, takewhile
 from statistics import mean, stdev
 from typing import Any
@@ -14,7 +14,7 @@ from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from train.config.sections import settings_of
-from train.runs.checkpoints import BEST, LAST, Checkpoint, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
 
@@ -78,17 +78,10 @@ class SeedGroup:
     name: str
     runs: tuple[ComparedRun, ...]
 
-    def mean(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the means of `ComparedRun.scores`; empty if a run has none."""
-        return {pair: mean(values) for pair, values in self._scores(language).items()}
-
-    def deviation(self, language: str) -> dict[tuple[str, str], float]:
-        """Return the standard deviations (n - 1) of scores; empty if a run has none."""
-        return {pair: stdev(values) for pair, values in self._scores(language).items()}
-
-    def _scores(self, language: str) -> dict[tuple[str, str], list[float]]:
+    def scores(self, language: str, statistic: Callable[[list[float]], float]) -> dict[tuple[str, str], float]:
+        """Return a statistic of `ComparedRun.scores`; empty if a run has none."""
         scores = [run.scores(language) for run in self.runs]
-        return {pair: [values[pair] for values in scores] for pair in scores[0]} if all(scores) else {}
+        return {pair: statistic([values[pair] for values in scores]) for pair in scores[0]} if all(scores) else {}
 
 
 @dataclass(frozen=True)
@@ -97,14 +90,13 @@ class Comparison:
 
     Attributes:
         differences: settings that differ, by key, in the order of the runs; None for a run without the setting.
-        groups: runs that differ only in their seeds.
         notes: warnings about scores that cannot be compared.
     """
 
     runs: tuple[ComparedRun, ...]
     differences: Mapping[str, tuple[Any, ...]]
     groups: tuple[SeedGroup, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -132,8 +124,8 @@ class Comparison:
                 {
                     "name": group.name,
                     "runs": [run.name for run in group.runs],
-                    "mean": {language: nested(group.mean(language)) for language in self.languages},
-                    "deviation": {language: nested(group.deviation(language)) for language in self.languages},
+                    "mean": {language: nested(group.scores(language, mean)) for language in self.languages},
+                    "deviation": {language: nested(group.scores(language, stdev)) for language in self.languages},
                 }
                 for group in self.groups
             ],
@@ -189,17 +181,14 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
         settings = settings_of(text)
     except UsageError as error:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
+    state = "unfinished"
     if checkpoint is not None:
-        settings |= _facts(checkpoint)
-    stopped = checkpoint.progress.stop_reason if checkpoint else ""
-    return ComparedRun(name, location, settings, stopped or "unfinished", read_history(folder))
-
-
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    missing = {f"missing features: {split}": values.get("images") for split, values in checkpoint.missing_features.items()}
-    fingerprints = {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
-    contents = {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
-    return {_SEED: checkpoint.seed, "precision": checkpoint.precision, **missing, **fingerprints, **contents}
+        state = checkpoint.progress.stop_reason or state
+        settings |= {_SEED: checkpoint.seed, "precision": checkpoint.precision}
+        settings |= {f"missing features: {split}": item.get("images") for split, item in checkpoint.missing_features.items()}
+        settings |= {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
+        settings |= {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
+    return ComparedRun(name, location, settings, state, read_history(folder))
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:

@@ -32,7 +32,6 @@ class EmbeddingMap:
     """Images and a caption of each in each language, in a plane.
 
     Attributes:
-        languages: languages of the captions.
         points: float32 ``[1 + L, I, 2]``: the images, then their captions in each language.
         numbers: numbers of the examples, by index in ``image_ids``.
         seed: seed of the sample of images and of t-SNE.
@@ -140,8 +139,7 @@ def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
     for index, number in embedding_map.numbers.items():
         label = panel.annotate(str(number), images[index], xytext=(5, 5), textcoords="offset points", zorder=4, **font)
         label.set_path_effects([patheffects.withStroke(linewidth=2.5, foreground="white")])
-    panel.set_xticks([])
-    panel.set_yticks([])
+    panel.set(xticks=[], yticks=[])
     panel.set_aspect("equal", adjustable="datalim")
     size = f"{len(embedding_map.image_ids):,} images and a caption in each language"
     note = f"t-SNE of {size}, perplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"

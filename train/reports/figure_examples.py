@@ -154,23 +154,6 @@ ReadPictures: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Picture]]
 """Reader of pictures, by id, from a location and image ids."""
 
 
-def pictures_of(location: str, image_ids: Collection[str], read: ReadPictures | None) -> Mapping[str, Picture]:
-    """Read pictures, if a location is given.
-
-    Raises:
-        UsageError: a location is given, but no reader.
-        InputError: an image is missing or damaged.
-    """
-    if not location:
-        return {}
-    if read is None:
-        raise UsageError(
-            f"--images is {location!r}, and reading images needs pip install 'imagepivot[pipelines]': install that, or leave "
-            "--images out for figures with ids in place of pictures"
-        )
-    return read(location, sorted(image_ids))
-
-
 def check_sizes(features: Dataset, pictures: Mapping[str, Picture], image_ids: Collection[str]) -> None:
     """Check that pictures have the sizes of their regions.
 

@@ -23,7 +23,7 @@ from train.jobs import FIGURES, FiguresJob
 from train.models.retrieval_model import Encoded
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
-from train.reports.figure_examples import Picture, ReadPictures, check_sizes, choose_examples, pictures_of
+from train.reports.figure_examples import Picture, ReadPictures, check_sizes, choose_examples
 from train.reports.rankings import Ranking, plot_rankings, rank_examples
 from train.runs.run import Run, open_run
 
@@ -37,8 +37,6 @@ class Figures:
     Attributes:
         refused: reasons for figures that cannot be drawn, by name.
         rule: selection of the examples, in words.
-        rankings: retrieved images by caption.
-        attention: attention by example.
     """
 
     names: tuple[str, ...]
@@ -69,8 +67,7 @@ def draw_figures(
         InputError: a picture is missing, damaged, or has another size than its regions.
         DatasetError: the folder holds no run, the data has another vocabulary or extractor, or the output is not writable.
     """
-    folder = Folder(job.output)
-    folder.check_writable()
+    Folder(job.output).check_writable()
     now = job.made_from() if made_from is None else made_from
     run = open_run(job.run, device=resolve_device(job.device))
     data, features = _open(run, job), open_dataset(job.features)
@@ -105,21 +102,23 @@ def draw_figures(
     figures = Figures((), refused, rule, results.get("retrieval", ()), results.get("map"), results.get("attention", ()))
     shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right)}
     attended = {image.image_id for image in figures.attention}
-    pictures = pictures_of(job.images, shown | attended, read_pictures)
+    pictures: Mapping[str, Picture] = {}
+    if job.images:
+        if read_pictures is None:
+            raise UsageError(
+                f"--images is {job.images!r}, and reading images needs pip install 'imagepivot[pipelines]': install that, or "
+                "leave --images out for figures with ids in place of pictures"
+            )
+        pictures = read_pictures(job.images, sorted(shown | attended))
     check_sizes(features, pictures, attended)
-    return _write(figures, run, job, data, pictures, folder, now)
+    return _write(figures, run, job, data, pictures, now)
 
 
 def _write(
-    figures: Figures,
-    run: Run,
-    job: FiguresJob,
-    data: SplitData,
-    pictures: Mapping[str, Picture],
-    folder: Folder,
-    made_from: Mapping[str, Any],
+    figures: Figures, run: Run, job: FiguresJob, data: SplitData, pictures: Mapping[str, Picture], made_from: Mapping[str, Any]
 ) -> Figures:
     """Draw the figures, and write them as JSON."""
+    folder = Folder(job.output)
     attention = {f"attention-{image.number}.png": image for image in figures.attention}
     for name in folder.names():  # Figures of an earlier command with more examples.
         if re.fullmatch(r"attention-\d+\.png", name) and attention and name not in attention:

@@ -23,14 +23,14 @@ import numpy as np
 
 from schemas.errors import DatasetError
 from train.data.captions import Captions
-from train.data.splits import TEST_SPLITS, SplitData, open_data
+from train.data.splits import TEST_SPLITS, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import expected_fingerprints
-from train.evaluation.evaluation import Count, ensemble_ranks, no_progress
+from train.evaluation.evaluation import ensemble_ranks
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import finished_runs
-from train.runs.run import Run, open_run
+from train.runs.run import open_run
 
 _LANGUAGES = ("de", "en")
 _BASELINE, *_OTHERS = GOLD_COLUMNS
@@ -98,14 +98,7 @@ class GoldRanks:
         return {"paper": "gella2017", "table": "table 3", **plain, "all": tallies}
 
 
-def gold_ranks(
-    output: str,
-    corpus: Corpus,
-    *,
-    device: str = "cpu",
-    allow_missing_features: bool = False,
-    on_progress: Count = no_progress,
-) -> GoldRanks:
+def gold_ranks(output: str, corpus: Corpus, *, device: str = "cpu", allow_missing_features: bool = False) -> GoldRanks:
     """Rank the images of the test captions of 2016 by the runs of table 3.
 
     Runs are those in the output folder of ``reproduce``. Rows without a result are left out. The corpus is the one that the rows
@@ -124,8 +117,16 @@ def gold_ranks(
             for folder in finished_runs(output, preset):
                 run = open_run(folder, device=resolve_device(device))
                 tokens = run.vocabulary.tokens
-                data = _test_data(run, corpus, allow_missing_features)
-                for language, language_ranks in ensemble_ranks([(run.model, data)], on_progress=on_progress).items():
+                data = open_data(
+                    corpus.captions,
+                    corpus.features,
+                    split=TEST_SPLITS[0],
+                    portions={name: ("comparable",) for name in run.model.languages if name in _LANGUAGES},
+                    l2=run.config.data.l2_features,
+                    expected=expected_fingerprints([run]),
+                    allow_missing_features=allow_missing_features,
+                )
+                for language, language_ranks in ensemble_ranks([(run.model, data)]).items():
                     captions[language] = data.captions.select(data.captions.rows_of(language))
                     run_ranks.setdefault(language, []).append(language_ranks.text_to_image.cpu().numpy())
             if run_ranks:
@@ -144,18 +145,6 @@ def gold_ranks(
         published=tuple(results.published()),
         examples=tuple(results.examples()),
         tallies=tuple(results.tallies()),
-    )
-
-
-def _test_data(run: Run, corpus: Corpus, allow_missing_features: bool) -> SplitData:
-    return open_data(
-        corpus.captions,
-        corpus.features,
-        split=TEST_SPLITS[0],
-        portions={language: ("comparable",) for language in run.model.languages if language in _LANGUAGES},
-        l2=run.config.data.l2_features,
-        expected=expected_fingerprints([run]),
-        allow_missing_features=allow_missing_features,
     )
 
 

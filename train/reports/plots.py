@@ -142,9 +142,7 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         panel.set_ylabel(f"validation recalls, {plain(language)} (sum)")
     last = max(run.history.last_step for run in comparison.runs)
     for panel in panels[:count]:
-        panel.set_xlabel("step")
-        panel.set_xlim(0, 1.02 * max(last, 1))
-        panel.set_ylim(bottom=0)
+        panel.set(xlabel="step", xlim=(0, 1.02 * max(last, 1)), ylim=(0, None))
         mark_empty(panel)
     handles = [
         Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(label))

@@ -41,8 +41,6 @@ class PublishedRow:
         table: name of the table in the paper, e.g. ``table 2``.
         name: name of the row in the paper, with the source of a quoted row.
         preset: preset that trains it, for a quoted row mostly of another paper; or a name in `ENSEMBLES`.
-        image_to_text: published numbers with images as queries.
-        text_to_image: published numbers with captions as queries.
     """
 
     table: str
@@ -59,7 +57,6 @@ class PublishedSts:
     """A row of a table of textual similarity.
 
     Attributes:
-        name: name of the row in the paper.
         numbers: published number for each of ``tasks``.
         quoted: whether the paper quotes it from other work.
         preset: preset that trains it; empty if none does.
@@ -135,12 +132,10 @@ class _Paper:
     gold_ranks: tuple[GoldRank, ...] = ()
 
 
-def _read(paper: str) -> _Paper:
-    text = Path(__file__).with_name("published").joinpath(f"{paper}.toml").read_text(encoding="utf-8")
-    return convert(parse_toml(text), _Paper, paper)
-
-
-_PAPERS: Mapping[str, _Paper] = {paper: _read(paper) for paper in PAPERS}
+_FOLDER = Path(__file__).with_name("published")
+_PAPERS: Mapping[str, _Paper] = {
+    paper: convert(parse_toml((_FOLDER / f"{paper}.toml").read_text(encoding="utf-8")), _Paper, paper) for paper in PAPERS
+}
 
 ENSEMBLES = _PAPERS["huang2019"].ensembles
 """Presets of the members of each ensemble; runs with the same seed are scored together."""

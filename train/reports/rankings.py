@@ -34,7 +34,6 @@ class Ranking:
     Attributes:
         hits: the best images, best first.
         rank: rank of the right image, from 1; ties count against it.
-        right: the right image with its score.
         images: number of ranked images.
     """
 
@@ -124,14 +123,18 @@ def plot_rankings(
     for ranking, start in zip(rankings, starts, strict=True):
         y -= _HEAD + _CELL + start * _APART
         _write_query(figure, ranking, y, start=start)
-        for index, hit in enumerate(ranking.hits):
-            panel = _panel(figure, _TEXT + index * _STEP, y)
-            draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
-            _finish(panel, str(index + 1), framed=hit.image_id == ranking.right.image_id)
+        shown = [(_TEXT + index * _STEP, hit, str(index + 1)) for index, hit in enumerate(ranking.hits)]
         if ranking.rank > len(ranking.hits):
-            panel = _panel(figure, behind + _APART, y)
-            draw_picture(panel, pictures.get(ranking.right.image_id), ranking.right.image_id)
-            _finish(panel, f"right: {ranking.rank:,}", framed=True)
+            shown.append((behind + _APART, ranking.right, f"right: {ranking.rank:,}"))
+        for x, hit, title in shown:
+            # Anchored at the upper edge, to align the titles.
+            panel = figure.add_axes((x / width, y / height, _CELL / width, _CELL / height), anchor="N")
+            draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
+            framed = hit.image_id == ranking.right.image_id
+            weight, color = ("bold", "black") if framed else ("normal", GREY)
+            panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
+            if framed:
+                panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
     _write(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
 
@@ -146,26 +149,8 @@ def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: t
     else:
         pixels, (width, height) = picture
         panel.imshow(pixels, extent=(0, width, height, 0), aspect="equal", interpolation="antialiased")
-    panel.set_xlim(0, width)
-    panel.set_ylim(height, 0)
-    panel.set_aspect("equal")
-    panel.set_xticks([])
-    panel.set_yticks([])
-    for spine in panel.spines.values():
-        spine.set_visible(False)
-
-
-def _panel(figure: Figure, left: float, bottom: float) -> Axes:
-    """Return a square panel at a position in inches, anchored at its upper edge."""
-    width, height = figure.get_size_inches()
-    return figure.add_axes((left / width, bottom / height, _CELL / width, _CELL / height), anchor="N")
-
-
-def _finish(panel: Axes, title: str, *, framed: bool) -> None:
-    panel.set_title(title, fontsize=TINY, pad=4, fontweight="bold" if framed else "normal", color="black" if framed else GREY)
-    if framed:
-        for spine in panel.spines.values():
-            spine.set(visible=True, color=FRAME, linewidth=3)
+    panel.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xticks=[], yticks=[])
+    panel.spines[:].set_visible(False)
 
 
 def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> None:

@@ -45,15 +45,7 @@ from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
 from train.reports.published import ENSEMBLES, rows_of_paper
 from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of, skip_remarks
-from train.reports.row_results import (
-    FailedRun,
-    Failure,
-    read_failure,
-    read_result,
-    results_folder,
-    write_failure,
-    write_result,
-)
+from train.reports.row_results import FailedRun, Failure, read_failure, read_result, results_folder, write_failure, write_result
 from train.runs.checkpoints import LAST, read_checkpoint
 from train.runs.history import read_history
 from train.training_data import contents_of, validation_portions
@@ -294,10 +286,9 @@ def _devices(job: ReproduceJob) -> list[str]:
     device = resolve_device(job.device)
     if device.type == "cpu":
         return ["cpu"] * (job.workers or os.cpu_count() or 1)
+    devices = [str(device)]
     if job.device in ("auto", "cuda"):
         devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    else:
-        devices = [str(device)]
     return [devices[index % len(devices)] for index in range(job.workers or len(devices))]
 
 
@@ -318,7 +309,9 @@ def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | Non
         return failure
     try:
         content = _ensemble_content(task) if task.members else _trained_content(task)
-        write_result(task.result, content | {"scores": json.loads(scores.read_bytes())["scores"]})
+        overrides = [f"{key}={value}" for key, value in sorted(task.job.overrides.items())]
+        common = {**task.identity, "preset": task.preset, "overrides": overrides}
+        write_result(task.result, common | content | {"scores": json.loads(scores.read_bytes())["scores"]})
     except ImagepivotError as error:
         return failure_of(type(error).__name__, str(error))
     scores.unlink()
@@ -370,35 +363,26 @@ def failure_of(error: str, message: str, traceback: str = "") -> Failure:
 
 
 def _ensemble_content(task: Task) -> dict[str, Any]:
-    """Return the result of an ensemble without its scores."""
+    """Return the properties that the members of an ensemble share."""
     first = read_result(task.members[0].result)
-    common = {name: first[name] for name in ("feature", "untrained", "recipe", "vocabulary")}
-    return task.identity | {"preset": task.preset, "overrides": _overrides(task.job)} | common
+    return {name: first[name] for name in ("feature", "untrained", "recipe", "vocabulary")}
 
 
 def _trained_content(task: Task) -> dict[str, Any]:
-    """Return the result of a run without its scores: its data and numbers of steps."""
+    """Return the data of a run and its numbers of steps."""
     folder = Folder(str(task.run))
     checkpoint, history = read_checkpoint(folder, LAST), read_history(folder)
     counts = {key: value for key, value in next(history.of("training_data"), {}).items() if key not in ("event", "step")}
     features = open_dataset(task.corpus.features)
     text = EncodedParameters.from_json(checkpoint.captions).text
-    content = {
-        **task.identity,
-        "preset": task.preset,
+    missing = list(checkpoint.missing_features.values())
+    return {
         "steps": checkpoint.progress.step,
         "step": checkpoint.progress.best_step,
-        "overrides": _overrides(task.job),
         "feature": "" if features.spec is None else f"{features.spec.name}, {features.spec.source}".rstrip(", "),
         "untrained": FeaturesParameters.from_json(features.manifest.parameters).untrained,
         "recipe": "" if text is None else text.recipe,
         "vocabulary": len(checkpoint.tokens) - len(SPECIALS),
         **counts,
+        **({"missing_features": missing} if missing else {}),
     }
-    missing = list(checkpoint.missing_features.values())
-    return content | ({"missing_features": missing} if missing else {})
-
-
-def _overrides(job: ReproduceJob) -> list[str]:
-    """Return the overrides of a job as ``KEY=VALUE``, sorted."""
-    return [f"{key}={value}" for key, value in sorted(job.overrides.items())]

@@ -12,7 +12,6 @@ from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
 
-_RECALLS = MEASURES[:3]
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
 
 
@@ -99,8 +98,6 @@ class Report:
     """All tables of a paper.
 
     Attributes:
-        notes: sentences about the runs.
-        sections: tables of the paper.
         further: measurements of the same rows in unpublished languages and portions.
         rows: summaries of rows with a finished or failed run.
     """
@@ -147,8 +144,9 @@ _SUMMARY_COLUMNS = (
 
 
 def _summary_row(row: RowSummary) -> Row:
-    numbers = (row.vocabulary, row.words, row.pretrained, row.captions, row.steps, row.best, row.seeds)
-    return f"{row.preset} ({_ensemble(row)})" if row.members else row.preset, row.feature, row.recipe, *numbers
+    numbers = map(row.number, ("vocabulary", "words", "pretrained", "captions", "steps", "step"))
+    name = f"{row.preset} ({_ensemble(row)})" if row.members else row.preset
+    return name, row.feature, row.recipe, *numbers, row.seeds
 
 
 def _ensemble(row: RowSummary) -> str:
@@ -156,9 +154,8 @@ def _ensemble(row: RowSummary) -> str:
 
 
 def _data(row: RowSummary) -> str:
-    features, captions, words = f"features {row.feature}", f"captions {row.recipe}", f"{row.vocabulary} words"
-    texts = ((row.feature, features), (row.recipe, captions), (row.vocabulary, words))
-    data = "; ".join(text for value, text in texts if value != ABSENT)
+    values = {"features {}": row.feature, "captions {}": row.recipe, "{} words": row.number("vocabulary")}
+    data = "; ".join(text.format(value) for text, value in values.items() if value != ABSENT)
     return f" on {data}" if data else ""
 
 
@@ -167,10 +164,9 @@ def _describe(row: RowSummary) -> str:
         return f"seeds: {row.seeds}"
     if row.members:
         return f"{_ensemble(row)}; seeds: {row.seeds}"
-    steps = f"best after {row.best} of {row.steps} steps" if row.steps != ABSENT else f"best after {row.best} steps"
-    named = (("words", row.words), ("pretrained", row.pretrained), ("captions", row.captions))
-    parts = [f"{name}: {number}" for name, number in named if number != ABSENT]
-    return "; ".join((*parts, steps, f"seeds: {row.seeds}"))
+    parts = [f"{name}: {row.number(name)}" for name in ("words", "pretrained", "captions") if row.number(name) != ABSENT]
+    steps = f"of {row.number('steps')} steps" if row.number("steps") != ABSENT else "steps"
+    return "; ".join((*parts, f"best after {row.number('step')} {steps}", f"seeds: {row.seeds}"))
 
 
 def read_report(output: str, paper: str) -> Report:
@@ -188,7 +184,7 @@ def read_report(output: str, paper: str) -> Report:
         lines = tuple(_line(row, rows[row.preset]) for row in table_rows)
         columns = tuple(
             column for column in SCORES if any(line.cells[column].published is not None for line in lines)
-        ) or tuple(product(DIRECTIONS, _RECALLS))
+        ) or tuple(product(DIRECTIONS, MEASURES[:3]))
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
         unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen)]

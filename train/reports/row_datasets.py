@@ -50,7 +50,6 @@ OPTIONAL_DATASETS: Mapping[str, OptionalDataset] = {
 }
 """Optional datasets by field of `Corpus`."""
 
-_OPTION = "--features FOLDER, which may be repeated"
 _SORTS: Mapping[str, str] = {"huang2019/mha-d-vgg19": "crops", "dan*": "grid"}
 _EXAMPLES: Mapping[str, str] = {
     "vector": "one vector per image, such as 'resnet50-pool'",
@@ -72,19 +71,14 @@ def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
     corpora, missing = _assign_datasets(job)
     if not corpora:
         raise UsageError(f"there is nothing to train: {'; '.join(_sentences(missing))}")
-    for name, dataset in OPTIONAL_DATASETS.items():
-        location = getattr(job, name)
-        if location and not any(getattr(corpus, name) for corpus in corpora.values()):
+    options = [(name, getattr(job, name), dataset.usage) for name, dataset in OPTIONAL_DATASETS.items()]
+    options += [("features", location, "takes these features") for location in job.features]
+    for name, location, usage in options:
+        if location and all(getattr(corpus, name) != location for corpus in corpora.values()):
             raise UsageError(
-                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {dataset.usage}: leave it out, or "
-                "choose others with --rows"
+                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {usage}: leave it out, or choose "
+                "others with --rows"
             )
-    unused = [location for location in job.features if all(corpus.features != location for corpus in corpora.values())]
-    if unused:
-        raise UsageError(
-            f"--features {unused[0]!r} is given, but no row that is chosen takes these features: leave it out, or choose "
-            "others with --rows"
-        )
     return corpora
 
 
@@ -154,7 +148,7 @@ def features_for(preset: str, config: Config, datasets: Mapping[str, Dataset]) -
     for location, dataset in datasets.items():
         if _sort(dataset) in (wanted, "") and _takes(config, feature_spec(dataset).shape):
             return location, ""
-    return "", f"{_EXAMPLES[wanted]} ({_OPTION})"
+    return "", f"{_EXAMPLES[wanted]} (--features FOLDER, which may be repeated)"
 
 
 def _sort(dataset: Dataset) -> str:

@@ -169,50 +169,25 @@ class RowSummary:
         return self._texts(lambda result: result.get("recipe", ""))
 
     @property
-    def vocabulary(self) -> str:
-        """Number of words in the vocabulary."""
-        return _range(result.get("vocabulary") for result in self.results)
-
-    @property
-    def words(self) -> str:
-        """Number of words with a vector, by text encoder if the model has several."""
-        return self._by_language("words")
-
-    @property
-    def pretrained(self) -> str:
-        """Number of words with a pretrained vector, by text encoder if several."""
-        return self._by_language("pretrained")
-
-    @property
     def members(self) -> tuple[str, ...]:
         """Presets of the members of an ensemble; empty for a single model."""
         return next((tuple(result["members"]) for result in self.results if "members" in result), ())
 
-    @property
-    def captions(self) -> str:
-        """Number of training captions, by language if the row has several."""
-        return self._by_language("captions")
+    def number(self, name: str) -> str:
+        """Return the range of a number, by language or text encoder if the row has several.
 
-    @property
-    def steps(self) -> str:
-        """Number of training steps."""
-        return _range(result.get("steps") for result in self.results)
-
-    @property
-    def best(self) -> str:
-        """Step of the best model, which is measured."""
-        return _range(result.get("step") for result in self.results)
-
-    def _texts(self, text: Callable[[Mapping[str, Any]], str]) -> str:
-        return "; ".join(sorted({text(result) for result in self.results} - {""})) or ABSENT
-
-    def _by_language(self, name: str) -> str:
-        numbers = [result[name] for result in self.results if name in result]
-        languages = list(dict.fromkeys(language for by_language in numbers for language in by_language))
-        ranges = {language: _range(by_language.get(language) for by_language in numbers) for language in languages}
+        ``words`` have a vector, ``pretrained`` a pretrained one; ``step`` is that of the best model, which is measured.
+        """
+        values = [result[name] for result in self.results if name in result]
+        by_language = [value if isinstance(value, Mapping) else {"": value} for value in values]
+        languages = dict.fromkeys(language for numbers in by_language for language in numbers)
+        ranges = {language: _range(numbers.get(language) for numbers in by_language) for language in languages}
         if len(ranges) < 2:
             return next(iter(ranges.values()), ABSENT)
         return ", ".join(f"{language} {number}" for language, number in ranges.items())
+
+    def _texts(self, text: Callable[[Mapping[str, Any]], str]) -> str:
+        return "; ".join(sorted({text(result) for result in self.results} - {""})) or ABSENT
 
 
 def read_row(output: str, preset: str) -> RowSummary:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 from schemas.dataset import open_dataset
@@ -17,6 +16,7 @@ from train.evaluation.sts import StsSystem, score_overlap, score_sts
 from train.evaluation.sts_data import StsPairs, read_sts
 from train.jobs import ReproduceJob
 from train.reports.published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
+from train.reports.reproduce_report import Measurement
 from train.reports.row_results import finished_runs
 from train.runs.run import open_run
 
@@ -36,11 +36,6 @@ class StsRow:
     measured: tuple[StsSystem, ...] = ()
     refused: str = ""
 
-    def values(self, index: int) -> tuple[float, ...]:
-        """Return the defined values of Pearson's r times 100 on a data set."""
-        values = (system.correlations[index].pearson for system in self.measured)
-        return tuple(value for value in values if value is not None)
-
 
 @dataclass(frozen=True)
 class StsRows:
@@ -51,10 +46,12 @@ class StsRows:
     tasks: tuple[int | None, ...]
     rows: tuple[StsRow, ...]
 
-    def published(self, row: StsRow, index: int) -> float | None:
-        """Return the published value of a row on a data set; None if not reported."""
+    def measurement(self, row: StsRow, index: int) -> Measurement:
+        """Return the values of a row on a data set: Pearson's r times 100, if defined."""
         task = self.tasks[index]
-        return None if task is None else row.published.values[task]
+        values = (system.correlations[index].pearson for system in row.measured)
+        published = None if task is None else row.published.values[task]
+        return Measurement(published, tuple(value for value in values if value is not None))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -74,14 +71,11 @@ class StsRows:
         }
 
     def _row_to_dict(self, row: StsRow) -> dict[str, Any]:
-        scores = {}
-        for index, pairs in enumerate(self.data):
-            values = row.values(index)
-            scores[pairs.name] = {
-                "published": self.published(row, index),
-                "mean": mean(values) if values else None,
-                "measured": list(values),
-            }
+        cells = {pairs.name: self.measurement(row, index) for index, pairs in enumerate(self.data)}
+        scores = {
+            name: {"published": cell.published, "mean": cell.mean, "measured": list(cell.values)}
+            for name, cell in cells.items()
+        }
         names = {name: getattr(row.published, name) for name in ("name", "preset", "quoted")}
         return {**names, "runs": [system.name for system in row.measured], "refused": row.refused, "scores": scores}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import mean
+from statistics import mean, stdev
 from textwrap import wrap
 from typing import Any
 
@@ -13,14 +13,13 @@ from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
 from schemas.made_from import read_made_from
 from schemas.storage.folder import Folder, file_at
-from train.evaluation.metrics import RetrievalMetrics
+from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult
-from train.evaluation.sts_data import Correlation, StsPairs
+from train.evaluation.sts_data import StsPairs
 from train.reports.comparison import SCORES, SUM, Comparison
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
-from train.reports.reproduce_report import Measurement
 from train.reports.row_results import ABSENT
 from train.reports.sts_rows import StsRows
 
@@ -41,13 +40,10 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
     folds = f"; means over {scores[0].folds} folds of the images" if scores and scores[0].folds > 1 else ""
     rows: list[Row] = []
     for score in scores:
-        retrieval = score.retrieval
-        for name, metrics, key in (
-            ("image", retrieval.image_to_text, "image_to_text"),
-            ("text", retrieval.text_to_image, "text_to_image"),
-        ):
+        for name, direction in (("image", "image_to_text"), ("text", "text_to_image")):
+            metrics: RecallMetrics = getattr(score.retrieval, direction)
             captions = f"{score.language} {score.portion}" if name == "image" else Cell(score.split, style="dim")
-            recalls = map(Cell, metrics.recalls, score.chance[key])
+            recalls = map(Cell, metrics.recalls, score.chance[direction])
             rows.append((captions, f"{metrics.queries:,} {name}s", *recalls, metrics.median_rank))
     notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}"]
     return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
@@ -141,8 +137,8 @@ def _scores(comparison: Comparison) -> Table:
         ]
         for group in comparison.groups:
             name = Cell(f"{group.name}, mean of {len(group.runs)}", style="italic")
-            lines.append((name, group.mean(language), 1))
-            lines.append((Cell("  deviation", style="italic"), group.deviation(language), 1))
+            lines.append((name, group.scores(language, mean), 1))
+            lines.append((Cell("  deviation", style="italic"), group.scores(language, stdev), 1))
         for index, (run_name, scores, digits) in enumerate(line for line in lines if line[1]):
             cells = [f"{scores[pair]:.{digits if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
             rows.append(("" if index else language, run_name, *cells))
@@ -178,7 +174,10 @@ def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
     rows: list[Row] = []
     for system in result.systems:
         correlations = [*(system.correlations[index] for index in indices), *([system.means] if has_means else [])]
-        rows.append((f"{system.name} {system.language}".rstrip(), *map(_correlation_cell, correlations)))
+        measured = (
+            Cell(ABSENT) if None in vars(value).values() else Cell(value.pearson, value.spearman) for value in correlations
+        )
+        rows.append((f"{system.name} {system.language}".rstrip(), *measured))
     notes = ["Pearson's r times 100, in brackets Spearman's rho times 100"]
     if any(tasks[index] is not None for index in indices):
         notes.append(f"{_QUOTED}: quoted in that paper from other work")
@@ -195,10 +194,6 @@ def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
 def _data_column(pairs: StsPairs, task: int | None) -> Column:
     lines = [*wrap(pairs.name, _NAME_WIDTH), f"{len(pairs):,} pairs", *([] if task is None else [TASKS[task]])]
     return Column("\n".join(lines), ".1f")
-
-
-def _correlation_cell(value: Correlation) -> Cell:
-    return Cell(ABSENT) if value.pearson is None or value.spearman is None else Cell(value.pearson, value.spearman)
 
 
 def _quoted(name: str, quoted: bool) -> str:
@@ -276,9 +271,9 @@ def _sts_row_table(rows: StsRows, indices: Sequence[int]) -> Table:
     columns += (_data_column(rows.data[index], rows.tasks[index]) for index in indices)
     lines: list[Row] = []
     for row in rows.rows:
-        measured = [Measurement(rows.published(row, index), row.values(index)) for index in indices]
+        cells = (rows.measurement(row, index).to_cell() for index in indices)
         runs = len(row.measured) if row.published.preset else None
-        lines.append((_quoted(row.published.name, row.published.quoted), runs, *(cell.to_cell() for cell in measured)))
+        lines.append((_quoted(row.published.name, row.published.quoted), runs, *cells))
     is_last = indices[-1] == len(rows.data) - 1
     title = f"Table {rows.paper.table}: semantic textual similarity"
     return Table(columns, lines, title, _sts_row_notes(rows) if is_last else ())

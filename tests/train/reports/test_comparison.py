@@ -61,9 +61,9 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
     (group,) = comparison.groups
     assert (group.name, [run.name for run in group.runs]) == ("both", ["both/seed-0", "both/seed-1"])
     values = [run.scores("de")["image_to_text", "recall_at_10"] for run in group.runs]
-    assert group.mean("de")["image_to_text", "recall_at_10"] == mean(values)
-    assert group.deviation("de")["image_to_text", "recall_at_10"] == stdev(values)
-    assert group.mean("fr") == {}
+    assert group.scores("de", mean)["image_to_text", "recall_at_10"] == mean(values)
+    assert group.scores("de", stdev)["image_to_text", "recall_at_10"] == stdev(values)
+    assert group.scores("fr", mean) == {}
     assert [comparison.label(run) for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
 
 

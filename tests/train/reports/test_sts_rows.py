@@ -46,14 +46,14 @@ def test_sts_rows_equal_sts_with_published_values(trained, pairs, sts_pairs, tmp
     expected = sts(StsJob((str(sts_pairs), *folders), language="en", device="cpu"), tokenize)
     by_name = {row.published.name: row for row in rows.rows}
     for number in (0, 1):
-        found = by_name["PIVOT-ASYM"].values(number)
-        assert found == tuple(system.correlations[number].pearson for system in expected.systems[1:])
-        assert rows.published(by_name["PIVOT-ASYM"], number) == (83.8, 90.3)[number]
-        (overlap,) = by_name["Shared task baseline"].values(number)
+        cells = {name: rows.measurement(row, number) for name, row in by_name.items()}
+        assert cells["PIVOT-ASYM"].values == tuple(system.correlations[number].pearson for system in expected.systems[1:])
+        assert cells["PIVOT-ASYM"].published == (83.8, 90.3)[number]
+        (overlap,) = cells["Shared task baseline"].values
         assert overlap == pytest.approx((51.3, 60.4)[number], abs=0.1)
         for quoted in ("GRAN (Wieting et al.)", "STS best system", "MLMME (Calixto et al.)"):
-            assert by_name[quoted].values(number) == ()
-        assert by_name["OE"].values(number) == ()  # Not trained.
+            assert cells[quoted].values == ()
+        assert cells["OE"].values == ()  # Not trained.
 
     assert write_sts_rows(rows, str(tmp_path)) == ["gella2017-table-4.md", "gella2017-table-4.json"]
     plain = json.loads((tmp_path / "gella2017-table-4.json").read_text())
@@ -62,7 +62,7 @@ def test_sts_rows_equal_sts_with_published_values(trained, pairs, sts_pairs, tmp
     assert row["scores"]["images-2014"]["published"] == 83.8
     assert len(row["scores"]["images-2014"]["measured"]) == 2
     markdown = (tmp_path / "gella2017-table-4.md").read_text()
-    values = by_name["PIVOT-ASYM"].values(0)
+    values = rows.measurement(by_name["PIVOT-ASYM"], 0).values
     assert f"| PIVOT-ASYM | 2 | {mean(values):.1f} ± {stdev(values):.1f} (83.8) |" in markdown
     assert "| GRAN (Wieting et al.) * |  | – (84.5) | – (85.0) |" in markdown
     assert "| OE | 0 | – (84.1) | – (90.8) |" in markdown
