@@ -148,8 +148,6 @@ _CHARACTER, _LINE = 0.045, 0.1  # Width and height of a label's characters in in
 def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
     """Draw the attention to an image and its captions.
 
-    Without a picture, boxes are drawn on an empty field.
-
     Raises:
         DatasetError: the figure cannot be written.
     """

@@ -103,10 +103,7 @@ class GoldRank:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of recalls.
-
-    Rows are name, preset, language, and the measures of image to text and of text to image.
-    """
+    """A table of recalls; rows are name, preset, language, measures by direction."""
 
     name: str
     portion: str

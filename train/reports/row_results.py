@@ -174,7 +174,7 @@ class RowSummary:
         return next((tuple(result["members"]) for result in self.results if "members" in result), ())
 
     def number(self, name: str) -> str:
-        """Return the range of a number, by language or text encoder if the row has several.
+        """Return the range of a number, by language or text encoder if several.
 
         ``words`` have a vector, ``pretrained`` a pretrained one; ``step`` is that of the best model, which is measured.
         """
