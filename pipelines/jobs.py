@@ -331,14 +331,7 @@ class ImageOptions:
 
         if not isinstance(images, str):
             return cast("ImageSource", images)
-        return open_images(
-            images,
-            id_rule=self.id_rule,
-            columns=self.columns,
-            delimiter=self.delimiter,
-            quoting=self.quoting,
-            allow_private_addresses=self.allow_private_addresses,
-        )
+        return open_images(images, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -413,14 +406,6 @@ class FeaturesJob:
         spec, regions = self.extractor.spec(), self.extractor.regions
         rows = spec.shape[0] if regions is None else regions.max_regions
         return {"float32": 4, "float16": 2}[spec.dtype] * rows * prod(spec.shape[1:])
-
-    def check_device(self) -> None:
-        """Check that the device exists and supports the extractor's options.
-
-        Raises:
-            UsageError: the device is missing, or an option is unsupported.
-        """
-        self.extractor.check_device(self.device)
 
     def check_execution(self, execution: Execution) -> None:
         """Check the job against an execution.

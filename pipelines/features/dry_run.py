@@ -66,7 +66,7 @@ def plan_dry_run(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_o
     """
     job = job.opened()
     output = plan_features(job, listing, on_warning)
-    job.check_device()
+    job.extractor.check_device(job.device)
     output.folder.check_writable()
     state = read_compatible(output, job.policy, job.task)
     finished = state.finished_shards()

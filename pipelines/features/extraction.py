@@ -130,7 +130,7 @@ def extract_features(
             job.policy,
             execution=execution,
             extras=job.extras(),
-            check_launcher=job.check_device if execution.is_local else None,
+            check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
             check_worker=partial(check_worker, job, planned_fingerprint(output), gpus),
             run_in_process=partial(_extract_in_process, job, output, meter, listing),
             task=job.task,

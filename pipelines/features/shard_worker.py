@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from queue import SimpleQueue
 
 from extractors import Extractor
@@ -83,7 +82,7 @@ def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
         ImagepivotError: a device is missing, or precision or weights differ from the plan.
     """
     for device in devices_of_worker(job, "", gpus):
-        replace(job, device=device).check_device()
+        job.extractor.check_device(device)
     check_fingerprint(job, planned, job.extractor.describe().fingerprint)
 
 

@@ -33,7 +33,6 @@ class Dialect:
 
     Attributes:
         delimiter: the character between two values, a tab also as ``tab`` or ``\t``; empty: detected.
-        quoting: the meaning of ``"``, see `Quoting`.
 
     Raises:
         UsageError: the delimiter is not one character that can separate values, or the quoting is unknown.

@@ -102,7 +102,6 @@ class Table:
         columns: our names of the columns to read, if present.
         required: our names of the required columns.
         renamed: pairs (our name, the table's name) of columns, where they differ.
-        dialect: delimiter and quoting, of CSV and TSV.
     """
 
     folder: Folder
@@ -113,10 +112,9 @@ class Table:
     dialect: Dialect = AUTO_DIALECT
 
     def batches(self, part: Range | None = None) -> Iterator[Batch]:
-        """Yield batches of some thousand rows. Rows before an error are yielded first.
+        """Yield batches of some thousand rows of the table or of one of its `ranges`.
 
-        Args:
-            part: one of the `ranges`, from which places count; None for the whole table.
+        Rows before an error are yielded first. Places count from the start of the range.
 
         Raises:
             InputError: the table lacks a column or is damaged.

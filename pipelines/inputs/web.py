@@ -46,9 +46,6 @@ class WebAccess:
     Attributes:
         allow_private_addresses: download from private, loopback, link-local and other addresses that are not public, and through
             the proxies that the environment names, without any check.
-        max_bytes: maximum size of a file.
-        connect_seconds: timeout of a connection.
-        read_seconds: timeout of a read.
         total_seconds: timeout of a download, with redirects, pauses and retries.
         max_attempts: number of attempts if the server is busy (429 or 5xx) or the connection fails.
     """
@@ -236,9 +233,6 @@ _T = TypeVar("_T")
 class FetchError(OSError):
     """A failed download; ``strerror`` is the reason, independent of the run."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(errno.EIO, reason)
-
 
 def is_web_address(location: str) -> bool:
     """Return whether a location is an ``http://`` or ``https://`` address."""
@@ -302,7 +296,7 @@ def _request_with_retries(method: str, address: str, access: WebAccess, take: Ca
             time.sleep(pause)
     finally:
         _LIMITS.reset(token)
-    raise FetchError(reason)
+    raise FetchError(errno.EIO, reason)
 
 
 def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, WebAccess], _T]) -> _T:
@@ -323,18 +317,14 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
                 return take(response, access)
             _drain(response)
             if not target:
-                raise _refusal(response)
+                pause = None
+                with contextlib.suppress(InvalidHeader):
+                    pause = urllib3.Retry().get_retry_after(response)
+                # 501: the server does not implement the method.
+                retryable = response.status == 429 or (500 <= response.status <= 599 and response.status != 501)
+                raise _RequestError(f"HTTP {response.status}", retryable=retryable, pause=pause or 0.0)
             address = urljoin(address, target)
     raise _RequestError(f"more than {_MAX_REDIRECTS} redirects")
-
-
-def _refusal(response: Any) -> _RequestError:
-    status, pause = response.status, None
-    with contextlib.suppress(InvalidHeader):
-        pause = urllib3.Retry().get_retry_after(response)
-    # 501: the server does not implement the method.
-    retryable = status == 429 or (500 <= status <= 599 and status != 501)
-    return _RequestError(f"HTTP {status}", retryable=retryable, pause=pause or 0.0)
 
 
 @contextlib.contextmanager

@@ -147,11 +147,8 @@ def build(
 ) -> None:
     """Run the commands of steps in order, up to the first that fails.
 
-    Args:
-        steps: the steps.
-        commands: the words of each, from `command_lines`.
-        run: runs a command with variables and returns its exit code, e.g. `schemas.process.steps.run_command`.
-        on_step: called with name and command of a step before it runs.
+    The commands are those of `command_lines`. `run` runs one with variables and returns its exit code, e.g.
+    `schemas.process.steps.run_command`. `on_step` is called with name and command of a step before it runs.
 
     Raises:
         StepError: a command failed.
@@ -292,10 +289,7 @@ class _Reader:
 def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a plan as a table, merged into the plan that it extends.
 
-    Args:
-        source: name or path, see `read_plan`.
-        folder: folder of a relative path.
-        chain: the plans that extend it, outermost first.
+    A relative path begins in `folder`; `chain` holds the plans that extend this one, outermost first.
 
     Raises:
         UsageError: the plan is missing, is not TOML, or has an unknown key.

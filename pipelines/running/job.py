@@ -41,7 +41,7 @@ def run_job(
     *,
     execution: Execution,
     extras: Iterable[str] = ("pipelines",),
-    check_launcher: Callable[[], None] | None = None,
+    check_launcher: Callable[[], object] | None = None,
     check_worker: Callable[[], None] | None = None,
     run_in_process: Callable[[frozenset[int]], bool | None] | None = None,
     task: ArrayTask | None = None,
@@ -121,7 +121,7 @@ def run_per_shard(
     execution: Execution,
     libraries: tuple[str, ...],
     extras: Iterable[str] = ("pipelines",),
-    check_launcher: Callable[[], None] | None = None,
+    check_launcher: Callable[[], object] | None = None,
     check_worker: Callable[[], None] | None = None,
     meter: Meter = Meter(),
 ) -> Manifest:

@@ -35,11 +35,9 @@ class RawCaption(NamedTuple):
     """One caption as read.
 
     Attributes:
-        image_id: key of the image.
         language: BCP 47 tag in its usual case.
         portion: `COMPARABLE`, `TRANSLATION`, or as a table names it.
         index: position among the image's captions of this language and portion; -1: numbered in order of appearance.
-        split: name of the split in the source.
         text: the sentence, exactly as in the file; None for a null in a table.
     """
 

@@ -87,36 +87,25 @@ class Multi30kSource(PathSource):
         for file_name in list_files(self.folder, f"{task}/raw"):
             if _NOT_CAPTIONS.fullmatch(file_name):
                 continue
-            part = self._part(task, file_name)
+            name = f"{task}/raw/{file_name}"
+            location = self.folder.path_of(name)
+            match = _NAMES[task].fullmatch(file_name.removesuffix(".gz"))
+            if match is None:
+                raise InputError(
+                    f"{location!r} is not named {_FORMS[task]!r}, so split and language are unknown: rename it or remove it from "
+                    "'raw'"
+                )
+            try:
+                language = check_language(match["language"])
+            except UsageError as error:
+                raise InputError(f"the name of {location!r}: {error}; rename it or remove it from 'raw'") from error
+            images = f"{task}/image_splits/{_LISTS[task].format(match['split'])}"
+            index = int(match.groupdict().get("number", "1")) - 1
+            part = Part(name, images, language, _PORTIONS[task], match["split"], index)
             other = parts.setdefault((part.split, part.language, part.index), part)
             if other is not part:
-                raise InputError(
-                    f"{self.folder.path_of(other.name)!r} and {self.folder.path_of(part.name)!r} are the same captions: keep one"
-                )
+                raise InputError(f"{self.folder.path_of(other.name)!r} and {location!r} are the same captions: keep one")
         return list(parts.values())
-
-    def _part(self, task: str, file_name: str) -> Part:
-        name = f"{task}/raw/{file_name}"
-        match = _NAMES[task].fullmatch(file_name.removesuffix(".gz"))
-        if match is None:
-            raise InputError(
-                f"{self.folder.path_of(name)!r} is not named {_FORMS[task]!r}, so split and language are unknown: "
-                f"rename it or remove it from 'raw'"
-            )
-        try:
-            language = check_language(match["language"])
-        except UsageError as error:
-            raise InputError(
-                f"the name of {self.folder.path_of(name)!r}: {error}; rename it or remove it from 'raw'"
-            ) from error
-        return Part(
-            name=name,
-            images=f"{task}/image_splits/{_LISTS[task].format(match['split'])}",
-            language=language,
-            portion=_PORTIONS[task],
-            split=match["split"],
-            index=int(match.groupdict().get("number", "1")) - 1,
-        )
 
     def _image_ids(self, name: str) -> Iterator[str]:
         """Yield the image ids of a list, without caption ids (``NAME.jpg#367178``)."""

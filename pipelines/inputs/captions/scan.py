@@ -29,7 +29,6 @@ class ScanSource(CaptionSource):
     """The captions of one or more ``SPLIT_caps.txt``.
 
     Attributes:
-        names: the files with captions.
         lists: the file with the image ids of each; empty without one.
     """
 

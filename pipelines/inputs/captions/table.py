@@ -191,9 +191,7 @@ def _selected(table: pa.Table, selection: Selection) -> pa.Table:
 
 def _check_index(value: object, *, place: str) -> int:
     """Return an index as an integer; text tables write it in digits."""
-    index = value
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
-        index = int(value)
+    index = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else value
     if type(index) is not int or not 0 <= index <= _MAX_INDEX:
         raise InputError(f"{place}: 'index' is {value!r}, expected an integer from 0 to {_MAX_INDEX}")
     return index

@@ -235,12 +235,12 @@ class ImagesInParquet(_Archives):
         return name, group, starts[group]
 
     def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
-        """Split images, in the order of the listing, by row group; an unreadable file is one group."""
+        """Split images, in the order of the listing, by row group."""
         for (name, version), rows in groupby(refs, key=lambda ref: (_file_of(ref), ref.version)):
             try:
                 starts = first_rows(self.folder, name, version)
             except (pa.ArrowException, OSError, DatasetError):
-                starts = ()
+                starts = ()  # An unreadable file is one group.
             yield from _by_row_group(rows, starts)
 
     def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:

@@ -22,7 +22,6 @@ EXTENSIONS = frozenset(
 )
 """Extensions of images. A pattern selects files of any extension."""
 
-_OTHER = "other extensions"
 _MAX_KINDS = 1000
 _SHOWN_KINDS = 8
 
@@ -131,7 +130,7 @@ def _count(kinds: Counter[str], path: PurePosixPath) -> None:
     # A name that is not UTF-8 could not be printed.
     extension = path.suffix.lower().encode("utf-8", "backslashreplace").decode()
     kind = "hidden" if path.name.startswith(".") else extension or "no extension"
-    kinds[kind if kind in kinds or len(kinds) < _MAX_KINDS else _OTHER] += 1
+    kinds[kind if kind in kinds or len(kinds) < _MAX_KINDS else "other extensions"] += 1
 
 
 def _files(kinds: Counter[str]) -> str:
@@ -148,7 +147,6 @@ class ImageRef(NamedTuple):
     """A reference to an image.
 
     Attributes:
-        image_id: key of the image.
         uri: address of the image in the source, relative to the source if possible.
         bytes: size of the file in bytes; -1 if unknown.
         offset: position in an archive, in a unit of the source; -1 for a separate file.
@@ -190,10 +188,7 @@ class ImageSource(ABC):
         """
 
     def check_ids(self, refs: Iterable[ImageRef]) -> None:
-        """Check that image ids are unique.
-
-        Args:
-            refs: references sorted by image id.
+        """Check that the image ids of references, sorted by them, are unique.
 
         Raises:
             InputError: two images have the same id.

@@ -33,7 +33,6 @@ class FolderSource(ImageSource):
 
     Attributes:
         pattern: regular expression for paths relative to the folder; None selects files by their extensions.
-        ids: ``name``: the image id is the file name without extension; ``path``: the relative path without extension.
     """
 
     folder: Folder
@@ -115,7 +114,6 @@ class ImageTable(ImageSource):
 
     Attributes:
         table: the table; relative addresses start in its folder.
-        access: limits of downloads.
     """
 
     table: Table

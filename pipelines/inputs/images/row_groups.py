@@ -63,11 +63,7 @@ Values: TypeAlias = _InMemory | _OnDisk
 
 
 class RowGroups:
-    """Row groups of this process. Threads that need the same one read it once.
-
-    Args:
-        memory: bytes of row groups in memory.
-    """
+    """Row groups of this process. Threads that need the same one read it once."""
 
     def __init__(self, memory: int = CACHE_BYTES) -> None:
         self._memory = memory

@@ -4,8 +4,7 @@ An image costs its whole row group, and nearly every group has images of nearly 
 first: one worker reads a group once and writes its images to files of 64 MiB. Then any worker reads the images of its shard by byte
 range, as from a tar.
 
-The files are temporary files of the output dataset: its commit deletes them, or the next run into its folder. If a staged image is
-missing, the source is read.
+The files are temporary files of the output dataset: its commit deletes them, or the next run into its folder.
 """
 
 from __future__ import annotations
