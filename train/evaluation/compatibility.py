@@ -26,10 +26,8 @@ def check_dataset(run: Run, dataset: Dataset, name: Literal["vocabulary", "extra
     Raises:
         DatasetError: they come from another vocabulary or extractor.
     """
-    if name == "vocabulary":
-        fingerprint = dataset.manifest.input_fingerprint("vocabulary") or "none"
-    else:
-        fingerprint = extractor_fingerprint(dataset)
+    vocabulary = dataset.manifest.input_fingerprint("vocabulary") or "none"
+    fingerprint = vocabulary if name == "vocabulary" else extractor_fingerprint(dataset)
     location = dataset.folder.location
     check_fingerprints({name: fingerprint}, {name: run.fingerprints[name]}, captions=location, features=location)
 

@@ -48,9 +48,8 @@ _KEY = ("image_id", "language", "portion", "index", "split")
 
 logger = logging.getLogger(__name__)
 
-_Columns: TypeAlias = dict[str, Any]
-_Rows: TypeAlias = Callable[[int], tuple[_Columns, dict[str, int]]]
-"""From a shard index to the columns and statistics of the output shard."""
+_Rows: TypeAlias = tuple[dict[str, Any], dict[str, int]]
+"""Columns and statistics of an output shard."""
 
 
 def embed_shard(
@@ -182,7 +181,7 @@ def _write(
     folder: str,
     sources: tuple[Dataset, ...],
     selection: Mapping[str, tuple[str, ...]],
-    rows: _Rows,
+    rows: Callable[[int], _Rows],
 ) -> Manifest:
     """Write or complete a dataset with a shard for each of the first source."""
     spec = FeatureSpec(name=job.name, shape=(run.model.width,), source=run.config.description)
@@ -211,9 +210,7 @@ def _write(
     return write_dataset(output, write_shard, policy, libraries=("torch",))
 
 
-def _image_rows(
-    run: Run, features: Dataset, chosen: pa.Array | None, on_progress: Count, shard: int
-) -> tuple[_Columns, dict[str, int]]:
+def _image_rows(run: Run, features: Dataset, chosen: pa.Array | None, on_progress: Count, shard: int) -> _Rows:
     image_ids, embeddings = embed_shard(run, features, shard, chosen, on_progress)
     statistics = {"images": len(image_ids)}
     num_skipped = features.manifest.shards[shard].rows - len(image_ids)
@@ -231,7 +228,7 @@ def _caption_rows(
     languages: Sequence[str],
     on_progress: Count,
     shard: int,
-) -> tuple[_Columns, dict[str, int]]:
+) -> _Rows:
     table = captions.shard(shard).combine_chunks()
     selected = table.filter(_is_in(table["language"], languages))
     selected = (selected.filter(_is_in(selected["split"], splits)) if splits else selected).combine_chunks()
