@@ -49,22 +49,16 @@ def evaluate_cross_lingual(
         name: [encode_captions(model, data.captions.batch(indices), name, on_progress=on_progress) for model, data in members]
         for name, indices in rows.items()
     }
+    images_of = {name: captions.images[indices] for name, indices in rows.items()}
     results = {}
     for pair in combinations(rows, 2):
-        common = np.intersect1d(*(captions.images[rows[name]] for name in pair))
+        common = np.intersect1d(*(images_of[name] for name in pair))
         if not len(common):
             continue
-        candidates = [np.flatnonzero(np.isin(captions.images[rows[name]], common)) for name in pair]
-        images = [
-            np.searchsorted(common, captions.images[rows[name][indices]])
-            for name, indices in zip(pair, candidates, strict=True)
-        ]
-        sources = [
-            scores_between(
-                model, *(take_rows(encoded[name][member], indices) for name, indices in zip(pair, candidates, strict=True))
-            )
-            for member, (model, _) in enumerate(members)
-        ]
+        candidates = {name: np.flatnonzero(np.isin(images_of[name], common)) for name in pair}
+        images = [np.searchsorted(common, images_of[name][indices]) for name, indices in candidates.items()]
+        sides = [[take_rows(item, indices) for item in encoded[name]] for name, indices in candidates.items()]
+        sources = [scores_between(model, first, second) for (model, _), first, second in zip(members, *sides, strict=True)]
         image_tensors = (torch.from_numpy(indices).long() for indices in images)
         ranks = bidirectional_ranks(mean_scores(sources), *image_tensors, device=members[0][0].device)
         for query, other in ((0, 1), (1, 0)):

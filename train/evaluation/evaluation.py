@@ -116,9 +116,8 @@ def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> 
     Returns:
         Metrics by language, in the order of ``captions.language_names``; languages without captions are left out.
     """
-    return {
-        language: RetrievalMetrics.of(ranks) for language, ranks in ensemble_ranks(members, on_progress=on_progress).items()
-    }
+    ranks = ensemble_ranks(members, on_progress=on_progress)
+    return {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
 
 
 def ensemble_ranks(members: Members, *, on_progress: Count = no_progress) -> dict[str, Ranks]:
@@ -227,12 +226,9 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
 
 
 def _encode_all_captions(model: RetrievalModel, captions: Captions) -> Encoded:
-    rows = [captions.rows_of(language) for language in captions.language_names]
-    parts = [
-        encode_captions(model, captions.batch(language_rows), language)
-        for language_rows, language in zip(rows, captions.language_names, strict=True)
-    ]
-    return take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(rows), kind="stable"))
+    rows = {language: captions.rows_of(language) for language in captions.language_names}
+    parts = [encode_captions(model, captions.batch(indices), language) for language, indices in rows.items()]
+    return take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(list(rows.values())), kind="stable"))
 
 
 def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.device) -> Views:
@@ -258,15 +254,12 @@ def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_prog
     results = {}
     for language in captions.language_names:
         if len(captions.rows_of(language)):
-            metrics = [
-                evaluate_ensemble(
-                    [(model, _select_images(data, language, images)) for model, data in members], on_progress=on_progress
-                )
-                for images in _folds(captions, language, folds)
-            ]
-            directions = ("image_to_text", "text_to_image")
+            metrics = []
+            for images in _folds(captions, language, folds):
+                selected = [(model, _select_images(data, language, images)) for model, data in members]
+                metrics.append(evaluate_ensemble(selected, on_progress=on_progress)[language])
             results[language] = RetrievalMetrics(
-                *(_mean_metrics([getattr(fold[language], direction) for fold in metrics]) for direction in directions)
+                _mean_metrics([fold.image_to_text for fold in metrics]), _mean_metrics([fold.text_to_image for fold in metrics])
             )
     return results
 
