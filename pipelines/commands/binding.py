@@ -222,11 +222,8 @@ def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -
 def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING, *, is_optional: bool = False) -> T | None:
     """Build a dataclass from option values; None if it is optional and none is set.
 
-    Args:
-        job: a dataclass, see `options_of`.
-        values: values by keys; other keys are ignored.
-        default: an instance with the values of fields that are no options.
-        is_optional: see `options_of`.
+    The arguments are those of `options_of`. The default also has the values of fields that are no options. Values of other keys
+    are ignored.
 
     Raises:
         UsageError: a value is out of range, or options contradict each other.

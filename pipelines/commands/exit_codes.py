@@ -81,9 +81,11 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
     if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0])):
         return _report(error, f"this command needs {error.name}, which is not installed: pip install 'imagepivot[{extra}]'")
-    if isinstance(error, OSError) and _is_output_error(error):
-        flush_streams()
-        return _report(error, f"cannot write the output: {error.strerror}")
+    if isinstance(error, OSError):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("rich", "typer", "click"):  # Printing raised it.
+            flush_streams()
+            return _report(error, f"cannot write the output: {error.strerror}")
     if hasattr(error, "format_message"):  # A usage error of typer.
         message = error.format_message() or None
         if not events.emit("error", message=message, kind="UsageError"):
@@ -103,12 +105,6 @@ def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, 
     if not events.emit("error", message=message, kind=type(error).__name__):
         notes.print(f"[bold red]Error:[/bold red] {escape(message)}", highlight=False, soft_wrap=True)
     return code, message
-
-
-def _is_output_error(error: OSError) -> bool:
-    """Return whether printing raised the error."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").partition(".")[0] in ("rich", "typer", "click")
 
 
 def _extra_for(module: str) -> str | None:

@@ -22,7 +22,6 @@ from schemas.options import Opt
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
 
-
 console = Console()
 """For results, on standard output."""
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
@@ -202,11 +203,7 @@ def flush_streams() -> OSError | None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+    return any(outer.f_code.co_filename.startswith("<frozen importlib") for outer, _ in traceback.walk_stack(frame))
 
 
 def _end() -> None:

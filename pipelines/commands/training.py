@@ -159,8 +159,8 @@ def embed(job: EmbedJob, log_json: LogJson = False) -> None:
     with CountDisplay(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
         manifests = embedding.embed(job, count, remark)
         count.settle()
-    rows, shards = (sum(counts) for counts in zip(*((m.rows, len(m.shards)) for m in manifests), strict=True))
-    events.record(counts={"rows": rows, "shards": shards, "failed": {}})
+    shards = sum(len(manifest.shards) for manifest in manifests)
+    events.record(counts={"rows": sum(manifest.rows for manifest in manifests), "shards": shards, "failed": {}})
     for manifest in manifests:
         folder = "images" if manifest.kind == "features" else "captions"
         print_dataset(manifest, f"{job.output}/{folder}")
@@ -361,7 +361,8 @@ def _report_gold_ranks(job: ReproduceJob) -> None:
 
     ranks = gold_ranks(job.output, job.corpus, device=job.device, allow_missing_features=job.allow_missing_features)
     render_tables(console, gold_rank_tables(ranks))
-    _print_written(job, write_gold_ranks(ranks, job.output))
+    for name in write_gold_ranks(ranks, job.output):
+        print_line(f"written: {escape(f'{job.output}/{name}')}")
 
 
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool) -> None:
@@ -374,9 +375,5 @@ def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool)
             job.paper, job.output, pairs, tokenize_query, truecaser=job.truecaser, device=job.device, on_progress=count
         )
     render_tables(console, sts_row_tables(rows))
-    _print_written(job, write_sts_rows(rows, job.output))
-
-
-def _print_written(job: ReproduceJob, names: Sequence[str]) -> None:
-    for name in names:
+    for name in write_sts_rows(rows, job.output):
         print_line(f"written: {escape(f'{job.output}/{name}')}")

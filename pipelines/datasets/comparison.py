@@ -123,12 +123,10 @@ class Comparison:
 
     Attributes:
         common: number of keys that both have.
-        parameters: parameters and inputs that differ.
         missing_in_a: keys that only B has.
         missing_in_b: keys that only A has.
         differing: rows with any difference among the common keys.
         columns: number of rows that differ, by column, for columns without real numbers.
-        vectors: differences of the columns of real numbers.
         incomparable: reason why the values could not be compared; empty if they were.
         tolerance: largest absolute difference of real numbers that counts as equal.
     """

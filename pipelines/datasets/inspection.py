@@ -114,11 +114,7 @@ def _stored_bytes(manifest: Manifest) -> int:
 
 def _columns(dataset: Dataset) -> list[dict[str, str]]:
     return [
-        {
-            "name": column.name,
-            "type": _type(column.type),
-            "description": (column.metadata or {}).get(b"description", b"").decode(),
-        }
+        {"name": column.name, "type": _type(column.type), "description": column.metadata[b"description"].decode()}
         for column in dataset.schema
     ]
 
@@ -161,11 +157,7 @@ def _vocabulary_statistics(statistics: Mapping[str, Any]) -> _Statistics:
         ("occurrences", "occurrences counted"),
     )
     rows: list[Row] = [
-        (
-            "tokens in the vocabulary",
-            *_counts(statistics["tokens"].values()),
-            *_counts([statistics["sum"], statistics["union"]]),
-        ),
+        ("tokens in the vocabulary", *_counts([*statistics["tokens"].values(), statistics["sum"], statistics["union"]])),
         *((label, *_counts(statistics[name][language] for language in languages)) for name, label in named),
         (),
     ]
@@ -258,7 +250,7 @@ def _sample(dataset: Dataset, count: int) -> Table:
 def _sample_regions(dataset: Dataset, count: int) -> Table:
     names = RegionNames.of(dataset)
     rows: list[Row] = []
-    for row in _region_rows(dataset, count):
+    for row in _first_rows(dataset, count):
         regions = [
             f"{region.text}  ({', '.join(f'{value:.0f}' for value in region.xyxy)})" for region in named_regions(row, names)
         ]
@@ -275,18 +267,16 @@ def _first_json(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
             yield {name: _json_value(value) for name, value in row.items()}
         return
     names = RegionNames.of(dataset)
-    for row in _region_rows(dataset, count):
+    for row in _first_rows(dataset, count):
         regions = [
             {"label": region.text, "class_id": region.class_id, "box": region.xyxy} for region in named_regions(row, names)
         ]
         yield {name: row[name] for name in ("image_id", "width", "height", "num_regions")} | {"regions": regions}
 
 
-def _region_rows(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
-    return _first_rows(dataset, count, [column.name for column in dataset.schema if column.name != "features"])
-
-
-def _first_rows(dataset: Dataset, count: int, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def _first_rows(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the first rows, without the features of regions."""
+    columns = [column.name for column in dataset.schema if column.name != "features"]
     batches = dataset.batches(columns, batch_size=count)
     return islice((row for batch in batches for row in batch.to_pylist()), count)
 

@@ -31,7 +31,6 @@ from schemas.storage.folder import file_at
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
-_LONGER_SIDE = 640
 _MIN_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
 _MAX_SIDE = 2**16 - 1  # Of a canvas of matplotlib.
 _PAD = 2  # Pixels around the text of a label.
@@ -87,8 +86,7 @@ def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
     try:
         return dataset.get(image_id)
     except KeyError:
-        pass
-    problem = f"image {image_id!r} is not in {dataset.folder.location!r}"
+        problem = f"image {image_id!r} is not in {dataset.folder.location!r}"
     for row in dataset.failures().to_pylist():
         if row["key"] == image_id:
             raise InputError(f"{problem}: it failed with {row['reason']}, {row['message']!r}")
@@ -251,7 +249,7 @@ class Picture(NamedTuple):
 
 
 def read_pictures(
-    images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = _LONGER_SIDE
+    images: str | os.PathLike[str] | ImageSource, image_ids: Sequence[str], *, longer_side: int = 640
 ) -> dict[str, Picture]:
     """Read pictures by image id, downscaled to at most `longer_side` pixels.
 

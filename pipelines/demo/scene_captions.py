@@ -39,7 +39,6 @@ class Language:
         verbs: "is" and "are".
         single: templates for scenes with one group, the full ones first.
         double: templates for scenes with two groups, the full ones first.
-        colour_last: whether the colour follows the noun.
         articles: article and next word to the article that is written before that word instead.
     """
 

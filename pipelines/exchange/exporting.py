@@ -6,21 +6,22 @@ are written batch by batch; the chosen captions are held in memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.exchange.exporters.arrays import write_mulisera, write_npy
-from pipelines.exchange.exporters.base import Staging, WarningCallback, Writer
+from pipelines.exchange.exporters.base import Staging
 from pipelines.exchange.exporters.scan import write_scan
 from pipelines.exchange.exporters.tsv import write_tsv
 from pipelines.exchange.exporters.webdataset import write_webdataset
 from pipelines.exchange.jobs import ExportJob, format_options
 from pipelines.running.meter import Meter
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.made_from import is_current, made_from, read_made_from
 from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
 
-_WRITERS: dict[str, Writer] = {
+_WRITERS: dict[str, Callable[[ExportJob, Dataset, Staging], list[Path]]] = {
     "scan": write_scan,
     "mulisera": write_mulisera,
     "tsv": write_tsv,
@@ -29,7 +30,9 @@ _WRITERS: dict[str, Writer] = {
 }
 
 
-def export_dataset(job: ExportJob, meter: Meter = Meter(), *, on_warning: WarningCallback = lambda text: None) -> list[Path]:
+def export_dataset(
+    job: ExportJob, meter: Meter = Meter(), *, on_warning: Callable[[str], None] = lambda text: None
+) -> list[Path]:
     """Write a dataset in a layout, unless ``_made_from.json`` is up to date.
 
     Returns:

@@ -150,8 +150,6 @@ def _table(files: FeatureFiles, rows: Sequence[int], spec: FeatureSpec) -> pa.Ta
 def _by_shard(image_ids: Sequence[str], rows: Sequence[int], shards: int) -> list[list[int]]:
     """Return the rows of each shard, sorted by image id."""
     groups: list[list[int]] = [[] for _ in range(shards)]
-    for row in rows:
+    for row in sorted(rows, key=image_ids.__getitem__):
         groups[shard_of(image_ids[row], shards)].append(row)
-    for group in groups:
-        group.sort(key=lambda row: image_ids[row])
     return groups

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pipelines.exchange.image_lists import apply_rule
 from pipelines.exchange.jobs import ExportJob, IdRule, ImportJob, format_options
 from pipelines.running.meter import Meter
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import REGIONS
 from schemas.made_from import differences, read_made_from, write_made_from
@@ -30,26 +30,19 @@ from schemas.storage.locations import local_path, target_path
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.text import read_text
 
-WarningCallback: TypeAlias = Callable[[str], None]
-"""Callback for a sentence to the user."""
-
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")
 
 
 @dataclass(frozen=True)
 class Staging:
-    """The local output folder of an export.
-
-    Attributes:
-        made_from: description of the work, which is stored with the files, see `schemas.made_from`.
-    """
+    """The local output folder of an export."""
 
     location: str
     overwrite: bool
     made_from: Mapping[str, Any]
     meter: Meter
-    on_warning: WarningCallback
+    on_warning: Callable[[str], None]
 
     @contextlib.contextmanager
     def files(
@@ -100,16 +93,8 @@ class Staging:
         return [folder / name for name in (*names, *sidecars)]
 
 
-Writer: TypeAlias = Callable[[ExportJob, Dataset, Staging], list[Path]]
-"""Function that writes a dataset in one layout and returns the files, or raises ImagepivotError if the dataset does not fit."""
-
-
 def sidecar_name(name: str) -> str:
-    """Return the name of the sidecar of a file.
-
-    >>> sidecar_name("dev_ims.npy")
-    'dev_ims.import.json'
-    """
+    """Return the name of a sidecar, e.g. ``dev_ims.import.json`` of ``dev_ims.npy``."""
     return f"{PurePath(name).stem}.import.json"
 
 
@@ -179,10 +164,7 @@ def _is_valid(option: str, value: object) -> bool:
 def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
     """Read the selected captions, sorted by image id, language, portion and index.
 
-    Args:
-        job: selects captions by language, portion and splits.
-        columns: columns besides key and split.
-        unique: labels with a single value in the selection.
+    The columns are those besides key and split. Each ``unique`` label has one value in the selection.
 
     Raises:
         UsageError: a selected value does not occur, or a unique label has several values.

@@ -20,8 +20,8 @@ from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.keys import normalization_hint
 
-_NUMBERS = ("width", "height", "num_regions")
-_LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
+NUMBERS = ("width", "height", "num_regions")
+LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
 def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
@@ -66,18 +66,13 @@ def _rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
         columns = {name: dataset.values(table[name], name) for name in table.column_names}
         for index in range(len(table)):
             row: dict[str, Any] = {name: values[index] for name, values in columns.items()}
-            if not _is_sample_name(row["image_id"]):
+            *folders, name = row["image_id"].split("/")
+            if "" in (*folders, name) or {".", ".."} & set(folders) or "." in name:
                 raise DatasetError(
                     f"image id {row['image_id']!r} holds a dot or is not a relative path: WebDataset ends the name of a sample at "
                     "the first dot behind its last slash, so that this layout cannot hold it"
                 )
             yield row
-
-
-def _is_sample_name(image_id: str) -> bool:
-    """Return True for a relative path without a dot in its last component."""
-    *folders, name = image_id.split("/")
-    return "" not in (*folders, name) and not {".", ".."} & set(folders) and "." not in name
 
 
 def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
@@ -89,7 +84,7 @@ def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]
         yield "captions.json", _json(captions)
     yield "feature.npy", _npy(row[feature_column(dataset)])
     if has_regions:
-        yield "regions.json", _json({name: row[name] for name in _NUMBERS} | {name: row[name].tolist() for name in _LABELS})
+        yield "regions.json", _json({name: row[name] for name in NUMBERS} | {name: row[name].tolist() for name in LABELS})
 
 
 def _npy(values: np.ndarray) -> bytes:

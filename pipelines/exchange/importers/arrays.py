@@ -15,6 +15,7 @@ from tokenize import TokenError
 import numpy as np
 
 from pipelines.exchange.exporters.base import apply_sidecars
+from pipelines.exchange.exporters.webdataset import LABELS
 from pipelines.exchange.image_lists import expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.importers.image_ids import ImageIds
@@ -88,7 +89,12 @@ class _Rows:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        self.arrays = [_map(path) for path in paths]
+        self.arrays: list[np.ndarray] = []
+        for path in paths:
+            try:
+                self.arrays.append(np.lib.format.open_memmap(path, mode="r"))
+            except (OSError, ValueError, EOFError, TypeError, SyntaxError, TokenError) as error:
+                raise InputError(f"{str(path)!r} cannot be read as an npy array of numbers: {_flaw(path, error)}") from error
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -116,28 +122,15 @@ def _regions(values: np.ndarray, boxes: np.ndarray, sizes: np.ndarray, regions: 
     boxes = boxes.astype(np.float32)
     used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
     num_regions = np.where(np.any(used, axis=1), used.shape[1] - used[:, ::-1].argmax(axis=1), 0)
+    padding = ((0, 0), (0, regions - values.shape[1]), (0, 0))
     return {
         "width": sizes[:, 0],
         "height": sizes[:, 1],
         "num_regions": num_regions,
-        "boxes": _pad(boxes, regions),
-        "features": _pad(values, regions),
-        **dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), np.zeros((len(values), regions))),
+        "boxes": np.pad(boxes, padding),
+        "features": np.pad(values, padding),
+        **dict.fromkeys(LABELS, np.zeros((len(values), regions))),
     }
-
-
-def _pad(values: np.ndarray, regions: int) -> np.ndarray:
-    """Pad an array ``(N, r, ...)`` with zeros to ``(N, regions, ...)``."""
-    padded = np.zeros((len(values), regions, *values.shape[2:]), dtype=values.dtype)
-    padded[:, : values.shape[1]] = values
-    return padded
-
-
-def _map(path: Path) -> np.ndarray:
-    try:
-        return np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError, TypeError, SyntaxError, TokenError) as error:
-        raise InputError(f"{str(path)!r} cannot be read as an npy array of numbers: {_flaw(path, error)}") from error
 
 
 def _flaw(path: Path, error: Exception) -> str:

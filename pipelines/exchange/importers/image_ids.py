@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -57,16 +56,17 @@ class ImageIds:
                     f"{place}: {other!r} and {image!r} would both be the image {image_id!r}: give --id-rule {rule} to keep them "
                     "apart"
                 )
-        return image_id if self._karpathy is None else self._id_of_number(image_id, self._karpathy, place)
-
-    def _id_of_number(self, text: str, path: Path, place: str) -> str:
-        number = int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-        if number is None:
-            raise InputError(f"{place}: {text!r} is not a number, but --karpathy was given: leave it out where ids are names")
+        if self._karpathy is None:
+            return image_id
+        if not re.fullmatch("[0-9]{1,18}", image_id):
+            raise InputError(
+                f"{place}: {image_id!r} is not a number, but --karpathy was given: leave it out where ids are names"
+            )
+        number = int(image_id)
         if number not in self._ids_by_number:
             others = " or ".join(key for key in get_args(KarpathyKey) if key != self._key)
             raise InputError(
-                f"{place}: {str(path)!r} has no {self._key} {number}, only {len(self._ids_by_number):,} from "
+                f"{place}: {str(self._karpathy)!r} has no {self._key} {number}, only {len(self._ids_by_number):,} from "
                 f"{min(self._ids_by_number)} to {max(self._ids_by_number)}: is it the file of another dataset, or are these other "
                 f"numbers (--karpathy-key {others})?"
             )
@@ -101,17 +101,15 @@ def read_karpathy_numbers(path: Path, key: KarpathyKey) -> dict[int, str]:
                 f"{place}: {image['filename']!r} would be the image {image_id!r}, as image number {other} is: give each "
                 "a file name of its own, here and in the captions"
             )
-        for number in _numbers(image, key, place):
+        numbers = image.get("sentids") if key == "sentid" else [image.get(key)]
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+            keys = ", ".join(map(repr, sorted(image)))
+            raise InputError(
+                f"{place}: no {key!r} in it; the file has {keys}. Give --karpathy-key the one that your numbers are"
+            )
+        for number in numbers:
             if image_ids.setdefault(number, image_id) != image_id:
                 raise InputError(f"{place}: {key} {number} is that of {image_ids[number]!r} and of {image_id!r}; expected one")
     if not image_ids:
         raise InputError(f"{str(path)!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
     return image_ids
-
-
-def _numbers(image: Mapping[str, Any], key: KarpathyKey, place: str) -> Iterator[int]:
-    numbers = image.get("sentids") if key == "sentid" else [image.get(key)]
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        keys = ", ".join(map(repr, sorted(image)))
-        raise InputError(f"{place}: no {key!r} in it; the file has {keys}. Give --karpathy-key the one that your numbers are")
-    yield from numbers

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.exchange.exporters.webdataset import LABELS, NUMBERS
 from pipelines.exchange.image_lists import local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.importers.image_ids import ImageIds
@@ -23,7 +24,6 @@ from schemas.errors import InputError
 # Key and extension of a member, as WebDataset splits its name.
 _MEMBER = re.compile(r"(?:\./)?((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
 _FEATURE, _BOXES, _LABELS = "feature.npy", "boxes.npy", "regions.json"
-_VECTORS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def _regions(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) ->
     boxes = _array(stream, sample, _BOXES)
     try:
         labels = json.loads(_bytes(stream, sample, _LABELS))
-        numbers = {name: int(labels[name]) for name in ("width", "height", "num_regions")}
-        vectors = {name: np.array(labels[name], np.float64).reshape(len(feature)) for name in _VECTORS}
+        numbers = {name: int(labels[name]) for name in NUMBERS}
+        vectors = {name: np.array(labels[name], np.float64).reshape(len(feature)) for name in LABELS}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{sample.place}: {_LABELS} does not hold labels of regions ({error}): export it again") from error
     if boxes.shape != (len(feature), 4):
