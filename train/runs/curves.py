@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -201,7 +202,8 @@ def save(figure: Figure, folder: Folder, name: str) -> None:
 
     def draw() -> bytes:
         data = io.BytesIO()
-        figure.savefig(data, format=kind, dpi=200, metadata=metadata)
+        with rc_context({"svg.hashsalt": "imagepivot"}):  # Ids of elements are random otherwise.
+            figure.savefig(data, format=kind, dpi=200, metadata=metadata)
         return data.getvalue()
 
     data = draw_with_fonts(figure, draw)

@@ -71,7 +71,7 @@ def test_panels_without_anything_say_so(drawn):
 
 @pytest.mark.cluster
 def test_same_log_gives_the_same_bytes(tmp_path):
-    for kind in ("png", "pdf"):
+    for kind in ("png", "pdf", "svg"):
         for name in ("a", "b"):
             draw_curves(HISTORY, Folder(str(tmp_path)), f"{name}.{kind}")
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
