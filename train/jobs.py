@@ -156,7 +156,6 @@ class Result:
     Attributes:
         folder: folder of the run, for `train.runs.open_run`.
         progress: steps, best score, and the reason to stop.
-        missing_features: excluded images without features, by split.
     """
 
     folder: str

@@ -53,7 +53,6 @@ class Step:
     """An optimizer step.
 
     Attributes:
-        batches: its batches.
         losses: objective and unweighted losses by name, of each batch.
         norm: norm of the gradient before clipping.
     """

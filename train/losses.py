@@ -63,18 +63,13 @@ def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, m
 def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
     """Return the diversity loss of attention heads, summed over the batch.
 
-    ``a`` and ``b`` are two views of the same images, or the same view twice. With s the cosine, the hinges are
-    ``max(0, margin - (1 - s(a[p, k], b[p, r])))`` for the heads k and r of row p, r not k.
+    ``a`` and ``b``, ``[B, K, H]``, are two views of the same images, or the same view twice. ``margin`` is alpha_D. With s the
+    cosine, the hinges are ``max(0, margin - (1 - s(a[p, k], b[p, r])))`` for the heads k and r of row p, r not k.
 
     The equation in the paper has s in place of the distance 1 - s, which would pull heads together. Its text says "to increase
     the distance (up to a diversity margin)". Within one view, both orders of two heads count, as in the paper's sum.
 
     The cosine with a head of zeros is 0, without gradient.
-
-    Args:
-        a: ``[B, K, H]``.
-        b: ``[B, K, H]``.
-        margin: alpha_D.
 
     Returns:
         A scalar; zero for a single head.
@@ -129,8 +124,6 @@ class Term:
     """A term of the objective.
 
     Attributes:
-        name: name in the log.
-        weight: factor in the objective.
         losses: function from the batch and the hinges (``sum`` or ``max``) to losses by name of a view or pair of views, empty for
             mixed languages. A loss is a scalar, the sum over all queries, as in the papers. Losses of one name are added.
     """

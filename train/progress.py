@@ -17,9 +17,7 @@ class Report:
     """The state of a training, reported every few steps and after each evaluation.
 
     Attributes:
-        step: number of steps done.
         steps: maximum number of steps; None without a limit, with early stopping alone.
-        epoch: number of epochs done.
         loss: loss of the last step, per query.
         scores: sum of recalls on the validation split by language; empty except directly after an evaluation.
         best: best sum of recalls so far, over all monitored languages; -1 before the first evaluation.

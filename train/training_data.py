@@ -272,10 +272,7 @@ def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParam
 def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> dict[str, tuple[int, ...]]:
     """Return the specials and the frequent token ids, ascending, by language.
 
-    Args:
-        captions: sampled captions of the training split, as in Kádár et al. 2018.
-        min_count: minimum number of occurrences.
-        together: count over all languages.
+    The captions are the sampled ones of the training split, as in Kádár et al. 2018. ``together`` counts over all languages.
     """
 
     def frequent(token_ids: np.ndarray) -> tuple[int, ...]:

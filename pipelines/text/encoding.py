@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -56,30 +57,30 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     return run_per_shard(output, work, policy, execution=execution, libraries=("apache-beam",), meter=meter)
 
 
+@dataclass(eq=False)
 class ShardEncoder:
     """Encoder of caption shards: a `pipelines.running.per_shard.ShardWork`."""
 
-    def __init__(self, captions: Dataset, vocabulary: Dataset, max_length: int, meter: Meter = Meter()) -> None:
-        self._captions = captions
-        self._vocabulary_dataset = vocabulary
-        self._max_length = max_length
-        self._meter = meter
+    captions: Dataset
+    vocabulary: Dataset
+    max_length: int
+    meter: Meter = Meter()
 
     def set_up(self, share: Share) -> None:
         """Read the vocabulary."""
-        self._vocabulary = self._vocabulary_dataset.vocabulary()
+        self._vocabulary = self.vocabulary.vocabulary()
 
     def write(self, shard: int, writer: ShardWriter) -> None:
         """Write the encoded captions of a shard."""
         total: Counter[str] = Counter()
-        tables = (pa.Table.from_batches([batch]) for batch in self._captions.shard_batches(shard))
+        tables = (pa.Table.from_batches([batch]) for batch in self.captions.shard_batches(shard))
         for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
-            table, statistics = encode_table(captions, self._vocabulary, self._max_length)
+            table, statistics = encode_table(captions, self._vocabulary, self.max_length)
             writer.write(table)
             total.update(statistics)
-            self._meter.add(captions=table.num_rows)
+            self.meter.add(captions=table.num_rows)
         writer.statistics = total
-        self._meter.flush()
+        self.meter.flush()
 
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:

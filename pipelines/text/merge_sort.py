@@ -60,17 +60,13 @@ def make_sorted_runs(
 ) -> Iterator[tuple[int, SortedRun]]:
     """Sort blocks by shard and key, and yield pairs (shard index, sorted run).
 
-    Args:
-        blocks: the captions, in any order.
-        shards: number of shards.
-        skip_shards: shards to drop.
-        folder: local folder for the runs; None to yield their bytes.
+    ``folder`` is a local folder for the runs; None yields their bytes.
 
     Raises:
         DatasetError: the folder cannot be written.
     """
     for table in _gather(blocks):
-        runs = (((shard, first_key(rows)), to_ipc(rows)) for shard, rows in partition_by_shard(table, shards, skip_shards))
+        runs = (((shard, row_key(rows)), to_ipc(rows)) for shard, rows in partition_by_shard(table, shards, skip_shards))
         name = f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}"
         contents = runs if folder is None else write_ranges(runs, Path(folder) / name)
         yield from ((shard, (first, content)) for (shard, first), content in contents)
@@ -145,7 +141,7 @@ def merge_runs(runs: Iterable[SortedRun]) -> Iterator[pa.Table]:
             rows = rows.take(np.lexsort(_sort_keys(rows)))
             num_final = rows.num_rows
             if following is not None:
-                num_final = bisect_left(range(rows.num_rows), following[0], key=lambda row: _row_key(rows, row))
+                num_final = bisect_left(range(rows.num_rows), following[0], key=lambda row: row_key(rows, row))
             waiting, size = [rows.slice(num_final)], 0
             if num_final:
                 yield rows.slice(0, num_final)
@@ -154,11 +150,8 @@ def merge_runs(runs: Iterable[SortedRun]) -> Iterator[pa.Table]:
 def number_captions(tables: Iterable[pa.Table], advice: str = INDEX_ADVICE) -> Iterator[pa.Table]:
     """Set the index of each caption of a shard, and check the keys.
 
-    If the source has no indices (-1), captions are numbered in its order, for each image, language and portion.
-
-    Args:
-        tables: consecutive sorted rows.
-        advice: what to do about a duplicate key, see `pipelines.inputs.captions.CaptionSource.repeat_advice`.
+    If the source has no indices (-1), captions are numbered in its order, for each image, language and portion. ``advice`` ends
+    the error for a duplicate key.
 
     Raises:
         InputError: a key occurs twice, only some captions have an index, or an image has more captions than an int16 can number.
@@ -184,19 +177,15 @@ def number_captions(tables: Iterable[pa.Table], advice: str = INDEX_ADVICE) -> I
         yield rows.slice(num_previous)
 
 
-def first_key(rows: pa.Table) -> RowKey:
-    """Return the sort key of the first row."""
-    return _row_key(rows, 0)
+def row_key(rows: pa.Table, row: int = 0) -> RowKey:
+    """Return the sort key of a row."""
+    image_id, language, portion, index, position = (rows[name][row].as_py() for name in _ORDER)
+    return image_id, language, portion, index, position
 
 
 def key_of(row: Mapping[str, Any]) -> CaptionKey:
     """Return the key of a caption."""
     return CaptionKey(*(row[name] for name in _KEY))
-
-
-def _row_key(rows: pa.Table, row: int) -> RowKey:
-    image_id, language, portion, index, position = (rows[name][row].as_py() for name in _ORDER)
-    return image_id, language, portion, index, position
 
 
 def _sort_keys(table: pa.Table) -> tuple[np.ndarray, ...]:

@@ -181,7 +181,10 @@ def tokenize(text: str, language: str) -> str:
     if not text.isprintable():
         text = _JUNK.sub("", text)
     bound = _bound(text)
-    return _escape(_tokenizer(_primary(language), bound).tokenize(" ".join(_split_words(text, bound))))
+    text = _tokenizer(_primary(language), bound).tokenize(" ".join(_split_words(text, bound)))
+    for character, entity in _ENTITIES:
+        text = text.replace(character, entity)
+    return text
 
 
 def split_tokens(line: str) -> list[str]:
@@ -215,12 +218,6 @@ def unescape(token: str) -> str:
     for character, entity in reversed(_ENTITIES):
         token = token.replace(entity, character)
     return token
-
-
-def _escape(text: str) -> str:
-    for character, entity in _ENTITIES:
-        text = text.replace(character, entity)
-    return text
 
 
 @functools.cache

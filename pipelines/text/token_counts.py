@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.jobs import Scope, VocabularyJob
+from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
@@ -107,12 +107,10 @@ def restore_text(output: OutputDataset) -> str:
 
 
 def vocabulary_statistics(
+    job: VocabularyJob,
     vocabulary: Vocabulary,
     counts: Mapping[Group, Mapping[str, int]],
     trained: Mapping[str, Mapping[str, int]],
-    *,
-    min_count: int,
-    count_scope: Scope,
 ) -> dict[str, Any]:
     """Return the numbers of Table 1 of Kádár et al. (2018), and rates of ``<unk>``.
 
@@ -130,7 +128,7 @@ def vocabulary_statistics(
         * ``reserved``: number of tokens spelled like specials, which become ``<unk>``, by language and split; omitted if zero.
     """
     word_ids = vocabulary.word_ids
-    threshold = min_count if count_scope == "language" else 1
+    threshold = job.min_count if job.count_scope == "language" else 1
     own = {
         language: {token for token, count in tokens.items() if count >= threshold and token in word_ids}
         for language, tokens in trained.items()
@@ -181,8 +179,7 @@ def vocabulary_from_counts(job: VocabularyJob, counts: Mapping[Group, Mapping[st
         for (portion, split, language), tokens in counts.items()
         if selects(job, portion, language)
     }
-    statistics = vocabulary_statistics(vocabulary, covered, trained, min_count=job.min_count, count_scope=job.count_scope)
-    return vocabulary, statistics
+    return vocabulary, vocabulary_statistics(job, vocabulary, covered, trained)
 
 
 def _no_token(trained: Mapping[str, Mapping[str, int]], job: VocabularyJob) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,21 +94,19 @@ def _check_worker(job: TokenFeaturesJob, output: OutputDataset) -> None:
     job.check_model(output, job.request().load(job.device))
 
 
+@dataclass(eq=False)
 class TokenFeatureExtractor:
     """Extractor of token features: a `pipelines.running.per_shard.ShardWork`.
 
-    Args:
+    Attributes:
         threads: torch threads in each worker; 0: torch's default.
     """
 
-    def __init__(
-        self, job: TokenFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter = Meter(), threads: int = 0
-    ) -> None:
-        self._job = job
-        self._captions = captions
-        self._output = output
-        self._meter = meter
-        self._threads = threads
+    job: TokenFeaturesJob
+    captions: Dataset
+    output: OutputDataset
+    meter: Meter = Meter()
+    threads: int = 0
 
     def set_up(self, share: Share) -> None:
         """Load the model, one for all threads of a process.
@@ -118,25 +116,25 @@ class TokenFeatureExtractor:
         """
         import torch
 
-        if self._threads:
-            torch.set_num_threads(self._threads)
-        self._extractor: TokenExtractor = share(partial(self._job.request().load, self._job.device))
-        self._job.check_model(self._output, self._extractor)
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        self._extractor: TokenExtractor = share(partial(self.job.request().load, self.job.device))
+        self.job.check_model(self.output, self._extractor)
 
     def write(self, shard: int, writer: ShardWriter) -> None:
         """Write the token features of a shard."""
         total: dict[str, Counter[str]] = {}
-        for batch in self._captions.shard_batches(shard, batch_size=_BLOCK):
+        for batch in self.captions.shard_batches(shard, batch_size=_BLOCK):
             rows, failures, statistics = token_feature_rows(
-                pa.Table.from_batches([batch]), self._extractor, self._job.max_length, self._job.batch_size
+                pa.Table.from_batches([batch]), self._extractor, self.job.max_length, self.job.batch_size
             )
             writer.write(rows)
             writer.add_failures(failures)
             for language, counts in statistics.items():
                 total.setdefault(language, Counter()).update(counts)
-            self._meter.add(captions=batch.num_rows, failed=len(failures))
+            self.meter.add(captions=batch.num_rows, failed=len(failures))
         writer.statistics = total
-        self._meter.flush()
+        self.meter.flush()
 
 
 def token_feature_rows(

@@ -205,7 +205,8 @@ def load_truecasers(location: str) -> dict[str, str]:
     for name in folder.children():
         if not name.endswith(".model"):
             continue
-        text = _checked_text(folder.read(name), folder.path_of(name))
+        text = decode_text(folder.read(name), folder.path_of(name))
+        parse_truecaser(text, folder.path_of(name))
         texts[check_language(name.removesuffix(".model"))] = text
     if not texts:
         raise InputError(
@@ -223,14 +224,6 @@ def write_truecaser(language: str, text: str, folder: Folder) -> str:
 
 
 @lru_cache(maxsize=64)
-def parse_truecaser(text: str) -> TruecaseModel:
-    """Parse the text of a model, once per process."""
-    return TruecaseModel.from_text(text)
-
-
-@lru_cache(maxsize=64)
-def _checked_text(data: bytes, location: str) -> str:
-    """Decode and check a model, once per process: queries come one at a time."""
-    text = decode_text(data, location)
-    TruecaseModel.from_text(text, source=location)
-    return text
+def parse_truecaser(text: str, source: str = "truecase model") -> TruecaseModel:
+    """Parse the text of a model, once per process: queries come one at a time."""
+    return TruecaseModel.from_text(text, source)

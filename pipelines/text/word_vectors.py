@@ -180,11 +180,8 @@ def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarra
 def _read_model_file(location: str, wanted: Iterable[str], composed: Iterable[str]) -> VectorFile:
     """Read the vectors of words from a model of fastText.
 
-    Args:
-        location: the file, on this machine.
-        wanted: words to look up.
-        composed: words to compose of sub-words if the model lacks them, also in lower case. A word without known sub-words has no
-            vector.
+    Words in ``composed`` are composed of sub-words if the model lacks them, also in lower case. A word without known sub-words
+    has no vector.
 
     Raises:
         InputError: the file cannot be read, or is not a model.

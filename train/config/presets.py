@@ -43,10 +43,7 @@ def read_preset(name: str) -> str:
 def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a configuration as a table, merged with those that it ``extends``.
 
-    Args:
-        source: name of a preset, or path of a TOML file, which ends in ``.toml``.
-        folder: folder of a relative path.
-        chain: configurations that extend it.
+    The source is a preset, or the path of a TOML file, relative to ``folder``. ``chain`` lists configurations that extend it.
 
     Raises:
         UsageError: the preset or file, or one that it extends, is missing or not TOML; or they extend each other.

@@ -282,10 +282,7 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
 def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Parse a configuration.
 
-    Args:
-        text: TOML, with ``extends`` as in `resolve`, relative to the current folder.
-        source: name of the source, for messages.
-        overrides: as in `resolve`.
+    ``extends`` and overrides are as in `resolve`. ``source`` is the name of the text in messages.
 
     Raises:
         UsageError: the text is not a configuration.

@@ -81,8 +81,7 @@ class Captions:
     def select(self, rows: np.ndarray) -> Captions:
         """Return some captions; ``image_ids`` and names stay complete.
 
-        Args:
-            rows: integers ``[R]``, in any order, or bool ``[N]``.
+        Rows are integers ``[R]``, in any order, or bool ``[N]``.
         """
         rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows, np.int64)
         lengths = self.lengths[rows]

@@ -20,9 +20,7 @@ class FeatureOutliers:
     """Counts of images with zero features or unusual norms; padding is ignored.
 
     Attributes:
-        split: the split.
         images: number of all images of the split.
-        zero_features: number of images with a feature of zeros.
         norm_outliers: number of other images with a norm above `NORM_OUTLIER_FACTOR` times the median, or below the median divided
             by it.
         median: median norm of the nonzero features; 0 if all are zeros.

@@ -31,12 +31,7 @@ def mapped_array(
 
     The file is written if it is missing, truncated or another array. A single process writes; others wait for it.
 
-    Args:
-        folder: folder of the files.
-        identity: JSON values that determine the contents, and the name of the file.
-        shape: shape of the array.
-        dtype: type of the array; may be structured.
-        fill: writes the values into a new array.
+    ``identity`` holds JSON values that determine the contents, and the name of the file. ``fill`` writes the values.
 
     Returns:
         The array, read-only.
@@ -66,10 +61,8 @@ def mapped_array(
 def release(array: np.ndarray) -> None:
     """Release the pages of a memory-mapped array, without losing data.
 
-    They would count as memory of the process until memory is short. They remain in the page cache, which processes share.
-
-    Args:
-        array: the array or a view of it; other arrays are ignored.
+    They would count as memory of the process until memory is short. They remain in the page cache, which processes share. Other
+    arrays are ignored.
     """
     owner: object = array
     while isinstance(owner, np.ndarray):

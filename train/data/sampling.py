@@ -126,8 +126,6 @@ class EpochBatches(_Passes):
 
     Args:
         count: number of rows.
-        batch_size: B.
-        seed: seed of the order.
         lengths: ``[count]``, number of tokens of each row, for bucketing: the rows of every `BUCKET_BATCHES` consecutive batches
             are sorted by length and split into batches, which are shuffled.
     """
@@ -161,9 +159,6 @@ class TaskSampler:
     An epoch covers every image-caption pair once on average; with one language and without c2c, exactly once.
 
     Args:
-        captions: captions of the training split.
-        batch_size: number of pairs in a batch.
-        seed: seed of the run.
         c2c_probability: 1 - p in figure 2, where p is the probability of c2i.
         bucket_by_length: batch captions of similar length, see `EpochBatches`. Faster, but negatives are then of similar length,
             unlike in the papers.

@@ -30,9 +30,7 @@ class MissingFeatures:
     """Images of a split without features, excluded with their captions.
 
     Attributes:
-        split: the split.
         images: number of excluded images.
-        captions: number of their captions.
         first: their first five ids.
         sha256: SHA-256 of all their ids, one per line.
         hint: advice if ids differ in Unicode normalization only; not part of `to_dict`.
@@ -73,9 +71,9 @@ class SplitData:
     """Captions and the features of their images.
 
     Attributes:
-        captions: captions of one split or several; each of ``image_ids`` has at least one.
-        features: features of the images, in the order of ``captions.image_ids``.
-        vocabulary: the vocabulary of the captions; None if not requested.
+        captions: each of ``image_ids`` has at least one.
+        features: in the order of ``captions.image_ids``.
+        vocabulary: None if not requested.
         fingerprints: fingerprints of ``captions``, ``features``, ``vocabulary`` and ``extractor``; with token features also
             ``token_features`` and ``token_model``.
         missing_features: excluded images without features, or None.

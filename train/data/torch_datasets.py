@@ -289,8 +289,6 @@ class PairStream(IterableDataset[Pair]):
     Args:
         captions, features, splits, languages, portions, columns, l2, allow_missing_features: as in `PairDataset`.
         shuffle: shuffle the shards, and the pairs within each, by seed and epoch (`set_epoch`).
-        seed: seed of the order.
-        rank: rank of this process.
         world_size: number of processes, at most the number of shards.
 
     Raises:

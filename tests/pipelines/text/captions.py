@@ -13,7 +13,7 @@ from pipelines.inputs.captions import RawCaption
 from pipelines.inputs.captions.base import tables_of
 from pipelines.running.spill_files import to_ipc
 from pipelines.text.caption_shards import BLOCK_SCHEMA, blocks_of
-from pipelines.text.merge_sort import SortedRun, first_key, merge_runs, number_captions, partition_by_shard
+from pipelines.text.merge_sort import SortedRun, merge_runs, number_captions, partition_by_shard, row_key
 from schemas.kinds import CAPTIONS
 
 
@@ -63,4 +63,4 @@ def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
 
 
 def runs_of(blocks: Iterable[pa.Table]) -> list[SortedRun]:
-    return [(first_key(rows), to_ipc(rows)) for block in blocks for _, rows in partition_by_shard(block, 1)]
+    return [(row_key(rows), to_ipc(rows)) for block in blocks for _, rows in partition_by_shard(block, 1)]

@@ -14,12 +14,12 @@ from pipelines.running.spill_files import from_ipc, spill_folder, to_ipc
 from pipelines.text import merge_sort
 from pipelines.text.caption_shards import BLOCK_SCHEMA
 from pipelines.text.merge_sort import (
-    first_key,
     make_sorted_runs,
     merge_runs,
     number_captions,
     partition_by_shard,
     read_run,
+    row_key,
     spill_to_disk,
 )
 from schemas.errors import DatasetError, InputError
@@ -47,7 +47,7 @@ def test_partition_by_shard_equals_a_plain_loop(monkeypatch, shards, size):
     numbers = []
     for number, rows in partition_by_shard(table, shards):
         assert rows.num_rows == 1 or rows.nbytes <= 1.5 * size
-        assert first_key(rows) == key(rows.to_pylist()[0])
+        assert row_key(rows) == key(rows.to_pylist()[0])
         found[number] += rows.to_pylist()
         numbers.append(number)
     assert found == expected
@@ -198,7 +198,7 @@ def rows_by_shard(made) -> dict[int, list[dict]]:
     found = defaultdict(list)
     for number, piece in made:
         rows = read_run(piece)
-        assert piece[0] == first_key(rows)
+        assert piece[0] == row_key(rows)
         found[number] += rows.to_pylist()
     return {number: sorted(rows, key=lambda row: row["position"]) for number, rows in found.items()}
 

@@ -110,7 +110,8 @@ def statistics_of(counts, *, min_count, scope):
         if split == "train":
             trained[language].update(counter)
     vocabulary = Vocabulary.from_counts(trained, min_count=min_count, scope=scope)
-    return vocabulary_statistics(vocabulary, counts, trained, min_count=min_count, count_scope=scope)
+    job = VocabularyJob("captions", "vocabulary", min_count=min_count, count_scope=scope)
+    return vocabulary_statistics(job, vocabulary, counts, trained)
 
 
 SMALL = {
