@@ -148,12 +148,7 @@ _PARSERS: dict[Any, Any] = {
 def stored_values(cls: Any, stored: Any, *, but: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of a dataclass's fields from untrusted JSON.
 
-    Missing fields are left out, other keys ignored.
-
-    Args:
-        cls: a dataclass with annotated types.
-        stored: JSON value, perhaps damaged or edited.
-        but: fields to skip.
+    Missing fields and those in ``but`` are left out, other keys ignored.
 
     Raises:
         DatasetError: it is no object, or a value has another type; the message names the field.
@@ -228,11 +223,7 @@ def key_value_pairs(settings: Sequence[str], example: str) -> dict[str, str]:
 def did_you_mean(name: str, known: Collection[str], prefix: str = "", known_keys: Sequence[str] = ()) -> str:
     """Return the end of a message about an unknown name: similar or all known names.
 
-    Args:
-        name: the unknown name.
-        known: the known names.
-        prefix: prefix of a similar name in the message.
-        known_keys: dotted keys to compare by their last part, if no known name is similar.
+    ``prefix`` precedes a similar name. If no known name is similar, ``known_keys`` are compared by their last part after a dot.
     """
     similar = [f"{prefix}{match}" for match in get_close_matches(name, known, n=1)]
     if not similar:

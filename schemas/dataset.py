@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,7 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
-_COMMANDS = {"encoded": "encode", "regions": "features", "embeddings": "embed"}
-"""Commands that write a kind, if their names differ."""
+_COMMANDS = {"encoded": "encode", "regions": "features", "embeddings": "embed"}  # If names of kind and command differ.
 
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
@@ -56,13 +55,6 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
             f"{_COMMANDS.get(kind, kind)} wrote"
         )
     return dataset
-
-
-class OpenShard(NamedTuple):
-    """An open shard, as a stream and as a Parquet file."""
-
-    source: pa.NativeFile
-    parquet: pq.ParquetFile
 
 
 @dataclass(frozen=True)
@@ -114,8 +106,8 @@ class Dataset:
 
     def shard(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of one shard, sorted by key."""
-        with self.open_shard(index) as shard:
-            table = shard.parquet.read(columns=None if columns is None else list(columns))
+        with self._open_shard(index) as (_, shard):
+            table = shard.read(columns=None if columns is None else list(columns))
             table.validate(full=True)
             _check_rows(table.num_rows, shard)
             return table if columns is None else table.select(list(columns))
@@ -139,8 +131,8 @@ class Dataset:
             DatasetError: the shard is missing or damaged.
         """
         done, batch_size = 0, batch_size or batch_rows(self.schema)
-        with self.open_shard(index) as shard:
-            for batch in shard.parquet.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
+        with self._open_shard(index) as (_, shard):
+            for batch in shard.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
                 batch.validate(full=True)
                 done += batch.num_rows
                 yield batch
@@ -164,8 +156,8 @@ class Dataset:
         """
         if not belongs_to_images(self.kind):
             raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
-        with self.open_shard(shard_of(image_id, self.num_shards)) as shard:
-            table = pq.read_table(shard.source, filters=pc.field("image_id") == image_id)
+        with self._open_shard(shard_of(image_id, self.num_shards)) as (source, _):
+            table = pq.read_table(source, filters=pc.field("image_id") == image_id)
             table.validate(full=True)
         if table.num_rows == 0:
             raise KeyError(image_id)
@@ -202,12 +194,12 @@ class Dataset:
         first = 0
         for index, entry in enumerate(self.manifest.shards):
             if first < stop and start < first + entry.rows:
-                with self.open_shard(index) as shard:
+                with self._open_shard(index) as (_, shard):
                     begin = first
-                    for group in range(shard.parquet.num_row_groups):
-                        end = begin + shard.parquet.metadata.row_group(group).num_rows
+                    for group in range(shard.num_row_groups):
+                        end = begin + shard.metadata.row_group(group).num_rows
                         if begin < stop and start < end:
-                            rows = shard.parquet.read_row_group(group)
+                            rows = shard.read_row_group(group)
                             rows.validate(full=True)
                             yield from self._rows_of(rows[max(start - begin, 0) : stop - begin])
                         begin = end
@@ -291,7 +283,7 @@ class Dataset:
             ) from error
 
     @contextmanager
-    def open_shard(self, index: int) -> Iterator[OpenShard]:
+    def _open_shard(self, index: int) -> Iterator[tuple[pa.NativeFile, pq.ParquetFile]]:
         """Open a shard and check its size, rows and columns.
 
         The digest of a small shard without vectors is compared, too. Of a shard of vectors only the digest of the footer is, since
@@ -316,7 +308,7 @@ class Dataset:
                 raise damaged(path, f"has {parquet.metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
             if not parquet.schema_arrow.equals(self.schema):
                 raise damaged(path, f"has other columns than a shard of {self.kind}")
-            yield OpenShard(source, parquet)
+            yield source, parquet
 
     def read_file(self, entry: FileEntry) -> bytes:
         """Read all bytes of a file in the manifest.
@@ -349,9 +341,9 @@ class Dataset:
     def _fill(self, index: int, column: str, target: np.ndarray) -> None:
         """Copy one shard into the array by row groups, which fit the processor's cache."""
         done = 0
-        with self.open_shard(index) as shard:
-            for group in range(shard.parquet.num_row_groups):
-                for chunk in shard.parquet.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
+        with self._open_shard(index) as (_, shard):
+            for group in range(shard.num_row_groups):
+                for chunk in shard.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
                     values = chunk.flatten().to_numpy(zero_copy_only=True)
                     target[done : done + len(chunk)] = values.reshape(-1, target.shape[1])
                     done += len(chunk)
@@ -364,6 +356,6 @@ class Dataset:
         return (rows, width // 4, 4) if column == "boxes" else (rows, width)
 
 
-def _check_rows(rows: int, shard: OpenShard) -> None:
-    if rows != shard.parquet.metadata.num_rows:
-        raise ValueError(f"it has {rows:,} rows, its footer says {shard.parquet.metadata.num_rows:,}")
+def _check_rows(rows: int, shard: pq.ParquetFile) -> None:
+    if rows != shard.metadata.num_rows:
+        raise ValueError(f"it has {rows:,} rows, its footer says {shard.metadata.num_rows:,}")

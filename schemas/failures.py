@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.fingerprints import sha256_of_bytes
 from schemas.kinds import FAILURES
-from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors
 
 
@@ -44,18 +42,8 @@ def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, Fail
     return data, FailuresEntry(len(rows), len(data), sha256_of_bytes(data), dict(sorted(reasons.items())))
 
 
-def read_failures(folder: Folder, name: str) -> pa.Table:
-    """Read a file of failures: JSON lines, or Parquet in version 1 of the format.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        DatasetError: it is damaged.
-    """
-    return parse_failures(folder.read(name), folder.path_of(name))
-
-
 def parse_failures(data: bytes, path: str) -> pa.Table:
-    """Parse a file of failures; the extension of its path decides on the format.
+    """Parse a file of failures: JSON lines, or Parquet in version 1 of the format.
 
     Raises:
         DatasetError: it is damaged.
@@ -72,10 +60,8 @@ def parse_failures(data: bytes, path: str) -> pa.Table:
             rows = [json.loads(line) for line in lines]
         except RecursionError as error:
             raise ValueError("a line is nested too deeply") from error
-        if not all(_is_failure(row) for row in rows):
-            raise ValueError(f"a line is not an object of {', '.join(FAILURES.names)}, all of them text")
+        columns = set(FAILURES.names)
+        for row in rows:
+            if not isinstance(row, dict) or row.keys() != columns or not all(isinstance(text, str) for text in row.values()):
+                raise ValueError(f"a line is not an object of {', '.join(FAILURES.names)}, all of them text")
         return pa.Table.from_pylist(rows, schema=FAILURES)
-
-
-def _is_failure(row: Any) -> bool:
-    return isinstance(row, dict) and row.keys() == set(FAILURES.names) and all(isinstance(v, str) for v in row.values())

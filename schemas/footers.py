@@ -61,14 +61,20 @@ def footer_metadata(footer: Footer) -> dict[str, str]:
 
 
 def inspect_shard(folder: Folder, name: str) -> Footer | None:
-    """Read a shard's footer.
-
-    Returns:
-        The footer, `FOREIGN` for a Parquet file of another tool, or None for a missing or damaged file.
-    """
-    metadata = _read_metadata(folder, name)
-    if metadata is None:
+    """Read a footer: `FOREIGN` for other tools' files, None if missing or damaged."""
+    try:
+        with folder.open(name) as file:
+            metadata = pq.ParquetFile(file).metadata
+    except FileNotFoundError:
         return None
+    except (ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
+        if store_error_of(error):
+            raise
+        return None
+    except OSError:
+        if not folder.is_local:
+            raise  # The store, not the shard.
+        return None  # A local file is mapped: parsing failed, not the disk.
     try:
         stored = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
         content = {key.removeprefix(_PREFIX): text for key, text in stored.items() if key.startswith(_PREFIX)}
@@ -91,25 +97,9 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         return None
 
 
-def read_footer(folder: Folder, name: str) -> Footer | None:
-    """Read the footer of a shard; None for a missing, damaged or foreign file."""
-    footer = inspect_shard(folder, name)
-    return None if footer is FOREIGN else footer
-
-
-def shard_entry(folder: Folder, name: str, rows: int) -> ShardEntry:
-    """Return the manifest's entry for a file of rows or failures.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-    """
-    with folder.open(name) as file:
-        return entry_of(file, name, rows)
-
-
-def entry_of(file: pa.NativeFile, name: str, rows: int) -> ShardEntry:
-    """Return the manifest's entry for an open file, which is at its start."""
-    footer = sha256_of_footer(file) if name.endswith(".parquet") else ""
+def shard_entry(file: pa.NativeFile, name: str, rows: int) -> ShardEntry:
+    """Return the manifest's entry for an open shard, which is at its start."""
+    footer = sha256_of_footer(file)
     return ShardEntry(path=name, bytes=file.size(), sha256=sha256_of_file(file), rows=rows, footer_sha256=footer)
 
 
@@ -125,20 +115,3 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
     digest = sha256_of_file(file)
     file.seek(0)
     return digest
-
-
-def _read_metadata(folder: Folder, name: str) -> pq.FileMetaData | None:
-    """Read a shard's Parquet metadata; None for a missing or damaged file."""
-    try:
-        with folder.open(name) as file:
-            return pq.ParquetFile(file).metadata
-    except FileNotFoundError:
-        return None
-    except (ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        if store_error_of(error):
-            raise
-        return None
-    except OSError:
-        if not folder.is_local:
-            raise  # The store, not the shard.
-        return None  # A local file is mapped: parsing failed, not the disk.

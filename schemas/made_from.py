@@ -18,8 +18,7 @@ from schemas.storage.storage_errors import storage_errors
 
 MADE_FROM_NAME = "_made_from.json"
 
-_WEIGHTS = "best.pt"
-"""File of a training run that determines its results."""
+_WEIGHTS = "best.pt"  # File of a training run that determines its results.
 
 
 def made_from(
@@ -27,11 +26,8 @@ def made_from(
 ) -> dict[str, Any]:
     """Describe a command by its options and the digests of its inputs.
 
-    Args:
-        command: name of the command.
-        options: values of options that change the result.
-        inputs: locations of datasets, runs, files and folders by option; empty locations are skipped.
-        images: location of images, described by names and sizes only; empty without images.
+    The options are those that change the result. The inputs are locations of datasets, runs, files and folders by option; empty
+    locations are skipped. Images are described by names and sizes only.
 
     Raises:
         DatasetError: an input is a damaged dataset, or cannot be read.

@@ -47,8 +47,7 @@ _PARAMETERS: dict[str, Any] = {
     "token-features": TokenFeaturesParameters,
 }
 
-_MAX_SIZE = 1 << 48
-"""Upper limit for bytes and rows of a file."""
+_MAX_SIZE = 1 << 48  # Of bytes and rows of a file.
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,7 @@ class Manifest:
     Attributes:
         parameters: all parameters that determine the content.
         inputs: names of the inputs, with fingerprints or digests.
-        libraries: versions of libraries.
         failures: files of failures, in the order of their shards.
-        statistics: statistics of the content.
 
     Examples:
         >>> manifest = imagepivot.open_dataset("features").manifest
@@ -193,11 +190,7 @@ _ADVICE = "copy it again, or delete it and run the command that wrote the datase
 
 
 def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
-    """Create a manifest from untrusted content.
-
-    Raises:
-        DatasetError: the content is invalid.
-    """
+    """Create a manifest from untrusted content, or raise a `DatasetError`."""
     kind = content.get("kind")
     if kind not in list(KEY_COLUMNS):  # A list: the kind may be unhashable.
         raise DatasetError(f"kind is {kind!r}, expected one of {', '.join(KEY_COLUMNS)}")

@@ -101,7 +101,6 @@ class VocabularyParameters(_Parameters):
     """Parameters of kind ``vocabulary``. Selections are sorted; empty selects all.
 
     Attributes:
-        min_count: minimum count of a token.
         count_scope: ``language`` (the count within at least one language) or ``joint`` (the count of all together).
     """
 
@@ -119,7 +118,6 @@ class EncodedParameters:
     Attributes:
         max_length: maximum number of tokens per caption.
         vocabulary_size: number of tokens in the vocabulary, specials included.
-        text: text recipe of the captions.
     """
 
     max_length: int | None = None
@@ -163,7 +161,6 @@ class FeaturesParameters(_Stated):
     """Parameters of kind ``features``, ``regions`` or ``embeddings``.
 
     Attributes:
-        feature: name, shape and type of the vectors.
         extractor: parameters that determine extracted features: weights, transform, precision, ...
         extractor_fingerprint: SHA-256 of it.
         imported: format, name and type of imported files, ...
@@ -207,12 +204,7 @@ class FeaturesParameters(_Stated):
 class WordVectorsParameters(_Parameters):
     """Parameters of kind ``word-vectors``.
 
-    Its inputs are the vocabulary, then a file for each language.
-
-    Attributes:
-        feature: name, width and type of the vectors.
-        languages: the languages, sorted.
-        lookup: description of the lookup of tokens in the files.
+    Its inputs are the vocabulary, then a file for each of the sorted languages. ``lookup`` describes the lookup in the files.
     """
 
     feature: FeatureSpec
@@ -225,7 +217,6 @@ class TokenFeaturesParameters(_Parameters):
     """Parameters of kind ``token-features``. Its input is a dataset of captions.
 
     Attributes:
-        feature: name, width and type of the vectors.
         model: parameters that determine the values: weights, tokenizer, pooling of sub-words, ...
         model_fingerprint: SHA-256 of model and feature.
         max_length: maximum number of tokens per caption.

@@ -78,11 +78,7 @@ def read_vector_file(
 ) -> VectorFile:
     """Read the vectors of words; the first of duplicates counts.
 
-    Args:
-        location: the file, local or in a store.
-        wanted: the requested words, in the spelling of the file.
-        expected: advice in messages, a sentence.
-        on_progress: function called with the number of words read since its last call.
+    ``expected`` is the advice in messages, a sentence. ``on_progress`` receives the number of words read since its last call.
 
     Raises:
         InputError: the file cannot be read, is cut off, is not UTF-8, or has no word vectors.
@@ -119,11 +115,7 @@ class _Lines:
         self._is_utf8 = False  # A word is valid UTF-8 beyond ASCII.
 
     def read(self, line_number: int, line: bytes) -> None:
-        """Parse a line.
-
-        Raises:
-            InputError: it is not a word and its values.
-        """
+        """Parse a line; raise an `InputError` if it is not a word and its values."""
         if line_number == 1:
             line = line[mark_length(line[:HEAD], self._location) :]
             if header := _HEADER.fullmatch(line):
@@ -133,14 +125,22 @@ class _Lines:
         if not word:
             return
         self._last = line
-        self._check_encoding(line_number, line, word)
+        # A few words may be invalid; a file in another encoding has no valid words beyond ASCII.
+        if not self._is_utf8 and not word.isascii():
+            try:
+                word.decode()
+                self._is_utf8 = True
+            except UnicodeDecodeError:
+                self._invalid = self._invalid or (line_number, line)
         # Fast path for words that are not requested: count spaces without splitting.
         if self.words and word not in self._wanted and line.rstrip().count(b" ") >= self.width:
             self.words += 1
             return
         values = line.split()[1:]
         if not self.words:
-            self._begin(line_number, line, values)
+            if len(values) != (self.width or len(values)) or len(values) < 2 or _numbers(values) is None:
+                raise self._not_a_vector(line_number, line)
+            self.width = len(values)
         if len(values) < self.width:
             raise self._not_a_vector(line_number, line)
         self.words += 1
@@ -151,11 +151,7 @@ class _Lines:
             self.vectors[word] = vector
 
     def finish(self) -> None:
-        """Check the whole file.
-
-        Raises:
-            InputError: it has no words, is cut off, or is not UTF-8.
-        """
+        """Raise an `InputError` if the file has no words, is cut off or is not UTF-8."""
         if not self.words:
             raise InputError(
                 f"{self._location!r} holds no word vectors: expected a word and its numbers on each line, found nothing"
@@ -167,21 +163,6 @@ class _Lines:
             )
         if self._invalid is not None and not self._is_utf8:
             decode_line(self._invalid[1], self._invalid[0], self._location)
-
-    def _check_encoding(self, line_number: int, line: bytes, word: bytes) -> None:
-        """Distinguish a few invalid words from a file in another encoding."""
-        if self._is_utf8 or word.isascii():
-            return
-        try:
-            word.decode()
-            self._is_utf8 = True
-        except UnicodeDecodeError:
-            self._invalid = self._invalid or (line_number, line)
-
-    def _begin(self, line_number: int, line: bytes, values: Sequence[bytes]) -> None:
-        if len(values) != (self.width or len(values)) or len(values) < 2 or _numbers(values) is None:
-            raise self._not_a_vector(line_number, line)
-        self.width = len(values)
 
     def _not_a_vector(self, line_number: int, line: bytes) -> InputError:
         start = line[:40].decode("utf-8", "replace").rstrip("\r\n")

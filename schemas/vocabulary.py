@@ -89,12 +89,7 @@ class Vocabulary:
         )
 
     def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
-        """Return the ids of ``<start>``, the tokens of a caption, and ``<end>``.
-
-        Args:
-            tokens: the caption's tokens.
-            max_length: maximum number of tokens, without ``<start>`` and ``<end>``.
-        """
+        """Return the ids of ``<start>``, at most ``max_length`` tokens, and ``<end>``."""
         ids = self.word_ids
         return [START, *(ids.get(token, UNK) for token in tokens[:max_length]), END]
 

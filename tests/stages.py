@@ -135,7 +135,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
     with monkeypatch.context() as patch:
         patch.setattr(shard_writer, "publishing", stage.publishing)
         patch.setattr(uuid, "uuid4", stage.identifier)
-        for name in ("state", "_publish", "delete", "tag", "read_tagged", "swap"):
+        for name in ("state", "rename", "delete", "tag", "read_tagged", "swap"):
             patch.setattr(Folder, name, stopping(getattr(Folder, name)))
         yield stage
 

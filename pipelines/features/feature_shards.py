@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.errors import DatasetError, InputError
-from schemas.failures import read_failures
+from schemas.failures import failures_name, parse_failures
 from schemas.footers import Footer, shard_entry
 from schemas.kinds import batch_rows
 from schemas.storage.locations import is_remote
@@ -136,7 +136,8 @@ def _read_stored(output: OutputDataset, shard: int) -> _Stored | None:
     try:
         with folder.open(name) as file, content_errors(folder.path_of(name)):
             rows = pq.ParquetFile(file).read(columns=["image_id"])["image_id"].to_pylist()
-        failures = [] if state.failures is None else read_failures(folder, state.failures.path).to_pylist()
+        path = failures_name(name)
+        failures = [] if state.failures is None else parse_failures(folder.read(path), folder.path_of(path)).to_pylist()
     except (FileNotFoundError, DatasetError):
         return None
     return _Stored(
@@ -264,7 +265,8 @@ def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
     if statistics_of(reuse.sources, images=len(reuse.rows), failed=len(reuse.failures)) != reuse.footer.statistics:
         return False
     if reuse.record is None or reuse.record.state != state:
-        entry = shard_entry(output.folder, name, reuse.footer.rows)
+        with output.folder.open(name) as file:
+            entry = shard_entry(file, name, reuse.footer.rows)
         write_record(output.folder, name, Record.of(entry, reuse.footer, state, reuse.sources))
     return True
 

@@ -114,7 +114,11 @@ class _EventLog:
         self._reader: threading.Thread | None = None
         self._show_warning = warnings.showwarning
         self._handlers, self._level = logging.root.handlers[:], logging.root.level
-        if _is_own(stream):
+        try:
+            is_own = stream.fileno() == _STDERR
+        except (AttributeError, OSError, ValueError):
+            is_own = False
+        if is_own:
             stream.flush()
             self._descriptor = os.dup(_STDERR)
             reading, writing = os.pipe()
@@ -175,10 +179,3 @@ class _Handler(logging.Handler):
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
     emit("warning", message=str(message), source=category.__name__)
-
-
-def _is_own(stream: TextIO) -> bool:
-    try:
-        return stream.fileno() == _STDERR
-    except (AttributeError, OSError, ValueError):
-        return False

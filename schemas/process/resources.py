@@ -18,17 +18,12 @@ CORES_TO_A_DECODER = 4
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CPU, _BFLOAT16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}  # The last is ARM's.
-_VERSION_2 = ""
-"""Controller name in version 2, which has one tree for all."""
 
 
 def bfloat16_remark(precision: str, device: str, cpu: Path | None = None) -> str:
     """Return a warning if the processor only emulates a precision, else empty.
 
-    Args:
-        precision: precision of the model; only ``bf16`` has a warning.
-        device: device type, ``cpu`` or ``cuda``.
-        cpu: file with the flags of the processors, by default ``/proc/cpuinfo``.
+    Only ``bf16`` on a ``cpu`` has a warning. The flags of the processors come from the file ``cpu``, by default ``/proc/cpuinfo``.
     """
     if (precision, device) != ("bf16", "cpu"):
         return ""
@@ -51,9 +46,7 @@ def core_count() -> int:
 def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
     """Return the CPU quota of this process in cores, e.g. 1.5; None without a limit.
 
-    Args:
-        groups: file with the control groups of the process, see cgroups(7).
-        mount: mount point of control groups; version 1 has one folder per controller.
+    The file ``groups`` has the process's control groups, see cgroups(7). In version 1, ``mount`` has one folder per controller.
     """
     quotas = []
     for version, folder in _folders("cpu", groups, mount):
@@ -96,7 +89,7 @@ def _folders(controller: str, groups: Path, mount: Path) -> Iterator[tuple[int, 
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == _VERSION_2:
+        if not controllers:  # Version 2 has one tree for all.
             version, root = 2, mount
         elif controller in controllers.split(","):
             version, root = 1, mount / controller
@@ -109,22 +102,17 @@ def _folders(controller: str, groups: Path, mount: Path) -> Iterator[tuple[int, 
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # See mallopt(3).
-_NEVER = -1
-_LARGEST_KEPT = 2**28
-"""Minimum bytes of mapped buffers, twice the largest feature maps of VGG19 with ten crops."""
+_LARGEST_KEPT = 2**28  # Bytes, twice the largest feature maps of VGG19 with ten crops.
 _LARGEST_ONCE = 2**25  # Before glibc 2.35 the limit cannot be higher.
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory.
+    """Let glibc keep freed memory; return whether it does.
 
     It then has one heap for all threads, which is never trimmed, and maps only buffers above 256 MB.
 
     Call it before threads are started. The process then holds its peak memory, unless `malloc_trim` is called. It has no effect
     if the user has set the allocator (``MALLOC_*``, ``GLIBC_TUNABLES``), or with other C libraries (musl, macOS).
-
-    Returns:
-        Whether the allocator was set.
     """
     is_set = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
     if sys.platform != "linux" or is_set:
@@ -132,7 +120,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not mallopt(_ARENA_MAX, 1):  # Missing or without effect in other C libraries.
         return False
-    mallopt(_TRIM_THRESHOLD, _NEVER)
+    mallopt(_TRIM_THRESHOLD, -1)  # Never.
     if not mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
         mallopt(_MMAP_THRESHOLD, _LARGEST_ONCE)
     return True

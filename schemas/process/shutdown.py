@@ -57,8 +57,7 @@ def shutdown_notice(words: str) -> Iterator[None]:
     except Exception:
         _notice = None
         raise
-    else:
-        _notice = None
+    _notice = None
 
 
 def set_shutdown_notice(words: str) -> None:

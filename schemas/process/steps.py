@@ -43,10 +43,7 @@ def run_command(
 ) -> int:
     """Run a command in a new process; return its exit code, or 128 plus the signal.
 
-    Args:
-        words: name of the command, options and arguments.
-        variables: additional environment variables.
-        read: function that receives the lines of standard error, without standard output; None to inherit both.
+    ``variables`` extend the environment. ``read`` receives the lines of standard error, not standard output; None inherits both.
     """
     start = _START.format(folder=str(Path(__file__).resolve().parents[2]), launcher=os.getpid())
     process = subprocess.Popen(

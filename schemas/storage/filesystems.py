@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from schemas.errors import UsageError
+from schemas.storage import object_store
 from schemas.storage.locations import STORE, check_location, is_remote, plain_location
-from schemas.storage.object_store import RETRIES
 from schemas.storage.storage_errors import storage_errors
 
 
@@ -57,15 +57,15 @@ def _connect(address: str) -> tuple[fs.FileSystem, str]:
         if emulator and "endpoint_override=" not in address:
             scheme, _, host = emulator.rstrip("/").rpartition("://")
             bucket = address.partition("://")[2].partition("?")[0].rpartition("@")[2]
-            limit = timedelta(seconds=RETRIES.seconds)
+            limit = timedelta(seconds=object_store.RETRY_SECONDS)
             endpoint = {"scheme": scheme or "http", "endpoint_override": host}
             return fs.GcsFileSystem(anonymous=True, retry_time_limit=limit, **endpoint), bucket
         if "retry_limit_seconds=" not in address:
-            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={RETRIES.seconds}"
+            address += f"{'&' if '?' in address else '?'}retry_limit_seconds={object_store.RETRY_SECONDS}"
     filesystem, root = fs.FileSystem.from_uri(address)
     if filesystem.type_name == "s3":
         rebuild, (settings,) = filesystem.__reduce__()
         if "allow_delayed_open" in settings:  # pyarrow 20: a small file takes one request instead of three.
-            retries = fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES.attempts)
+            retries = fs.AwsStandardS3RetryStrategy(max_attempts=object_store.MAX_ATTEMPTS)
             filesystem = rebuild({**settings, "allow_delayed_open": True, "retry_strategy": retries})
     return filesystem, root

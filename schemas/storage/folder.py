@@ -41,8 +41,7 @@ _R = TypeVar("_R")
 
 PathKind = Literal["file", "folder", "nothing"]
 
-_PARALLEL_READS = 32
-"""Threads that read objects: they wait for the network."""
+_PARALLEL_READS = 32  # Threads that read objects wait for the network.
 
 
 @dataclass(frozen=True)
@@ -288,18 +287,32 @@ class Folder:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            self._publish(Path(file.name), name)
+            self.rename(Path(file.name), name)
 
     def rename(self, temporary: Path, name: str) -> None:
         """Rename or upload a file opened by `temporary`."""
         with storage_errors(self.path_of(name)):
-            self._publish(temporary, name)
+            if self.is_local:
+                temporary.replace(self.local_path / name)
+            elif self.has_tags:
+                object_store.put(self._bucket, self._key(name), temporary)
+            else:
+                filesystem, path = self._find(name)
+                fs.copy_files(str(temporary), path, fs.LocalFileSystem(), filesystem, chunk_size=PART_BYTES)
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[BinaryIO]:
         """Open a temporary file for `rename`, which is deleted after the block."""
         with storage_errors(self.path_of(name)):
-            temporary = self._temporary_path(name)
+            if self.is_local:
+                target = self.local_path / name
+                create_folder(target.parent)
+                # Unique: several attempts may write the file, also on other machines that share the disk.
+                temporary = target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
+            else:
+                handle, path = tempfile.mkstemp(prefix="imagepivot-")
+                os.close(handle)
+                temporary = Path(path)
             try:
                 with temporary.open("w+b") as file:
                     yield file
@@ -365,25 +378,6 @@ class Folder:
             elif self.size(name) is not None:
                 with suppress(FileNotFoundError):  # Another process has deleted it since.
                     filesystem.delete_file(path)
-
-    def _temporary_path(self, name: str) -> Path:
-        if not self.is_local:
-            handle, path = tempfile.mkstemp(prefix="imagepivot-")
-            os.close(handle)
-            return Path(path)
-        target = self.local_path / name
-        create_folder(target.parent)
-        # Unique: several attempts may write the file, also on other machines that share the disk.
-        return target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
-
-    def _publish(self, temporary: Path, name: str) -> None:
-        if self.is_local:
-            temporary.replace(self.local_path / name)
-        elif self.has_tags:
-            object_store.put(self._bucket, self._key(name), temporary)
-        else:
-            filesystem, path = self._find(name)
-            fs.copy_files(str(temporary), path, fs.LocalFileSystem(), filesystem, chunk_size=PART_BYTES)
 
 
 class _Ranges(io.RawIOBase):

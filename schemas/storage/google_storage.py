@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.storage import object_store
 from schemas.storage.filesystems import store_settings
-from schemas.storage.object_store import ANY, PART_BYTES, RETRIES, WRITER, Bucket, Entry, Page, RefusedError, Written
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, Entry, Page, RefusedError, Written
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -21,9 +21,7 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-_MAX_SOURCES = 32
-"""Maximum number of objects in one compose request."""
-
+_MAX_SOURCES = 32  # Of one compose request.
 _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _CONNECTIONS = 64
@@ -40,7 +38,7 @@ class GoogleBucket(Bucket):
     def __init__(self, address: str) -> None:
         with _store_errors():
             self._client, self._bucket = _client(address)
-        self._options = {"timeout": (RETRIES.connect_seconds, RETRIES.read_seconds), "retry": _retry()}
+        self._options = {"timeout": (object_store.CONNECT_SECONDS, object_store.READ_SECONDS), "retry": _retry()}
 
     def exists(self) -> bool:
         with _store_errors():
@@ -181,7 +179,7 @@ def _retry() -> Any:
 
     is_retryable = DEFAULT_RETRY._predicate
     policy = DEFAULT_RETRY.with_predicate(lambda error: is_retryable(error) or isinstance(error, RequestException))
-    return policy.with_delay(RETRIES.first_pause, RETRIES.longest_pause, 2.0).with_timeout(RETRIES.seconds)
+    return policy.with_delay(object_store.FIRST_PAUSE, object_store.LONGEST_PAUSE, 2.0).with_timeout(object_store.RETRY_SECONDS)
 
 
 @contextmanager

@@ -43,46 +43,28 @@ TEMPORARY_MARK = ".tmp-"
 WRITER = "imagepivot-writer"
 """Metadata key of the id of a write. A writer that loses the response finds its own id in the object."""
 
+# All clients retry requests that fail because of the network or a busy store, within these limits.
+RETRY_SECONDS, MAX_ATTEMPTS = 15, 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # Seconds between attempts; each pause is twice as long as the one before.
+CONNECT_SECONDS, READ_SECONDS = 10, 60  # Timeouts for a connection, and for the next bytes of a response.
+
 _PARALLEL_PARTS = 4
 _PARALLEL_LISTINGS = 8
 _FEW_FOLDERS = 10  # A folder then has at least a hundred of the objects on a page.
 _T = TypeVar("_T")
 
 
-class RetryPolicy(NamedTuple):
-    """The retry policy for requests that fail because of the network or a busy store.
-
-    Attributes:
-        seconds: time limit for retries.
-        first_pause: pause before the first retry, in seconds; each further pause is twice as long.
-        longest_pause: maximum pause, in seconds.
-        attempts: maximum number of attempts, for clients that count attempts instead of seconds.
-        connect_seconds: connection timeout.
-        read_seconds: timeout for the next bytes of a response.
-    """
-
-    seconds: int = 15
-    first_pause: float = 0.25
-    longest_pause: float = 4.0
-    attempts: int = 5
-    connect_seconds: int = 10
-    read_seconds: int = 60
-
-    def repeat(self, request: Callable[[], _T], is_transient: Callable[[Exception], bool]) -> _T:
-        """Send a request and retry transient errors."""
-        until, pause = time.monotonic() + self.seconds, self.first_pause
-        while True:
-            try:
-                return request()
-            except Exception as error:
-                if not is_transient(error) or time.monotonic() >= until:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, self.longest_pause)
-
-
-RETRIES = RetryPolicy()
-"""The policy of all clients."""
+def repeat(request: Callable[[], _T], is_transient: Callable[[Exception], bool]) -> _T:
+    """Send a request and retry transient errors, for clients without retries."""
+    until, pause = time.monotonic() + RETRY_SECONDS, FIRST_PAUSE
+    while True:
+        try:
+            return request()
+        except Exception as error:
+            if not is_transient(error) or time.monotonic() >= until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class Entry(NamedTuple):
@@ -146,12 +128,10 @@ class Bucket(ABC):
 
     @abstractmethod
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """List a page of the objects below a prefix.
+        """List a page of the objects below a prefix, which is empty or ends in ``/``.
 
-        Args:
-            prefix: empty, or a prefix of keys that ends in ``/``.
-            after: the `Page.next` of the previous page; empty for the first page.
-            by_folder: list only objects directly below the prefix, and the folders beside them.
+        ``after`` is the `Page.next` of the previous page, or empty. ``by_folder`` lists only objects directly below the prefix, and
+        the folders beside them.
         """
 
     @abstractmethod
@@ -168,13 +148,9 @@ class Bucket(ABC):
 
     @abstractmethod
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
-        """Write an object and return its tag.
+        """Write an object from bytes or a file, with a `WRITER` id, and return its tag.
 
-        Args:
-            key: the key.
-            data: the content, or the path of a file with it.
-            replaces: tag of the object to replace; None to create a new object, `ANY` to replace any.
-            writer: id of this write, see `WRITER`.
+        ``replaces`` is the tag of the object to replace: None to create a new object, `ANY` to replace any.
 
         Raises:
             RefusedError: the write was refused, perhaps by a retry after a response was lost.
@@ -286,6 +262,6 @@ def put(bucket: Bucket, key: str, data: bytes | Path, replaces: str | None = ANY
         if status == 501:
             replaces = ANY  # An S3-compatible store without conditional writes.
         elif status == 409:
-            time.sleep(RETRIES.first_pause)
+            time.sleep(FIRST_PAUSE)
         elif replaces != ANY:
             replaces = None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from schemas.storage import object_store
 from schemas.storage.filesystems import store_settings
-from schemas.storage.object_store import ANY, PART_BYTES, RETRIES, WRITER, Bucket, Entry, Page, RefusedError, Written
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, Entry, Page, RefusedError, Written
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -111,7 +111,7 @@ class S3Bucket(Bucket):
             return response["Body"].read(), response["ETag"]
 
         with _store_errors(404):
-            return RETRIES.repeat(get, _is_transient)
+            return object_store.repeat(get, _is_transient)
         return None
 
     def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
@@ -176,8 +176,8 @@ def _connect(address: str) -> Any:
     if settings.endpoint:
         options["s3"] = {"addressing_style": "path"}
     config = Config(
-        connect_timeout=RETRIES.connect_seconds,
-        read_timeout=RETRIES.read_seconds,
+        connect_timeout=object_store.CONNECT_SECONDS,
+        read_timeout=object_store.READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": 1},  # `_BucketClient` retries.
         max_pool_connections=64,
         request_checksum_calculation="when_required",  # S3-compatible stores support only MD5.
@@ -200,7 +200,7 @@ def _get_object(address: str, key: str) -> tuple[bytes, str] | None:
 
     try:
         # obstore does not retry a request with a truncated response.
-        return RETRIES.repeat(get, lambda error: isinstance(error, GenericError))
+        return object_store.repeat(get, lambda error: isinstance(error, GenericError))
     except (NotFoundError, FileNotFoundError):
         return None
     except (PermissionDeniedError, UnauthenticatedError) as error:
@@ -227,15 +227,15 @@ def _obstore(address: str) -> Any:
         region=settings.region,
         client_options={
             "allow_http": True,
-            "connect_timeout": timedelta(seconds=RETRIES.connect_seconds),
-            "timeout": timedelta(seconds=RETRIES.read_seconds),
+            "connect_timeout": timedelta(seconds=object_store.CONNECT_SECONDS),
+            "timeout": timedelta(seconds=object_store.READ_SECONDS),
         },
         retry_config={
-            "max_retries": RETRIES.attempts - 1,
-            "retry_timeout": timedelta(seconds=RETRIES.seconds),
+            "max_retries": object_store.MAX_ATTEMPTS - 1,
+            "retry_timeout": timedelta(seconds=object_store.RETRY_SECONDS),
             "backoff": {
-                "init_backoff": timedelta(seconds=RETRIES.first_pause),
-                "max_backoff": timedelta(seconds=RETRIES.longest_pause),
+                "init_backoff": timedelta(seconds=object_store.FIRST_PAUSE),
+                "max_backoff": timedelta(seconds=object_store.LONGEST_PAUSE),
                 "base": 2,
             },
         },
@@ -272,7 +272,7 @@ class _BucketClient:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         request = getattr(self._client, name)
-        return lambda **arguments: RETRIES.repeat(partial(request, Bucket=self._bucket, **arguments), _is_transient)
+        return lambda **arguments: object_store.repeat(partial(request, Bucket=self._bucket, **arguments), _is_transient)
 
 
 def _is_transient(error: Exception) -> bool:

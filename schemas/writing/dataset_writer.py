@@ -133,9 +133,6 @@ def _probe(folder: Folder) -> None:
         folder.delete(PROBE_NAME)
 
 
-# --- array tasks -----------------------------------------------------------------------------------------------------
-
-
 def _complete_task(
     output: OutputDataset,
     task: ArrayTask,
@@ -237,9 +234,6 @@ def _ranges(indices: Collection[int], limit: int | None = _MAX_RANGES) -> str:
     return text if limit is None or len(ranges) <= limit else f"{text} and more"
 
 
-# --- commit ----------------------------------------------------------------------------------------------------------
-
-
 def sum_statistics(footers: list[Footer]) -> dict[str, Any]:
     """Sum the statistics of shards: numbers, and digests of lists, in nested mappings."""
     total: dict[str, Any] = {}
@@ -270,11 +264,8 @@ def commit(
     Local shards are read completely. A store keeps checksums of its own: the digest comes from the record and the size from the
     listing.
 
-    Args:
-        output: the dataset, with all its shards; their inputs are not compared.
-        libraries: further distributions with versions that determine the content.
-        files: further files of the dataset, besides those of the output.
-        statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
+    The inputs of the shards are not compared. ``files`` are further files of the dataset, besides those of the output. The other
+    arguments are those of `complete_dataset`.
 
     Raises:
         DatasetError: a shard is missing or of another dataset; or damaged, and is then deleted.
@@ -284,8 +275,9 @@ def commit(
         state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
         states = list(state.shards().values())
         _check_finished(state, states)
-        shards = folder.map(lambda index: states[index].entry or state.read(index).entry, range(output.shards))
+        shards = folder.map(lambda index: states[index].entry or state.read(index, read_all=True).entry, range(output.shards))
         footers = [shard.footer for shard in states if shard.footer is not None]
+        contents = ((name, folder.read(name)) for name in sorted(files))
         reasons: Counter[str] = Counter()
         for footer in footers:
             reasons.update(footer.failures.reasons)
@@ -298,7 +290,7 @@ def commit(
             shards=tuple(entry for entry in shards if entry is not None),
             failures=tuple(shard.failures for shard in states if shard.failures is not None),
             failure_reasons=dict(reasons),
-            files=tuple(_file_entry(folder, name) for name in sorted(files)),
+            files=tuple(FileEntry(name, len(data), sha256_of_bytes(data)) for name, data in contents),
             statistics=(statistics or sum_statistics)(footers),
         )
         stray_failures = {failures_name(shard.name) for shard in states if shard.failures is None}
@@ -314,11 +306,7 @@ def commit(
 
 
 def _check_finished(state: OutputState, states: list[ShardState]) -> None:
-    """Check that all shards are current; delete damaged shards.
-
-    Raises:
-        DatasetError: a shard is not current.
-    """
+    """Raise a `DatasetError` unless all shards are current; delete damaged shards."""
     folder = state.output.folder
     damaged = [shard for shard in states if shard.status is Status.DAMAGED]
     for shard in damaged:
@@ -335,8 +323,3 @@ def _check_finished(state: OutputState, states: list[ShardState]) -> None:
         if shard.status is not Status.CURRENT:
             fault = "missing" if shard.status is Status.MISSING else "a file of another dataset"
             raise DatasetError(f"{path} is {fault} after the run: run the same command again")
-
-
-def _file_entry(folder: Folder, name: str) -> FileEntry:
-    data = folder.read(name)
-    return FileEntry(path=name, bytes=len(data), sha256=sha256_of_bytes(data))

@@ -27,7 +27,7 @@ from schemas.conversion import shorten
 from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
-from schemas.footers import FOREIGN, Footer, inspect_shard, read_footer, shard_entry
+from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
 from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
@@ -137,7 +137,8 @@ def state_of(
     elif listed is None and not is_described:
         problem = f"{shard} is not what its record describes"
     elif compares_digests:
-        stored = shard_entry(folder, shard, 0 if footer is None else footer.rows)
+        with folder.open(shard) as file:
+            stored = shard_entry(file, shard, 0 if footer is None else footer.rows)
         problem, entry = _compare_digests(stored, expected, reference), entry or stored
     elif entry is None and record is not None:
         entry = (record.as_footer(shard, size) or (None,))[0]
@@ -239,14 +240,11 @@ class OutputState:
         """Return the states of shards by index, by default of those that the run writes."""
         wanted = list(self.selected if selected is None else selected)
         new = [shard for shard in wanted if shard not in self._states]
-        self._states.update(zip(new, self.output.folder.map(self._read, new), strict=True))
+        self._states.update(zip(new, self.output.folder.map(self.read, new), strict=True))
         return {shard: self._states[shard] for shard in wanted}
 
-    def read(self, shard: int) -> ShardState:
-        """Read all bytes of a shard and return its state."""
-        return self._read(shard, read_all=True)
-
-    def _read(self, shard: int, *, read_all: bool = False) -> ShardState:
+    def read(self, shard: int, *, read_all: bool = False) -> ShardState:
+        """Read the state of a shard; ``read_all`` compares all digests."""
         output = self.output
         return state_of(
             output.folder,
@@ -424,7 +422,8 @@ class OutputState:
         """Return whether the folder has a manifest or a shard of any dataset."""
         if MANIFEST_NAME in self.entries or isinstance(self._manifest, Manifest):
             return True
-        return any(name.startswith("part-") and read_footer(self.output.folder, name) is not None for name in self.entries)
+        shards = (name for name in self.entries if name.startswith("part-"))
+        return any(inspect_shard(self.output.folder, name) not in (None, FOREIGN) for name in shards)
 
     def _listed_files(self) -> set[str]:
         """Return the files beside shards that the folder's manifest lists."""

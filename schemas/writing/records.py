@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from schemas.conversion import stored_values
-from schemas.errors import DatasetError
+from schemas.failures import FailuresEntry
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
@@ -58,7 +57,7 @@ class Record:
         state: digest of ids, addresses, sizes and versions of the images, as the producer defines it; empty if the inputs are part
             of the fingerprint.
         sources_sha256: SHA-256 of the lines of the sources.
-        shard: entry of the manifest and content of the footer without parameters; empty in old records. See `as_footer`.
+        shard: entry of the manifest and content of the footer without parameters. See `as_footer`.
         tags: tags of the shard and its failures by name, in a store; see `matches_tags`.
         sources: source of each row and failure, in any order; None if not read.
     """
@@ -100,14 +99,12 @@ class Record:
 
     def as_footer(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
         """Return manifest entry and footer without parameters; None for another shard."""
-        if self.shard.get("path") != shard or size != self.bytes:
+        content = dict(self.shard)
+        if content.pop("path", None) != shard or size != self.bytes:
             return None
-        try:
-            content = dict(self.shard)
-            entry = ShardEntry(content.pop("path"), self.bytes, self.sha256, content["rows"], content.pop("footer_sha256"))
-            return entry, Footer(**stored_values(Footer, {**content, "parameters": {}, "failures": content["failures"]}))
-        except (KeyError, TypeError, ValueError, DatasetError):
-            return None
+        entry = ShardEntry(shard, self.bytes, self.sha256, content["rows"], content.pop("footer_sha256"))
+        failures = FailuresEntry(**content.pop("failures"))
+        return entry, Footer(**content, parameters={}, failures=failures)
 
     def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
         """Return whether shard and failures have the recorded tags or none in a listing."""
@@ -139,8 +136,15 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
             first = first if end else b""
     except FileNotFoundError:
         return None
-    record = _parse(first)
-    if record is None or not whole:
+    try:
+        content = json.loads(first)
+        digest = content.pop("record_sha256")
+        if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
+            return None
+        record = Record(**content, sources=None)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
+        return None
+    if not whole:
         return record
     if sha256_of_bytes(lines) != record.sources_sha256:
         return None
@@ -153,14 +157,3 @@ def _first_line(file: Any) -> bytes:
     while b"\n" not in start and (more := file.read(_FIRST_BYTES)):
         start += more
     return start
-
-
-def _parse(line: bytes) -> Record | None:
-    try:
-        content = json.loads(line)
-        digest = content.pop("record_sha256")
-        if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
-            return None
-        return Record(**content, sources=None)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
-        return None

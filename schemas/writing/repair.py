@@ -48,19 +48,14 @@ def repair(path: str | os.PathLike[str]) -> Repair:
         DatasetError: the folder has no dataset, is in use, or has a damaged dataset in version 1 of the format.
     """
     folder = Folder(os.fspath(path))
-    manifest = _read_manifest(folder)
-    with lock_folder(folder):
-        return _repair_locked(folder, manifest)
-
-
-def _read_manifest(folder: Folder) -> Manifest | None:
-    """Read the manifest; None if it is unusable although the folder has shards."""
     try:
-        return Manifest.read(folder)
+        manifest: Manifest | None = Manifest.read(folder)
     except DatasetError:
         if not any(SHARD_NAME.fullmatch(name) for name in folder.names()):
             raise
-        return None
+        manifest = None
+    with lock_folder(folder):
+        return _repair_locked(folder, manifest)
 
 
 def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:

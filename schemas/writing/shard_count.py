@@ -21,23 +21,18 @@ TEXT_SHARD_BYTES = 64 << 20
 """Maximum bytes of raw captions per shard when the shard count is chosen: about a million captions. Features are far larger, so
 that small shards of captions bring the counts of both datasets closer together."""
 
-_MIN_CHOSEN = 16
-"""Enough for the cores of one machine."""
+_MIN_CHOSEN = 16  # Enough for the cores of one machine.
 
 MAX_CHOSEN = 8192
 """Reached at 4 TiB of vectors; shards of larger datasets are larger."""
 
-_MAX_BYTES = 4 << 30
-"""Maximum bytes per shard for any count: readers of whole shards hold one in memory."""
+_MAX_BYTES = 4 << 30  # Of a shard, for any count: readers of whole shards hold one in memory.
 
 
 def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> int | None:
     """Return the number of shards; None if `choose_shards` has to choose it.
 
-    Args:
-        shards: the request; ``auto`` keeps the count of shards in the folder, so that runs can be continued and updated.
-        folder: folder of the dataset.
-        overwrite: whether shards in the folder will be replaced.
+    ``auto`` keeps the count of shards in the folder unless they will be replaced, so that runs can be continued and updated.
 
     Raises:
         UsageError: the dataset after ``like:`` has no images.

@@ -45,7 +45,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import CommittedError, DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name
-from schemas.footers import Footer, entry_of, footer_metadata
+from schemas.footers import Footer, footer_metadata, shard_entry
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
 from schemas.process.shutdown import critical_section
@@ -108,10 +108,7 @@ def _delete_publishing(folder: Folder) -> None:
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
     """Lock a file, created if missing, until the returned descriptor is closed.
 
-    Args:
-        path: the file, on a file system with ``flock``.
-        shared: allow other shared locks at the same time.
-        patience: seconds to wait for another process or thread; may be infinite.
+    ``shared`` allows other shared locks. ``patience`` is the time limit for other processes and threads in seconds.
 
     Raises:
         BlockingIOError: another process or thread holds the lock.
@@ -211,12 +208,7 @@ class Attempt:
         self._before_tagged = folder.read_tagged(record_name(shard)) if folder.has_tags else None
 
     def publish(self, file: BinaryIO, record: Record, failures: bytes) -> None:
-        """Publish shard, failures and record; see this module.
-
-        Args:
-            file: temporary file with the shard, in its folder.
-            record: record of the shard.
-            failures: content of the file of failures; empty without failures.
+        """Publish shard (a temporary file), failures (perhaps empty) and record.
 
         Raises:
             LostRaceError: another attempt has published the shard.
@@ -419,7 +411,7 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
         file.flush()
         try:
             with pa.memory_map(file.name) as written:
-                entry = entry_of(written, name, shard.rows)
+                entry = shard_entry(written, name, shard.rows)
             attempt.publish(file, Record.of(entry, footer, shard.state, shard.sources), failures)
         except FileNotFoundError as error:  # A commit deletes temporary files, also of running attempts.
             raise attempt.committed() from error

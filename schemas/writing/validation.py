@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from schemas.console import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
-from schemas.failures import failures_name, read_failures
+from schemas.failures import failures_name, parse_failures
 from schemas.fingerprints import FORMAT_VERSION
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
@@ -23,7 +23,7 @@ from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
-from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
+from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 
@@ -53,7 +53,10 @@ def validate(
     """
     dataset = open_dataset(path)
     folder, manifest, entries = dataset.folder, dataset.manifest, dataset.folder.tagged()
-    stray = _stray_files(dataset, entries)
+    names = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, PUBLISHING_NAME, JOB_NAME}
+    listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
+    names |= {record_name(shard.path) for shard in manifest.shards} | {entry.path for entry in listed}
+    stray = sorted(entries.keys() - names)
     others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
     if others:
         on_warning(left_alone(folder.location, others))
@@ -73,14 +76,6 @@ def validate(
     if dict(reasons) != dict(manifest.failure_reasons) and not problems:
         problems.append(f"the manifest counts failures {dict(manifest.failure_reasons)}, the shards hold {dict(reasons)}")
     return problems
-
-
-def _stray_files(dataset: Dataset, entries: Mapping[str, Entry]) -> list[str]:
-    manifest = dataset.manifest
-    names = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, JOB_NAME}
-    known = names | {record_name(shard.path) for shard in manifest.shards}
-    listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
-    return sorted(entries.keys() - known - {entry.path for entry in listed})
 
 
 def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
@@ -135,7 +130,7 @@ def _check_failures(dataset: Dataset, index: int, reasons: Counter[str], shard: 
     if entry is None or shard.failures_problem:
         return []
     try:
-        table = read_failures(dataset.folder, name)
+        table = parse_failures(dataset.folder.read(name), dataset.folder.path_of(name))
     except DatasetError as error:
         return [str(error)]
     if table.num_rows != entry.rows:

@@ -64,4 +64,4 @@ def end_before(writes: int) -> None:
 
         return act
 
-    Folder._publish, Folder.delete = end_or(Folder._publish), end_or(Folder.delete)
+    Folder.rename, Folder.delete = end_or(Folder.rename), end_or(Folder.delete)

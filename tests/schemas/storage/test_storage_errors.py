@@ -10,7 +10,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.failures import failures_content, parse_failures, read_failures
+from schemas.failures import failures_content, parse_failures
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from tests.schemas.conftest import KINDS
@@ -235,7 +235,7 @@ def test_failures_with_any_line_end_round_trip(tmp_path):
     content, entry = failures_content(rows)
     folder.write("x.jsonl", content)
     assert entry.rows == 8
-    assert read_failures(folder, "x.jsonl").to_pylist() == rows
+    assert parse_failures(folder.read("x.jsonl"), "x.jsonl").to_pylist() == rows
 
 
 # --- what says it ----------------------------------------------------------------------------------------------------

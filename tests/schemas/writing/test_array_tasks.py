@@ -232,7 +232,7 @@ def test_task_killed_during_commit_is_rerun(toy, plain, writes):
     if not child:
         try:
             left = iter(range(writes - 1))
-            for name in ("_publish", "delete"):
+            for name in ("rename", "delete"):
                 operation = getattr(Folder, name)
 
                 def act(*arguments, operation=operation):

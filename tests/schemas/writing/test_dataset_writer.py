@@ -24,13 +24,13 @@ from tests.schemas.conftest import blocked_process, prepare
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
     published = []
-    publish = Folder._publish
+    publish = Folder.rename
 
     def record(self, temporary, name):
         published.append(name)
         publish(self, temporary, name)
 
-    monkeypatch.setattr(Folder, "_publish", record)
+    monkeypatch.setattr(Folder, "rename", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
     shard = "part-00000-of-00001"
     assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.failures import FailuresEntry, failures_name, read_failures
+from schemas.failures import FailuresEntry, failures_name, parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json
-from schemas.footers import read_footer
+from schemas.footers import inspect_shard
 from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, schema_of
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
@@ -104,7 +104,7 @@ def test_rows_and_failures_are_counted_while_they_are_written(folder):
             shard.add_failures([failure(f"late {count}")])
             assert (shard.rows, len(shard.failures)) == (2 * count, count)
         shard.statistics = {"rows": shard.rows, "failed": len(shard.failures)}
-    assert read_footer(folder, NAME).statistics == {"rows": 6, "failed": 3}
+    assert inspect_shard(folder, NAME).statistics == {"rows": 6, "failed": 3}
     assert [row["key"] for row in failures_in(folder)] == ["late 1", "late 2", "late 3"]
 
 
@@ -240,15 +240,15 @@ def test_failures_lie_sorted_beside_their_shard(folder, order):
     assert folder.names() == [RECORD, FAILED, NAME]
     assert failures_name(NAME) == FAILED
     assert failures_in(folder) == sorted(failures, key=lambda row: row["key"])
-    assert read_failures(folder, FAILED).to_pylist() == failures_in(folder)
-    assert read_failures(folder, FAILED).schema.equals(FAILURES)
+    assert parse_failures(folder.read(FAILED), FAILED).to_pylist() == failures_in(folder)
+    assert parse_failures(folder.read(FAILED), FAILED).schema.equals(FAILURES)
     data = folder.read(FAILED)
     entry = FailuresEntry(3, len(data), hashlib.sha256(data).hexdigest(), {"truncated": 2, "empty": 1})
-    assert read_footer(folder, NAME).failures == entry
+    assert inspect_shard(folder, NAME).failures == entry
 
 
 def test_retry_without_failures_removes_those_of_the_first_try(folder):
     write_captions(folder, many_captions(3), failures=[failure("a")])
     write_captions(folder, many_captions(3), failures=[])
     assert folder.names() == [RECORD, NAME]
-    assert read_footer(folder, NAME).failures == FailuresEntry()
+    assert inspect_shard(folder, NAME).failures == FailuresEntry()
