@@ -204,7 +204,7 @@ def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_b
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[slice, slice]]:
-    """Cut images with these numbers of rows and columns into strips: their rows and columns."""
+    """Cut images into strips, from their numbers of rows and columns."""
     side = isqrt(_SCORES_AT_ONCE) if sum(rows) * sum(columns) > _SCORES_AT_ONCE else max(sum(rows), sum(columns))
     strips, row, column, height, width = [], 0, 0, 0, 0
     for num_rows, num_columns in zip(rows, columns, strict=True):

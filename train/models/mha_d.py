@@ -1,7 +1,7 @@
 """Multi-head attention with diversity (Huang et al. 2019): kind ``mha-d``.
 
 Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``H`` width of a region or token in
-the joint space, ``K`` heads, ``E`` = K * H embedding width.
+the joint space, ``K`` heads, ``A`` width of the attention space, ``E`` = K * H embedding width.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MultiHeadAttention(nn.Module):
         return weights if items.mask is None else weights.masked_fill(~items.mask[:, None], 0)
 
     def _logits(self, items: Tensor) -> Tensor:
-        """Return the logits ``[..., K]`` of regions or tokens ``[..., H]``, with A the width of the attention space."""
+        """Return the logits ``[..., K]`` of regions or tokens ``[..., H]``."""
         heads, attention_dim, _ = self.of_items.shape
         queries = (self.of_contexts @ self.contexts[..., None]).squeeze(2).tanh()  # [K, A]
         keys = linear(items, self.of_items.flatten(0, 1)).tanh().unflatten(-1, (heads, attention_dim))  # [..., K, A]

@@ -81,7 +81,7 @@ _aten = torch.ops.aten
 
 
 def gru_over_trie(gru: nn.GRU, words: Tensor, trie: PrefixTrie) -> Tensor:
-    """Run a unidirectional GRU of one layer on the vectors ``[V, W]`` of ``trie.tokens``.
+    """Run a unidirectional GRU over the vectors ``[V, W]`` of ``trie.tokens``.
 
     Returns:
         ``[B, H]``, the state of each caption after its last token.

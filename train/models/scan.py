@@ -244,7 +244,7 @@ def _contexts_per_tile(contexts: Tensor, queries: Tensor, mask: Tensor | None) -
 
 
 def _attend(query: _Chunk, columns: Tensor, context: _Chunk, gram: Tensor, config: ScanConfig) -> _Attention:
-    """Return the attention of queries over contexts, from the queries' vectors ``[T * B, E]``."""
+    """Return the attention of queries, also as ``[T * B, E]``, over contexts."""
     products = (context.vectors.flatten(0, 1) @ columns.T).view(*gram.shape[:2], -1, len(query))
     return _Attention(products, gram, None if query.mask is None else query.mask.T[None], context.mask, config)
 
