@@ -151,7 +151,7 @@ class AttributePredictor(FastRCNNOutputLayers):
         self.attr_linear2 = nn.Linear(_HIDDEN, 1 + ATTRIBUTES)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class and attribute logits for ``[N, 2048]``, see `network.Head.classify`."""
+        """Return class and attribute logits of ``[N, 2048]``, see `network.Head.classify`."""
         scores = self.cls_score(features)
         embedded = self.cls_embed(scores.argmax(dim=1))
         hidden = F.relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
