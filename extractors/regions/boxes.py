@@ -218,7 +218,8 @@ def _sequential_nms(covers: Tensor, order: Tensor) -> Tensor:
     for box, word, bit in zip(boxes, word_index, boxes % _WORD, strict=True):
         survives = (suppressed.view(-1).index_select(0, word) >> bit) & 1 ^ 1
         suppressed |= words.index_select(0, box) * survives[:, None]
-    return ~_unpack_bits(suppressed)[:, :count]
+    bits = 1 << torch.arange(_WORD)
+    return (suppressed[..., None] & bits).flatten(-2)[:, :count] == 0
 
 
 def _parallel_nms(covers: Tensor, order: Tensor) -> Tensor:
@@ -262,9 +263,3 @@ def _pack_bits(bits: Tensor) -> Tensor:
     """Pack bits: bool ``[..., 62 * W]`` to int64 ``[..., W]``."""
     powers = 1 << torch.arange(_WORD, device=bits.device)
     return torch.where(bits.unflatten(-1, (-1, _WORD)), powers, 0).sum(dim=-1)
-
-
-def _unpack_bits(words: Tensor) -> Tensor:
-    """Unpack bits: int64 ``[..., W]`` to bool ``[..., 62 * W]``."""
-    powers = 1 << torch.arange(_WORD, device=words.device)
-    return (words[..., None] & powers).flatten(-2) != 0

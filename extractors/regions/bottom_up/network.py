@@ -212,8 +212,19 @@ _OUTPUT_STDS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head
 def initialize(detector: nn.Module) -> None:
     """Initialize all weights in place, in module order, from torch's global generator."""
     with torch.no_grad():
-        for name, module in detector.named_modules():
-            _initialize_layer(name, module)
+        for name, layer in detector.named_modules():
+            if isinstance(layer, nn.Embedding):
+                nn.init.normal_(layer.weight)
+            elif isinstance(layer, (nn.Conv2d, nn.Linear)):
+                if name in _OUTPUT_STDS:
+                    nn.init.normal_(layer.weight, std=_OUTPUT_STDS[name] / math.sqrt(layer.weight.shape[1]))
+                else:
+                    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+            elif isinstance(layer, FrozenBatchNorm2d):
+                for tensor, value in ((layer.weight, 1), (layer.bias, _SHIFT), (layer.running_mean, 0), (layer.running_var, 1)):
+                    tensor.fill_(value)
         for module in detector.modules():
             if isinstance(module, Bottleneck):
                 block: Any = module
@@ -222,18 +233,3 @@ def initialize(detector: nn.Module) -> None:
                 if block.downsample is not None:
                     block.downsample[1].weight.fill_(_SHORTCUT_SCALE)
         detector.get_buffer("backbone.bn1.weight").fill_(_STEM_SCALE)
-
-
-def _initialize_layer(name: str, module: nn.Module) -> None:
-    if isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight)
-    elif isinstance(module, (nn.Conv2d, nn.Linear)):
-        if name in _OUTPUT_STDS:
-            nn.init.normal_(module.weight, std=_OUTPUT_STDS[name] / math.sqrt(module.weight.shape[1]))
-        else:
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, FrozenBatchNorm2d):
-        for tensor, value in ((module.weight, 1), (module.bias, _SHIFT), (module.running_mean, 0), (module.running_var, 1)):
-            tensor.fill_(value)

@@ -25,8 +25,9 @@ products, ``C`` channels, ``h`` and ``w`` cells of a feature map.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -96,7 +97,9 @@ class MergedStage(LastStage):
             return FusedConv2d(conv, (regions, conv.in_channels, _POOLED, _POOLED), relu=relu)
 
         blocks: list[Any] = list(layer4.children())
-        self._blocks = [[fuse(conv) for conv in (block.conv1, block.conv2, block.conv3)] for block in blocks]
+        self._blocks: list[Sequence[Callable[..., Tensor]]] = [
+            [fuse(conv) for conv in (block.conv1, block.conv2, block.conv3)] for block in blocks
+        ]
         self._shortcut = fuse(blocks[0].downsample[0], relu=False)
 
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
@@ -107,24 +110,26 @@ class MergedStage(LastStage):
     def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
         """Compute features, see `LastStage.finish`."""
         hidden, maps = (_regions(table, index) for table in shared)
+        return self._run_blocks(hidden, maps).to(torch.float32).mean(dim=(2, 3))
+
+    def _run_blocks(self, hidden: Tensor, values: Tensor) -> Tensor:
         for i, (first, second, third) in enumerate(self._blocks):
-            hidden = first(maps) if i else hidden
-            maps = third(second(hidden), maps)
-        return maps.to(torch.float32).mean(dim=(2, 3))
+            hidden = first(values) if i else hidden
+            values = third(second(hidden), values)
+        return values
 
 
 class ProductStage(LastStage):
     """Res5 head of matrix products, for three float32 blocks with folded norms."""
 
     def __init__(self, layer4: nn.Module) -> None:
-        self._b_t, self._a_t, blocks = _decompose(layer4)
+        self._b_t, self._a_t, self._shortcut, blocks = _decompose(layer4)
         self._blocks = list(blocks)
 
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
         """Apply the first product with its ReLU, and that of the shortcut."""
         block = self._blocks[0]
-        assert block.shortcut is not None
-        return torch.addmm(block.bias1, bins, block.weight1).relu_(), torch.addmm(block.bias3, bins, block.shortcut)
+        return torch.addmm(block.bias1, bins, block.weight1).relu_(), torch.addmm(block.bias3, bins, self._shortcut)
 
     def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
         """Compute features, see `LastStage.finish`."""
@@ -149,7 +154,7 @@ class ProductStage(LastStage):
         return (self._a_t @ filtered.view(products, -1)).view(-1, channels)
 
 
-class GroupedStage(LastStage):
+class GroupedStage(MergedStage):
     """Res5 head of grouped 1×1 convolutions, see `winograd.prefers_onednn`.
 
     Args:
@@ -158,39 +163,45 @@ class GroupedStage(LastStage):
     """
 
     def __init__(self, layer4: nn.Module, regions: int) -> None:
-        self._b_t, self._a_t, blocks = _decompose(layer4)
-        self._blocks = [_GroupedBlock.of(block, 4 * regions) for block in blocks]
+        phases = 4 * regions
+        pixels = phases * _SIDE**2
 
-    def share(self, bins: Tensor) -> tuple[Tensor, ...]:
-        """Apply the first product with its ReLU, and that of the shortcut."""
-        pixels, block = _pixels(bins), self._blocks[0]
-        assert block.shortcut is not None
-        return _rows(block.first(pixels)), _rows(block.shortcut(pixels))
+        def fuse(matrices: Tensor, rows: int, bias: Tensor | None = None) -> FusedConv2d:
+            conv = pointwise(matrices, bias)
+            return FusedConv2d(conv, (1, conv.in_channels, rows, 1), relu=bias is not None)
+
+        b_t, a_t, shortcut, blocks = _decompose(layer4)
+        self._shortcut = fuse(shortcut[None], pixels)
+        self._blocks = []
+        for block in blocks:
+            first = fuse(block.weight1[None], pixels, block.bias1)
+            second = partial(_convolve_phases, b_t, a_t, fuse(block.weight2, phases), block.bias2)
+            third = fuse(block.weight3[None], pixels, block.bias3)
+            self._blocks.append((first, second, third))
 
     def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
         """Compute features, see `LastStage.finish`."""
         order = index.view(-1, _SIDE, 2, _SIDE, 2).permute(2, 4, 0, 1, 3).flatten()
         hidden, values = (_pixels(table.index_select(0, order)) for table in shared)  # [1, C, M * 49, 1]
-        for i, block in enumerate(self._blocks):
-            hidden = block.first(values) if i else hidden
-            values = block.third(self._convolve(hidden, block), values)
-        return _rows(values).view(4, len(index), _SIDE**2, -1).mean(dim=(0, 2))
-
-    def _convolve(self, values: Tensor, block: _GroupedBlock) -> Tensor:
-        """Apply a 3×3 convolution and a ReLU to ``[1, C, M * 49, 1]``."""
-        rows = _rows(values).unflatten(0, (-1, _SIDE**2))  # [M, 49, C]
-        phases, _, channels = rows.shape
-        transformed = torch.bmm(self._b_t.expand(phases, -1, -1), rows)  # [M, K, C]
-        products = _rows(block.second(_pixels(transformed.view(phases, -1)))).view(transformed.shape)
-        filtered = torch.bmm(self._a_t.expand(phases, -1, -1), products)
-        return _pixels(filtered.add_(block.bias2).relu_().view(-1, channels))
+        return _rows(self._run_blocks(hidden, values)).view(4, len(index), _SIDE**2, -1).mean(dim=(0, 2))
 
 
-def _decompose(layer4: nn.Module) -> tuple[Tensor, Tensor, Iterator[_Block]]:
-    """Return transforms of inputs ``[K, 49]`` and products ``[49, K]``, and blocks."""
-    weight = next(layer4.parameters())
-    b_t, g, a_t = (torch.from_numpy(np.kron(matrix, matrix)).to(weight) for matrix in _phase_matrices())
-    return b_t, a_t, (_Block.of(block, g) for block in layer4.children())
+def _convolve_phases(b_t: Tensor, a_t: Tensor, products: FusedConv2d, bias: Tensor, values: Tensor) -> Tensor:
+    """Apply a 3×3 convolution and a ReLU to ``[1, C, M * 49, 1]``."""
+    rows = _rows(values).unflatten(0, (-1, _SIDE**2))  # [M, 49, C]
+    phases, _, channels = rows.shape
+    transformed = torch.bmm(b_t.expand(phases, -1, -1), rows)  # [M, K, C]
+    filtered = _rows(products(_pixels(transformed.view(phases, -1)))).view(transformed.shape)
+    outputs = torch.bmm(a_t.expand(phases, -1, -1), filtered)
+    return _pixels(outputs.add_(bias).relu_().view(-1, channels))
+
+
+def _decompose(layer4: nn.Module) -> tuple[Tensor, Tensor, Tensor, Iterator[_Block]]:
+    """Return transforms ``[K, 49]`` and ``[49, K]``, weights of the shortcut, blocks."""
+    blocks: list[Any] = list(layer4.children())
+    shortcut = _matrix(blocks[0].downsample[0])
+    b_t, g, a_t = (torch.from_numpy(np.kron(matrix, matrix)).to(shortcut) for matrix in _phase_matrices())
+    return b_t, a_t, shortcut, (_Block.of(block, g) for block in blocks)
 
 
 @dataclass(frozen=True)
@@ -203,7 +214,6 @@ class _Block:
     bias2: Tensor
     weight3: Tensor
     bias3: Tensor  # Includes the bias of the shortcut.
-    shortcut: Tensor | None
 
     @staticmethod
     def of(block: Any, filters: Tensor) -> _Block:
@@ -211,39 +221,8 @@ class _Block:
         first, second, third = block.conv1, block.conv2, block.conv3
         taps = second.weight.permute(2, 3, 1, 0).reshape(filters.shape[1], -1)  # [9, C * C]
         transformed = (filters @ taps).view(len(filters), *second.weight.shape[1::-1])
-        bias, shortcut = third.bias, None
-        if block.downsample is not None:
-            projection = block.downsample[0]
-            bias, shortcut = bias + projection.bias, _matrix(projection)
-        return _Block(_matrix(first), first.bias, transformed, second.bias, _matrix(third), bias, shortcut)
-
-
-@dataclass(frozen=True)
-class _GroupedBlock:
-    """Products of a bottleneck as 1×1 convolutions; that of ``second`` is grouped."""
-
-    first: FusedConv2d
-    second: FusedConv2d
-    bias2: Tensor
-    third: FusedConv2d
-    shortcut: FusedConv2d | None
-
-    @staticmethod
-    def of(block: _Block, phases: int) -> _GroupedBlock:
-        """Pack the matrices of a block for a number of phases."""
-
-        def fuse(matrices: Tensor, rows: int, bias: Tensor | None = None) -> FusedConv2d:
-            conv = pointwise(matrices, bias)
-            return FusedConv2d(conv, (1, conv.in_channels, rows, 1), relu=bias is not None)
-
-        pixels = phases * _SIDE**2
-        return _GroupedBlock(
-            fuse(block.weight1[None], pixels, block.bias1),
-            fuse(block.weight2, phases),
-            block.bias2,
-            fuse(block.weight3[None], pixels, block.bias3),
-            None if block.shortcut is None else fuse(block.shortcut[None], pixels),
-        )
+        bias = third.bias if block.downsample is None else third.bias + block.downsample[0].bias
+        return _Block(_matrix(first), first.bias, transformed, second.bias, _matrix(third), bias)
 
 
 def _pixels(rows: Tensor) -> Tensor:

@@ -152,10 +152,8 @@ def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     names = _layer_names(_CAFFE, weight="[0]", bias="[1]")
     for conv in _convolutions():
         names[f"{conv.ours}.weight"] = f"{conv.caffe}[0]"
-        for part, blob in (("running_mean", "bn{}[0]"), ("running_var", "bn{}[1]"), ("divisor", "bn{}[2]")):
-            names[f"{conv.our_norm}.{part}"] = blob.format(conv.caffe_norm)
-        for part, blob in (("weight", "scale{}[0]"), ("bias", "scale{}[1]")):
-            names[f"{conv.our_norm}.{part}"] = blob.format(conv.caffe_norm)
+        for layer, parts in (("bn", ("running_mean", "running_var", "divisor")), ("scale", ("weight", "bias"))):
+            names |= {f"{conv.our_norm}.{part}": f"{layer}{conv.caffe_norm}[{i}]" for i, part in enumerate(parts)}
     state = _rename(entries, names, path)
     for conv in _convolutions():
         divisor = state.pop(f"{conv.our_norm}.divisor")

@@ -9,7 +9,7 @@ image, ``D`` width of a feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,7 +34,6 @@ from schemas.errors import UsageError
 
 _REGIONS = 20  # Regions per forward of res5 on a CPU.
 
-_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -87,16 +86,18 @@ class Detectron2Regions(RegionExtractor):
     def _detect(self, image: Sized) -> Tensor:
         """Return the result of `gather_regions` for an image."""
         _, width, height = image
-        (maps,) = self._run(self._maps, [image])
-        (boxes,) = self._run(lambda feature_map: self._network.propose(feature_map, width, height), [maps])
+        maps = self._run(self._maps, image)
+        boxes = self._run(self._network.propose, maps, width, height)
         features = self._features(maps, boxes)
-        (labels,) = self._run(self._network.classify, [features])
+        labels = self._run(self._network.classify, features)
         boxes = self._network.original(boxes, width, height)
         valid = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
         return gather_regions(Detections(*(values[None] for values in (boxes, valid, features, *labels))), self._options)
 
-    def _run(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        return run_single_threaded(function, items) if self._device.type == "cpu" else [function(item) for item in items]
+    def _run(self, function: Callable[..., _Result], *values: Any) -> _Result:
+        return (
+            run_single_threaded(lambda item: function(*item), [values])[0] if self._device.type == "cpu" else function(*values)
+        )
 
     def _maps(self, image: Sized) -> Tensor:
         """Compute the feature map of an image: float32 ``[1, channels, h, w]``."""

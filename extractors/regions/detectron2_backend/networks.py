@@ -204,9 +204,7 @@ class VisualGenomeNetwork:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def resized_wh(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height of the input for an image."""
-        return resized_wh(width, height)
+    resized_wh = staticmethod(resized_wh)
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the RGB pixels, uint8 ``[3, H0, W0]``, which the device resizes."""
