@@ -116,12 +116,23 @@ def extract_features(
             threads=max(1, usable_cores() // workers) if workers > 1 else 0,
             check=check,
             accelerator=execution.accelerator,
-            folder=temporary.enter_context(reference_folder(execution.is_local)),
+            folder=temporary.enter_context(reference_folder()) if execution.is_local else None,
             copies=temporary.enter_context(staging_area(job, execution, output.folder)),
             kept=kept,
         )
         if job.task is None:
             _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
+
+    def extract_in_process(finished: frozenset[int]) -> None:
+        refs = listed_refs(job.open_images(), listing)
+        chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
+        with reference_folder() as folder:
+            for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
+                chunks[shard].append(chunk)
+            extractor = ShardExtractor(job, output, meter)
+            extractor.set_up()
+            for shard in output.missing(finished):
+                extractor.extract(shard, chunks.pop(shard, ()))
 
     with ExitStack() as temporary:
         return run_job(
@@ -132,26 +143,11 @@ def extract_features(
             extras=job.extras(),
             check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
             check_worker=partial(check_worker, job, planned_fingerprint(output), gpus),
-            run_in_process=partial(_extract_in_process, job, output, meter, listing),
+            run_in_process=extract_in_process,
             task=job.task,
             libraries=job.libraries(),
             meter=meter,
         )
-
-
-def _extract_in_process(
-    job: FeaturesJob, output: OutputDataset, meter: Meter, listing: Listing, finished: frozenset[int]
-) -> None:
-    """Extract the missing shards in this process, without Beam."""
-    refs = listed_refs(job.open_images(), listing)
-    chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
-    with reference_folder(True) as folder:
-        for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
-            chunks[shard].append(chunk)
-        extractor = ShardExtractor(job, output, meter)
-        extractor.set_up()
-        for shard in output.missing(finished):
-            extractor.extract(shard, chunks.pop(shard, ()))
 
 
 def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:

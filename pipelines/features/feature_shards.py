@@ -49,8 +49,7 @@ class Reuse:
         sources: sources of reusable rows and failures.
         dropped: number of other stored rows and failures.
         changed: number of images to extract that the shard holds already.
-        footer: footer of the stored shard; None without one.
-        record: record of the stored shard; None without one.
+        stored: the stored shard; None without one.
     """
 
     todo: list[ImageRef]
@@ -59,14 +58,13 @@ class Reuse:
     sources: list[Source] = field(default_factory=list)
     dropped: int = 0
     changed: int = 0
-    footer: Footer | None = None
-    record: Record | None = None
+    stored: _Stored | None = None
 
 
 @dataclass(frozen=True)
 class _Stored:
     footer: Footer
-    record: Record | None
+    record: Record
     rows: frozenset[str]
     failures: Mapping[str, dict[str, str]]
     sources: Mapping[str, Source] | None
@@ -121,8 +119,7 @@ def reusable_rows(output: OutputDataset, shard: int, refs: Sequence[ImageRef], p
         sources=list(reused.values()),
         dropped=len(stored.rows) + len(stored.failures) - len(rows) - len(failures),
         changed=sum(ref.image_id in stored.ids for ref in todo),
-        footer=stored.footer,
-        record=stored.record,
+        stored=stored,
     )
 
 
@@ -173,7 +170,7 @@ def _unchanged(
     if sources is None:
         if output.listings is None or stored.footer.statistics.get("listing") != output.listings[shard]:
             return []
-        now = [source_of(ref, sha256) for ref, sha256 in zip(refs, _digests(refs, read), strict=True)]
+        now = _read_sources(refs, read)
         content = statistics_of(now, images=0, failed=0)["content"]
         if content != stored.footer.statistics.get("content"):
             return []  # Some image has changed, and its id is unknown.
@@ -181,7 +178,7 @@ def _unchanged(
         return [source for source in now if source.image_id in ids]
     known = [ref for ref in candidates if ref.image_id in sources]
     if policy.check_content:
-        now = [source_of(ref, sha256) for ref, sha256 in zip(known, _digests(known, read), strict=True)]
+        now = _read_sources(known, read)
         return [source for source in now if source.sha256 and _has_same_bytes(source, sources[source.image_id], stored)]
     return [sources[ref.image_id] for ref in known if sources[ref.image_id] == source_of(ref, sources[ref.image_id].sha256)]
 
@@ -191,17 +188,17 @@ def _has_same_bytes(now: Source, before: Source, stored: _Stored) -> bool:
     return now.sha256 == before.sha256 and (now.uri == before.uri or now.image_id not in stored.failures)
 
 
-def _digests(refs: Sequence[ImageRef], read: Read) -> list[str]:
-    """Return the SHA-256 of the bytes of images; empty for unreadable ones."""
+def _read_sources(refs: Sequence[ImageRef], read: Read) -> list[Source]:
+    """Read images, and return their sources; SHA-256 is empty for unreadable ones."""
 
-    def digest(ref: ImageRef) -> str:
+    def source(ref: ImageRef) -> Source:
         try:
-            return hashlib.sha256(read(ref)).hexdigest()
+            return source_of(ref, hashlib.sha256(read(ref)).hexdigest())
         except (OSError, DatasetError):
-            return ""
+            return source_of(ref, "")
 
     with ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="digest") as pool:
-        return list(pool.map(digest, refs))
+        return list(pool.map(source, refs))
 
 
 _MAX_SORTED_ROWS = 64
@@ -259,15 +256,15 @@ def write_feature_shard(
 
 def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
     """Return whether a shard is up to date; then also update its record."""
-    if reuse.footer is None or reuse.todo or reuse.dropped:
+    if reuse.stored is None or reuse.todo or reuse.dropped:
         return False
-    name, state = output.name(shard), _state(reuse.sources)
-    if statistics_of(reuse.sources, images=len(reuse.rows), failed=len(reuse.failures)) != reuse.footer.statistics:
+    footer, name, state = reuse.stored.footer, output.name(shard), _state(reuse.sources)
+    if statistics_of(reuse.sources, images=len(reuse.rows), failed=len(reuse.failures)) != footer.statistics:
         return False
-    if reuse.record is None or reuse.record.state != state:
+    if reuse.stored.record.state != state:
         with output.folder.open(name) as file:
-            entry = shard_entry(file, name, reuse.footer.rows)
-        write_record(output.folder, name, Record.of(entry, reuse.footer, state, reuse.sources))
+            entry = shard_entry(file, name, footer.rows)
+        write_record(output.folder, name, Record.of(entry, footer, state, reuse.sources))
     return True
 
 

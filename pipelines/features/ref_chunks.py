@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -33,14 +32,9 @@ _FIRST_BATCH_REFS = 1 << 13
 """References of the first batch, which is never spilled; most listings are shorter."""
 
 
-@contextmanager
-def reference_folder(is_local: bool) -> Iterator[str | None]:
-    """Yield a temporary folder for local workers; None for remote ones."""
-    if not is_local:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True) as folder:
-        yield folder
+def reference_folder() -> tempfile.TemporaryDirectory[str]:
+    """Create a temporary folder for the chunks of a local run."""
+    return tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True)
 
 
 def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]:

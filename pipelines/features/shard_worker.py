@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from extractors import Extractor
@@ -124,10 +125,11 @@ class ExtractorPool:
             self._free.put(loaded)
 
 
+@dataclass(eq=False)
 class ShardExtractor:
     """Extractor of shards in a worker process; picklable before `set_up`.
 
-    Args:
+    Attributes:
         job: images, extractor and settings.
         output: the dataset.
         meter: counts images.
@@ -136,21 +138,12 @@ class ShardExtractor:
         copies: staging area of the images; None to read them from the source.
     """
 
-    def __init__(
-        self,
-        job: FeaturesJob,
-        output: OutputDataset,
-        meter: Meter,
-        threads: int = 0,
-        gpus: int = 0,
-        copies: StagingArea | None = None,
-    ) -> None:
-        self._job = job
-        self._output = output
-        self._meter = meter
-        self._threads = threads
-        self._gpus = gpus
-        self._copies = copies
+    job: FeaturesJob
+    output: OutputDataset
+    meter: Meter
+    threads: int = 0
+    gpus: int = 0
+    copies: StagingArea | None = None
 
     def set_up(self, share: Callable[[Callable[[], ExtractorPool]], ExtractorPool] = lambda load: load()) -> None:
         """Load the extractors once per process, by ``share`` (Beam's ``Shared.acquire``).
@@ -160,15 +153,15 @@ class ShardExtractor:
         """
         import torch
 
-        if self._threads:
-            torch.set_num_threads(self._threads)
-        devices = devices_of_worker(self._job, os.environ.get("WORKER_ID", ""), self._gpus)
-        load, size = self._job.extractor.load, self._job.batch_size
-        cores = max(1, usable_cores() // self._gpus) if self._gpus > 1 else self._threads
-        threads = decoding_threads(self._job, cores)
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        devices = devices_of_worker(self.job, os.environ.get("WORKER_ID", ""), self.gpus)
+        load, size = self.job.extractor.load, self.job.batch_size
+        cores = max(1, usable_cores() // self.gpus) if self.gpus > 1 else self.threads
+        threads = decoding_threads(self.job, cores)
         self._pool = share(lambda: ExtractorPool([load(device) for device in devices], size, threads))
         for fingerprint in self._pool.fingerprints:
-            check_fingerprint(self._job, planned_fingerprint(self._output), fingerprint)
+            check_fingerprint(self.job, planned_fingerprint(self.output), fingerprint)
 
     def extract(self, shard: int, chunks: Iterable[RefChunk]) -> dict[str, int]:
         """Write one shard, and return the counts of `COUNTERS`.
@@ -179,20 +172,20 @@ class ShardExtractor:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.
         """
         refs, copied = from_chunks(chunk for chunk in chunks if chunk)
-        images = self._job.open_images()
-        if self._copies is not None:
-            images = StagedImages(images, self._copies.folder, {copy.uri: copy for copy in copied})
+        images = self.job.open_images()
+        if self.copies is not None:
+            images = StagedImages(images, self.copies.folder, {copy.uri: copy for copy in copied})
         with self._pool.extractor() as loaded:
-            tally = write_feature_shard(self._output, shard, refs, self._job.policy, images, loaded, on_batch=self._show)
-        size = self._output.folder.size(self._output.name(shard)) or 0
-        if self._job.policy.update:
-            self._meter.add(new=tally.new, changed=tally.changed, removed=tally.removed)
-        self._meter.flush()
+            tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
+        size = self.output.folder.size(self.output.name(shard)) or 0
+        if self.job.policy.update:
+            self.meter.add(new=tally.new, changed=tally.changed, removed=tally.removed)
+        self.meter.flush()
         return {**_counts(tally), "bytes_written": size}
 
     def _show(self, batch: Tally) -> None:
         counts = _counts(batch)
-        self._meter.add(
+        self.meter.add(
             images=batch.images + len(batch.failures),
             failed=len(batch.failures),
             **{name: counts[name] for name in ("forward_msec", "wait_msec")},

@@ -160,7 +160,7 @@ class Execution:
                 f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: name a remote runner, e.g. -- "
                 "--runner=DataflowRunner; for a GPU of this machine give --device cuda instead"
             )
-        self.accelerator.check(self._flags())
+        self.accelerator.check(self.options)
 
     @property
     def is_local(self) -> bool:
@@ -186,7 +186,9 @@ class Execution:
     @property
     def options(self) -> PipelineOptions:
         """Beam's options."""
-        options = self._flags(save_main_session=False)
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        options = PipelineOptions(list(self.beam_flags), save_main_session=False)
         if self.accelerator is not None:
             self.accelerator.configure(options)
         return options
@@ -247,11 +249,6 @@ class Execution:
     def local_workers(self) -> int:
         """Number of local worker processes."""
         return self.workers or self.default_workers()
-
-    def _flags(self, **options: bool) -> PipelineOptions:
-        from apache_beam.options.pipeline_options import PipelineOptions
-
-        return PipelineOptions(list(self.beam_flags), **options)
 
 
 # --- flags for Beam ---------------------------------------------------------------------------------------------------

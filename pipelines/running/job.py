@@ -79,11 +79,11 @@ def run_job(
         _write_template(output, build, execution=execution, extras=extras, check_worker=check_worker)
     else:
         from pipelines.running import remote
-        from pipelines.running.preflight import PreflightCheck
+        from pipelines.running.preflight import PREFLIGHT_MARKER, PreflightCheck
 
         remote.check_detach(execution)
         execution = execution.with_job_name(_job_name(output, policy))
-        preflight = PreflightCheck.of_this_process(folder, check_worker)
+        preflight = PreflightCheck(folder, check_worker)
         watch = partial(remote.watch, execution=execution, output=folder, meter=meter)
 
     def run(finished: frozenset[int]) -> bool:
@@ -104,7 +104,7 @@ def run_job(
         if check_launcher is not None:
             check_launcher()
         if preflight is not None:
-            preflight.delete_marker()
+            folder.delete(PREFLIGHT_MARKER)  # Of an earlier job.
 
     complete = partial(complete_dataset, output, run, policy, task=task, check=check, libraries=libraries)
     try:
@@ -176,7 +176,7 @@ def _write_template(
     folder.check_bucket()
     for name, data in output.files.items():
         folder.write(name, data)  # As a run does before its job.
-    preflight = PreflightCheck.of_this_process(folder, check_worker)
+    preflight = PreflightCheck(folder, check_worker)
     run_pipeline(lambda pipeline: build(pipeline, frozenset(), preflight), execution, extras=extras, watch=lambda result: None)
     raise DetachedError(
         f"the template is written to {execution.template!r}. Launch it once: the job writes {folder.location!r}, which must be "

@@ -75,7 +75,11 @@ def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
     installed = distribution(DISTRIBUTION)
     information = f"{DISTRIBUTION}-{installed.version}.dist-info"
     files = dict(source_files())
-    files[f"{information}/METADATA"] = _metadata(installed, extras).encode()
+    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in _requirements(installed, extras))
+    files[f"{information}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {installed.version}\n"
+        f"Requires-Python: {installed.metadata['Requires-Python']}\n{requirements}"
+    ).encode()
     files[f"{information}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: imagepivot\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{information}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
     record = "".join(f"{name},{_digest(data)},{len(data)}\n" for name, data in files.items())
@@ -89,14 +93,6 @@ def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
 
 def _digest(data: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-
-
-def _metadata(installed: Distribution, extras: Iterable[str]) -> str:
-    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in _requirements(installed, extras))
-    return (
-        f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {installed.version}\n"
-        f"Requires-Python: {installed.metadata['Requires-Python']}\n{requirements}"
-    )
 
 
 def _requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:

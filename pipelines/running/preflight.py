@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib.metadata import version
 
 from pipelines.running.package_wheel import DISTRIBUTION, source_files
@@ -19,7 +19,7 @@ PREFLIGHT_MARKER = f".first-worker{TEMPORARY_MARK}0"
 """File in the dataset's folder that the first worker writes after its check; commit or launcher deletes it."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def _code_digest() -> str:
     digest = hashlib.sha256()
     for name, data in source_files():
@@ -34,23 +34,14 @@ class PreflightCheck:
     Attributes:
         output: folder of the dataset.
         extra_check: check for this kind of job.
-        version: version of our package.
-        code: digest of its files.
+        version: version of our package; by default that of this process.
+        code: digest of its files; by default that of this process.
     """
 
     output: Folder
     extra_check: Callable[[], None] | None = None
-    version: str = ""
-    code: str = ""
-
-    @classmethod
-    def of_this_process(cls, output: Folder, extra_check: Callable[[], None] | None = None) -> PreflightCheck:
-        """Create the check that a worker has the code of this process."""
-        return cls(output, extra_check, version(DISTRIBUTION), _code_digest())
-
-    def delete_marker(self) -> None:
-        """Delete the marker of an earlier job."""
-        self.output.delete(PREFLIGHT_MARKER)
+    version: str = field(default_factory=partial(version, DISTRIBUTION))
+    code: str = field(default_factory=_code_digest)
 
     def __call__(self) -> None:
         """Check this process.

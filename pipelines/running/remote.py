@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,14 +140,15 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
         LostJobError: the state of the job is unknown.
         Exception: the job failed, or no worker started in time.
     """
-    job = RemoteJob(execution.runner, _id_of(result))
+    job_id = getattr(result, "job_id", None)
+    job = RemoteJob(execution.runner, str(job_id() if callable(job_id) else getattr(result, "_job_id", "") or ""))
     with shutdown_notice(job.farewell):
         job = _locate(job, result, execution)
         set_shutdown_notice(job.farewell)
         if execution.detach:
             raise DetachedError(
                 f"{job.words} is submitted and continues without this command. {job.advice}",
-                {"runner": job.runner, "id": job.id, "page": job.page, "cancel": job.cancel},
+                asdict(job),
             )
         if job.id:
             events.remark(f"submitted: {job.words}{f', {job.page}' if job.page else ''}", style="dim")
@@ -250,12 +251,6 @@ def _flink_id(address: str, name: str) -> str:
         if time.monotonic() > until:
             return ""
         time.sleep(_POLL_SECONDS)
-
-
-def _id_of(result: Any) -> str:
-    """Return the runner's id of a job; empty without one."""
-    method = getattr(result, "job_id", None)
-    return str(method() if callable(method) else getattr(result, "_job_id", "") or "")
 
 
 def _has_started(output: Folder) -> bool:

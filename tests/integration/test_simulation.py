@@ -111,7 +111,7 @@ def test_pipeline_of_many_shards_can_be_submitted(shards):
     output = plan_features(job, Listing((50_000,) * shards, digests, digests))
     accelerator = Accelerator("nvidia-l4")
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=Execution(beam_flags=("--runner=DataflowRunner",)).options)
-    check = PreflightCheck.of_this_process(output.folder)
+    check = PreflightCheck(output.folder)
     _ = (
         pipeline
         | "ExtractFeatures" >> ExtractFeatures(job, output, check=check, accelerator=accelerator)

@@ -95,9 +95,9 @@ class Detectron2Regions(RegionExtractor):
         return gather_regions(Detections(*(values[None] for values in (boxes, valid, features, *labels))), self._options)
 
     def _run(self, function: Callable[..., _Result], *values: Any) -> _Result:
-        return (
-            run_single_threaded(lambda item: function(*item), [values])[0] if self._device.type == "cpu" else function(*values)
-        )
+        if self._device.type != "cpu":
+            return function(*values)
+        return run_single_threaded(lambda item: function(*item), [values])[0]
 
     def _maps(self, image: Sized) -> Tensor:
         """Compute the feature map of an image: float32 ``[1, channels, h, w]``."""

@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def test_worker_like_the_launcher_leaves_a_sign(folder):
-    PreflightCheck.of_this_process(folder)()
+    PreflightCheck(folder)()
     assert folder.names() == [PREFLIGHT_MARKER]
 
 
@@ -45,7 +45,7 @@ def test_worker_like_the_launcher_leaves_a_sign(folder):
     ],
 )
 def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
-    check = PreflightCheck.of_this_process(folder)
+    check = PreflightCheck(folder)
     monkeypatch.setattr(preflight, place, value)
     with pytest.raises(UsageError, match=says):
         check()
@@ -54,16 +54,16 @@ def test_another_version_or_other_code(folder, monkeypatch, place, value, says):
 
 def test_preflight_runs_the_extra_check(folder):
     with pytest.raises(UsageError, match=r"^the first worker failed its check: --device 'cuda' is not on this host$"):
-        PreflightCheck.of_this_process(folder, no_gpu)()
+        PreflightCheck(folder, no_gpu)()
     with pytest.raises(ZeroDivisionError):
-        PreflightCheck.of_this_process(folder, not_a_users_mistake)()
+        PreflightCheck(folder, not_a_users_mistake)()
     assert folder.names() == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [[], [1], ["a", "b", "c"]])
 def test_pipeline_begins_with_its_values(folder, values):
-    for check in (None, PreflightCheck.of_this_process(folder)):
+    for check in (None, PreflightCheck(folder)):
         run_pipeline(
             lambda pipeline, check=check: assert_that(pipeline | CreateAfterPreflight(values, check), equal_to(values)), ONE
         )
@@ -72,7 +72,11 @@ def test_pipeline_begins_with_its_values(folder, values):
 
 def test_failed_preflight_stops_the_pipeline(folder, tmp_path):
     def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | CreateAfterPreflight([1], PreflightCheck(folder)) | beam.Map(lambda _: (tmp_path / "done").touch())
+        _ = (
+            pipeline
+            | CreateAfterPreflight([1], PreflightCheck(folder, code=""))
+            | beam.Map(lambda _: (tmp_path / "done").touch())
+        )
 
     with pytest.raises(UsageError, match="the first worker failed its check"):
         run_pipeline(build, ONE)
@@ -82,4 +86,4 @@ def test_failed_preflight_stops_the_pipeline(folder, tmp_path):
 def test_preflight_unwritable_output_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match=r"the first worker failed its check: cannot use '.*file/out'"):
-        PreflightCheck.of_this_process(Folder(str(tmp_path / "file" / "out")))()
+        PreflightCheck(Folder(str(tmp_path / "file" / "out")))()
