@@ -21,7 +21,6 @@ class ShardPlan:
     """Work for one shard.
 
     Attributes:
-        shard: shard index.
         images: number of images to extract.
         kept: number of reusable stored rows.
         dropped: number of stored rows and failures of removed or changed images.

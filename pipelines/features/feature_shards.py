@@ -224,7 +224,12 @@ def write_feature_shard(
     """
     refs = sorted(refs)
     images.check_ids(refs)
-    _refuse_other_list(output, shard, refs, images)
+    # A shard with other images than the launcher listed must not count as finished.
+    if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[shard]:
+        raise InputError(
+            f"the images in {images.location!r} changed during the run: shard {shard} now has {len(refs)} images, not those listed "
+            "at the start. Wait until all are there, and run the same command again; finished shards are kept"
+        )
     refs = images.with_versions(refs)
     reuse = reusable_rows(output, shard, refs, policy, read=images.read)
     if (reuse.rows or reuse.failures) and not read_state(output, shard, read_all=True).is_intact:
@@ -270,15 +275,6 @@ def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
 
 def _state(sources: Iterable[Source]) -> str:
     return digest_of((source.image_id, source.uri, str(source.bytes), source.version) for source in sources)
-
-
-def _refuse_other_list(output: OutputDataset, shard: int, refs: Sequence[ImageRef], images: ImageSource) -> None:
-    """Refuse a shard with other images than the launcher listed."""
-    if output.listings is not None and Listing.of(refs, 1).shards[0] != output.listings[shard]:
-        raise InputError(
-            f"the images in {images.location!r} changed during the run: shard {shard} now has {len(refs)} images, not those listed "
-            "at the start. Wait until all are there, and run the same command again; finished shards are kept"
-        )
 
 
 def _refuse_gone(images: ImageSource, tally: Tally) -> None:

@@ -71,7 +71,6 @@ class LoadedExtractor:
     """An extractor on its device, with its batch size and decoders.
 
     Attributes:
-        extractor: the extractor.
         batch_size: images per batch; the last batch of a shard may be smaller.
         threads: number of decoding threads without ``processes``.
         processes: decoding processes, with a thread for each; None to decode in threads.

@@ -131,8 +131,6 @@ class ShardExtractor:
 
     Attributes:
         job: images, extractor and settings.
-        output: the dataset.
-        meter: counts images.
         threads: number of torch threads; 0 for torch's default.
         gpus: argument of `devices_of_worker`.
         copies: staging area of the images; None to read them from the source.

@@ -83,8 +83,6 @@ class CopyImages(beam.PTransform):
 
     Attributes:
         job: images and reuse policy.
-        output: the dataset.
-        copies: the staging area.
         folder: local folder for chunks, if all workers see one disk.
     """
 

@@ -9,8 +9,10 @@ thread, fails whole batches, and would shuffle its results to the writer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
@@ -19,7 +21,7 @@ from apache_beam.utils.shared import Shared
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
-from pipelines.inputs.images import ImagesInParquet, ImageSource, StagingArea
+from pipelines.inputs.images import ImageRef, ImageSource, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
@@ -45,15 +47,9 @@ class _ExtractShardFn(beam.DoFn):
 
 
 def _list_images(
-    _start: bytes, images: ImageSource, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
-) -> Iterator[tuple[int, RefChunk]]:
-    return chunk_refs(listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
-
-
-def _list_batches(
-    _start: bytes, images: ImagesInParquet, kept: Kept, shards: int, finished: frozenset[int], folder: str | None
-) -> Iterator[tuple[int, RowGroupBatch]]:
-    return row_group_batches(images, listed_refs(images, kept), shards, skip_shards=finished, folder=folder)
+    _start: bytes, images: ImageSource, kept: Kept, to_chunks: Callable[[Iterable[ImageRef]], Iterator[Any]]
+) -> Iterator[tuple[int, Any]]:
+    return to_chunks(listed_refs(images, kept))
 
 
 def _batch_refs(shard: int, batch: RowGroupBatch) -> tuple[int, RefChunk]:
@@ -66,15 +62,12 @@ class ExtractFeatures(beam.PTransform):
 
     Attributes:
         job: images, extractor and settings.
-        output: the dataset.
         finished: indices of finished shards.
-        meter: counts images.
         threads: torch threads of each worker; 0 for torch's default.
         check: preflight check of remote workers; None for local ones.
         accelerator: GPUs of remote workers, each of which is one process; None without GPUs.
         folder: local folder for references, if all workers see one disk.
         copies: staging area of images in row groups; None to read images from the source.
-        kept: cached listing.
 
     Examples:
         >>> request = imagepivot.ExtractorRequest("resnet50-pool", weights="random:0")
@@ -98,7 +91,6 @@ class ExtractFeatures(beam.PTransform):
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List images, group references by shard, and write each shard in one call."""
-        shards = self.output.shards
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares states; without them the graph is small.
         output = replace(self.output, states=None)
@@ -106,11 +98,13 @@ class ExtractFeatures(beam.PTransform):
         # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]
         start = begin | "Start" >> CreateAfterPreflight([b""], self.check, hints)
-        listing = self.job.open_images(), self.kept, shards, self.finished, self.folder
+        images = self.job.open_images()
+        options: dict[str, Any] = {"shards": output.shards, "skip_shards": self.finished, "folder": self.folder}
         if self.copies is None:
-            refs = [start | "ListImages" >> beam.FlatMap(_list_images, *listing)]
+            refs = [start | "ListImages" >> beam.FlatMap(_list_images, images, self.kept, partial(chunk_refs, **options))]
         else:
-            portions = start | "ListPortions" >> beam.FlatMap(_list_batches, *listing)
+            to_batches = partial(row_group_batches, images, **options)
+            portions = start | "ListPortions" >> beam.FlatMap(_list_images, images, self.kept, to_batches)
             copy = CopyImages(self.job, output, self.copies, self.folder)
             refs = [portions | "Refs" >> beam.MapTuple(_batch_refs), portions | "CopyImages" >> copy]
         return (

@@ -99,14 +99,6 @@ class Accelerator:
                 "model into GPU memory. Leave the flag out"
             )
 
-    def configure(self, options: PipelineOptions) -> None:
-        """Set one process per worker, with a thread per GPU unless flags set threads."""
-        from apache_beam.options.pipeline_options import DebugOptions
-
-        debug = options.view_as(DebugOptions)
-        debug.add_experiment(_ONE_PROCESS)
-        debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or self.count
-
 
 START_SECONDS = 1200
 """Default seconds until the first worker has started: Dataflow takes minutes to start a machine and install packages."""
@@ -186,11 +178,13 @@ class Execution:
     @property
     def options(self) -> PipelineOptions:
         """Beam's options."""
-        from apache_beam.options.pipeline_options import PipelineOptions
+        from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
         options = PipelineOptions(list(self.beam_flags), save_main_session=False)
-        if self.accelerator is not None:
-            self.accelerator.configure(options)
+        if self.accelerator is not None:  # One process per worker, with a thread per GPU unless flags set threads.
+            debug = options.view_as(DebugOptions)
+            debug.add_experiment(_ONE_PROCESS)
+            debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or self.accelerator.count
         return options
 
     @property

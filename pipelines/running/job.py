@@ -21,7 +21,6 @@ from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJo
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
 from schemas.process.shutdown import DetachedError
-from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import complete_dataset
 from schemas.writing.output import OutputDataset, is_temporary
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
@@ -82,7 +81,9 @@ def run_job(
         from pipelines.running.preflight import PREFLIGHT_MARKER, PreflightCheck
 
         remote.check_detach(execution)
-        execution = execution.with_job_name(_job_name(output, policy))
+        # A name per work, since Dataflow refuses a second active job of a name.
+        work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(policy)}
+        execution = execution.with_job_name(f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}")
         preflight = PreflightCheck(folder, check_worker)
         watch = partial(remote.watch, execution=execution, output=folder, meter=meter)
 
@@ -95,9 +96,11 @@ def run_job(
             run_pipeline(lambda pipeline: build(pipeline, finished, preflight), execution, extras=extras, watch=watch)
             return task is None
         except BaseException as error:
-            # Not if a remote job may continue. Temporary files may belong to another task.
-            if task is None and (preflight is None or not isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))):
-                _delete_temporaries(folder, elsewhere=not execution.is_local)  # After success, the commit does so.
+            may_continue = preflight is not None and isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))
+            # Temporary files may belong to another task. In an object store only remote workers leave any.
+            if task is None and not may_continue and (folder.is_local or not execution.is_local):
+                with contextlib.suppress(ImagepivotError):  # The next run or, after success, the commit deletes them.
+                    folder.map(folder.delete, [name for name in folder.names() if is_temporary(name)])
             raise
 
     def check() -> None:
@@ -151,12 +154,6 @@ def run_per_shard(
     )
 
 
-def _job_name(output: OutputDataset, policy: ReusePolicy) -> str:
-    """Return a name per work: Dataflow refuses a second active job of a name."""
-    work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(policy)}
-    return f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}"
-
-
 def _write_template(
     output: OutputDataset, build: Build, *, execution: Execution, extras: Iterable[str], check_worker: Callable[[], None] | None
 ) -> NoReturn:
@@ -182,11 +179,3 @@ def _write_template(
         f"the template is written to {execution.template!r}. Launch it once: the job writes {folder.location!r}, which must be "
         "empty until then"
     )
-
-
-def _delete_temporaries(folder: Folder, *, elsewhere: bool) -> None:
-    """Delete the temporary files of a failed run."""
-    if not folder.is_local and not elsewhere:  # Only remote workers leave any in an object store.
-        return
-    with contextlib.suppress(ImagepivotError):  # The next run does it.
-        folder.map(folder.delete, [name for name in folder.names() if is_temporary(name)])

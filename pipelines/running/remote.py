@@ -83,8 +83,6 @@ class RemoteJob:
     """A job that a runner has accepted; unknown fields are empty.
 
     Attributes:
-        runner: name of the runner.
-        id: id of the job.
         page: web page of the job or of its cluster.
         cancel: shell command that cancels the job.
     """

@@ -81,7 +81,6 @@ class CommitDataset(beam.PTransform):
     time, such as a truecaser per language.
 
     Attributes:
-        output: the dataset.
         libraries: distributions whose versions affect the content.
         statistics: argument of `schemas.writing.dataset_writer.commit`.
 

@@ -118,7 +118,15 @@ def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]
 
 
 def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    _check_pixels(entries, path)
+    for name, expected in _PIXELS.items():
+        if name not in entries:
+            continue
+        values = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
+        if len(values) != len(expected) or not np.allclose(values, expected, rtol=0, atol=1e-3):
+            raise InputError(
+                f"the weights in {str(path)!r} were trained with {name} {values}, expected {expected} (blue, green, red): features "
+                "would be wrong; pass the file of this extractor"
+            )
     logits = entries.get(_MILVLG["rpn.scores"] + ".bias")
     has_signs = any(name.startswith(_AIRSPLAY_SIGNS) for name in entries)
     if has_signs or (logits is not None and len(logits) == len(_centred_anchors())):
@@ -217,18 +225,6 @@ def _tensor(value: Any, name: str, path: Path) -> Tensor:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.detach()
     raise InputError(f"the weights in {str(path)!r} have type {value.dtype} in {name!r}, expected floating point")
-
-
-def _check_pixels(entries: Mapping[str, Any], path: Path) -> None:
-    for name, expected in _PIXELS.items():
-        if name not in entries:
-            continue
-        values = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
-        if len(values) != len(expected) or not np.allclose(values, expected, rtol=0, atol=1e-3):
-            raise InputError(
-                f"the weights in {str(path)!r} were trained with {name} {values}, expected {expected} (blue, green, red): features "
-                "would be wrong; pass the file of this extractor"
-            )
 
 
 def _centred_anchors() -> Tensor:
