@@ -46,7 +46,6 @@ class DecodingProcesses:
 
     Args:
         preprocess: picklable function from a decoded image to pixels, uint8 ``[3, H, W]``, see `extractors.Extractor.preprocessor`.
-        num_processes: number of processes.
     """
 
     def __init__(self, preprocess: Preprocessor, num_processes: int) -> None:
@@ -164,17 +163,13 @@ def _lost(code: int) -> ImagepivotError:
     return ImagepivotError(f"a process that decodes images {how}; the log has its error. {advice}")
 
 
-def main(memory: int) -> None:
-    """Decode images until the pipe closes; entry point of the processes.
-
-    Args:
-        memory: descriptor of the shared memory.
-    """
+def main(memory_fd: int) -> None:
+    """Decode images until the pipe closes; entry point of the processes."""
     keep_freed_memory()
     with os.fdopen(0, "rb", closefd=False) as requests, os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)  # Output of libraries must not mix with replies.
-        shared = mmap.mmap(memory, 0)
-        os.close(memory)
+        shared = mmap.mmap(memory_fd, 0)
+        os.close(memory_fd)
         with suppress(EOFError, BrokenPipeError):
             preprocess = pickle.load(requests)
             while True:

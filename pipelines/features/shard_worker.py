@@ -39,13 +39,8 @@ def count_gpus(job: FeaturesJob) -> int:
 def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[str, ...]:
     """Return the devices of a worker process.
 
-    Args:
-        job: the job.
-        worker_id: Beam's name of a local worker, e.g. ``worker_3``.
-        gpus: number of GPUs if this is the only process of the machine; otherwise 0.
-
-    Returns:
-        All GPUs for the only process. Otherwise ``cuda:N``, round-robin by worker, or the job's device without several GPUs.
+    The only process of a machine has all its ``gpus``. Another one (0) has ``cuda:N``, round-robin by Beam's ``worker_id``, e.g.
+    ``worker_3``, or the job's device without several GPUs.
     """
     if gpus:
         return tuple(f"cuda:{index}" for index in range(gpus))

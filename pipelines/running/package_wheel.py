@@ -28,12 +28,7 @@ _LAUNCHER = "apache-beam"  # Workers have it before packages are installed.
 def add_wheel(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
     """Add our wheel to a remote run, unless the user names an image or a wheel.
 
-    Workers import it first, so that no module in their folder shadows it.
-
-    Args:
-        options: Beam's options; modified.
-        folder: folder for the wheel until the job is submitted.
-        extras: extras that the workers need.
+    Workers import it first, so that no module in their folder shadows it. The wheel must exist until the job is submitted.
     """
     setup = options.view_as(SetupOptions)
     plugins = setup.beam_plugins or []

@@ -157,9 +157,7 @@ class ProductStage(LastStage):
 class GroupedStage(MergedStage):
     """Res5 head of grouped 1×1 convolutions, see `winograd.prefers_onednn`.
 
-    Args:
-        layer4: as for `ProductStage`, on the CPU.
-        regions: usual N, for the weight layout.
+    ``layer4`` is that of `ProductStage`, on the CPU.
     """
 
     def __init__(self, layer4: nn.Module, regions: int) -> None:
@@ -271,12 +269,7 @@ _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.floa
 def distinct_bins(boxes: Tensor, side: int, scale: float, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return the distinct RoI pooling bins of an image's regions.
 
-    Args:
-        boxes: float32 ``[N, 4]``, x1 y1 x2 y2 in pixels.
-        side: P.
-        scale: cells per pixel.
-        height: h.
-        width: w.
+    ``boxes`` are float32 ``[N, 4]``, x1 y1 x2 y2 in pixels. ``side`` is P, ``scale`` is in cells per pixel.
 
     Returns:
         int64 ``[B, 4]``: number of rows and columns, first row, first column (zero for empty bins), grouped by size; and int64
