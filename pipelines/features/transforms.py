@@ -21,7 +21,7 @@ from apache_beam.utils.shared import Shared
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
-from pipelines.inputs.images import ImageRef, ImageSource, StagingArea
+from pipelines.inputs.images import ImageRef, ImagesInParquet, ImageSource, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
@@ -100,13 +100,13 @@ class ExtractFeatures(beam.PTransform):
         start = begin | "Start" >> CreateAfterPreflight([b""], self.check, hints)
         images = self.job.open_images()
         options: dict[str, Any] = {"shards": output.shards, "skip_shards": self.finished, "folder": self.folder}
-        if self.copies is None:
-            refs = [start | "ListImages" >> beam.FlatMap(_list_images, images, self.kept, partial(chunk_refs, **options))]
-        else:
+        if self.copies is not None and isinstance(images, ImagesInParquet):
             to_batches = partial(row_group_batches, images, **options)
             portions = start | "ListPortions" >> beam.FlatMap(_list_images, images, self.kept, to_batches)
             copy = CopyImages(self.job, output, self.copies, self.folder)
             refs = [portions | "Refs" >> beam.MapTuple(_batch_refs), portions | "CopyImages" >> copy]
+        else:
+            refs = [start | "ListImages" >> beam.FlatMap(_list_images, images, self.kept, partial(chunk_refs, **options))]
         return (
             (*refs, begin | "EveryShard" >> beam.Create(todo))
             | "RefsAndShards" >> beam.Flatten()
