@@ -43,7 +43,7 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]
 
 
 def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.ChunkedArray]]:
-    """Return image ids and lines of captions of each split, by the layout's name of the split."""
+    """Return image ids and caption lines by the layout's name of each split."""
     table = read_captions(job, job.text, unique=("language", "portion"))
     parts: dict[str, tuple[list[str], pa.ChunkedArray]] = {}
     for split in sorted(pc.unique(table["split"]).to_pylist()):
