@@ -46,8 +46,9 @@ class RankOutput:
                 return work(*arguments, **options)
             except Exception as error:
                 patience = _PATIENCE if self._rank else 0
-                if _is_consequence(error):
-                    patience = 3 * _PATIENCE  # The process with the cause waits before it ends.
+                # An error that another process caused. That process waits before it ends.
+                if isinstance(error, RuntimeError) and (type(error).__name__.startswith("Dist") or "gloo" in str(error)):
+                    patience = 3 * _PATIENCE
                 if patience:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     time.sleep(patience)
@@ -65,8 +66,3 @@ class RankOutput:
             return
         sys.stderr.flush()
         os.dup2(self._stderr, _STDERR)
-
-
-def _is_consequence(error: Exception) -> bool:
-    """Return whether an error reports the end of another process."""
-    return isinstance(error, RuntimeError) and (type(error).__name__.startswith("Dist") or "gloo" in str(error))

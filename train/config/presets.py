@@ -69,7 +69,7 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
 
 
 def parse_table(text: str, chain: tuple[str, ...], folder: Path = Path()) -> dict[str, Any]:
-    """Parse the last configuration of a chain, and add the keys of the one that it ``extends``."""
+    """Parse a configuration, and add the keys of the one that it ``extends``."""
     if chain[-1] in chain[:-1]:
         raise UsageError(f"{chain[0]}: extends goes round in a circle: {' -> '.join(chain)}. Take one of them out")
     try:

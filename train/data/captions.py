@@ -227,7 +227,7 @@ def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
 
 
 def _join(table: pa.Table, names: Mapping[str, Sequence[str]]) -> Captions:
-    """Sort the captions of all shards by image; a shard has all captions of its images."""
+    """Sort the captions of all shards by image; each image is in one shard."""
     image_ids = table["image_id"].combine_chunks()
     order = pc.array_sort_indices(image_ids.dictionary).to_numpy()
     rank = np.empty(len(order), np.int32)
