@@ -251,7 +251,12 @@ def write_feature_shard(
             writer.write(table)
         if tally.images + len(tally.failures) != expected:
             raise RuntimeError(f"{name}: {tally.images} rows and {len(tally.failures)} failures of {expected} images")
-        _refuse_gone(images, tally)
+        is_unreadable = any(row["reason"] == "unreadable" for row in tally.failures)
+        if is_unreadable and not is_remote(images.location) and not Path(images.location).exists():
+            raise InputError(
+                f"the images {images.location!r} disappeared during the run: restore them (a network disk?), and run the same "
+                "command again; finished shards are kept"
+            )
         writer.add_failures(tally.failures)
         sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]
         writer.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
@@ -275,16 +280,6 @@ def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
 
 def _state(sources: Iterable[Source]) -> str:
     return digest_of((source.image_id, source.uri, str(source.bytes), source.version) for source in sources)
-
-
-def _refuse_gone(images: ImageSource, tally: Tally) -> None:
-    """Refuse to commit a shard if the whole source is gone, e.g. a network disk."""
-    unreadable = any(row["reason"] == "unreadable" for row in tally.failures)
-    if unreadable and not is_remote(images.location) and not Path(images.location).exists():
-        raise InputError(
-            f"the images {images.location!r} disappeared during the run: restore them (a network disk?), and run the same command "
-            "again; finished shards are kept"
-        )
 
 
 def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -100,10 +100,6 @@ class Accelerator:
             )
 
 
-START_SECONDS = 1200
-"""Default seconds until the first worker has started: Dataflow takes minutes to start a machine and install packages."""
-
-
 @dataclass(frozen=True)
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
@@ -127,7 +123,7 @@ class Execution:
         False
     )
     start_timeout: Annotated[float, Opt("Fail if no worker starts within this many seconds.", panel=SEVERAL_MACHINES)] = (
-        START_SECONDS
+        1200  # Dataflow takes minutes to start a machine and install packages.
     )
     detach: Annotated[
         bool, Opt("Return once the job is accepted; the same command without it waits for the job.", panel=SEVERAL_MACHINES)

@@ -22,9 +22,7 @@ def _end_with_run(launcher: int, running: str) -> None:
 def main(launcher: int, running: str) -> None:
     """Run the worker; Ctrl-C, which reaches all processes, ends it silently.
 
-    Args:
-        launcher: process id of the launcher, this process's parent.
-        running: folder that exists during the run.
+    ``launcher`` is the process id of its parent. The folder ``running`` exists during the run.
     """
     keep_freed_memory()
     threading.Thread(target=_end_with_run, args=(launcher, running), daemon=True).start()
