@@ -71,15 +71,9 @@ def test_pipeline_begins_with_its_values(folder, values):
 
 
 def test_failed_preflight_stops_the_pipeline(folder, tmp_path):
-    def build(pipeline: beam.Pipeline) -> None:
-        _ = (
-            pipeline
-            | CreateAfterPreflight([1], PreflightCheck(folder, code=""))
-            | beam.Map(lambda _: (tmp_path / "done").touch())
-        )
-
+    first, last = CreateAfterPreflight([1], PreflightCheck(folder, code="")), beam.Map(lambda _: (tmp_path / "done").touch())
     with pytest.raises(UsageError, match="the first worker failed its check"):
-        run_pipeline(build, ONE)
+        run_pipeline(lambda pipeline: pipeline | first | last, ONE)
     assert not (tmp_path / "done").exists()
 
 
