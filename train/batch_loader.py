@@ -1,4 +1,4 @@
-"""Batches for one process in the order of the sampler, optionally prefetched."""
+"""Batch loader of one process, in the order of the sampler, with prefetching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator fusion for inference on traced networks (torch.fx).
+"""Graph optimization for inference (torch.fx): norm folding, operator fusion.
 
 Batch norms are folded into the preceding convolution (`fold_norms`). Convolutions are then replaced by one of three back ends:
 

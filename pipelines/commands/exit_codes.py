@@ -1,4 +1,4 @@
-"""Exit codes: errors become messages or events, and exit codes."""
+"""Error reporting as messages or events, and exit codes."""
 
 from __future__ import annotations
 

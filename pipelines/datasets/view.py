@@ -1,4 +1,4 @@
-"""``imagepivot view``: regions or crops of an image drawn over its picture.
+"""``imagepivot view``: visualization of regions or crops of an image.
 
 matplotlib, of the extra train, draws the boxes and is loaded only for them.
 """

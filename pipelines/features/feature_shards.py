@@ -1,4 +1,4 @@
-"""Writing of a shard of features: reuse of stored rows, extraction of the others.
+"""Writing of a feature shard: reuse of unchanged rows, extraction of the others.
 
 An image is unchanged if address, size and modification time match the shard's record, or with ``check_content`` if its digest does.
 Without a record all images are read, and compared with the joint digest in the shard's footer. If it differs, the whole shard is

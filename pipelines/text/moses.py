@@ -1,4 +1,4 @@
-"""Lower-casing, punctuation normalization and tokenization of Moses.
+"""Text recipes: Moses' lower-casing, normalization and tokenization.
 
 The reference is the output of ``lowercase.perl``, ``normalize-punctuation.perl -l LANGUAGE`` and ``tokenizer.perl -l LANGUAGE``
 at Moses commit 3a0631a (2017-12-12), the origin of the ``tok`` files of Multi30K. Newer versions of Moses tokenize some lines

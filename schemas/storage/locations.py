@@ -1,4 +1,4 @@
-"""Locations from users: local paths, and addresses of files, stores and servers."""
+"""Storage locations: local paths, and URLs of files, object stores and servers."""
 
 from __future__ import annotations
 

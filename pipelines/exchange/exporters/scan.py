@@ -1,4 +1,4 @@
-"""The ``*_precomp`` layout of fartashf/vsepp (VSE++) and kuanghuei/SCAN.
+"""Exporter to the ``*_precomp`` layout of VSE++ (fartashf/vsepp) and SCAN.
 
 Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``. Caption ``i`` describes row ``i // 5``, or row
 ``i`` if both have the same length. Some also read ``SPLIT_ids.txt``, the id of each row, which most convert to a

@@ -1,4 +1,4 @@
-"""npy arrays with lists of image ids, e.g. of Multi30K, VSE++ and SCAN.
+"""Importer of npy arrays with lists of image ids, e.g. of VSE++ and SCAN.
 
 The arrays are memory-mapped, never loaded, and never unpickled.
 

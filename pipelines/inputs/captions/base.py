@@ -1,4 +1,4 @@
-"""Base of the caption readers: row, part, selection and checks of values.
+"""Base of the caption sources: row, part, selection and checks of values.
 
 A source is a small frozen value without open files. The launcher lists its parts by file name; a worker streams one part. Every
 value is passed on exactly as read.

@@ -1,4 +1,4 @@
-"""Multi30K in its authors' layout: one caption per line, with image lists.
+"""Caption source: Multi30K in its authors' layout, with lists of images.
 
 ``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2`` independent captions
 (``raw/SPLIT.N.LANG.gz``, N from 1). The same test images are ``test_2016_flickr`` in task 1 and ``test_2016`` in

@@ -1,4 +1,4 @@
-"""Opening of a collection of images by its location."""
+"""Choice of the image source for a location: folder, pattern, archive or table."""
 
 from __future__ import annotations
 
