@@ -11,16 +11,12 @@ import torch
 
 from extractors import Description, Extractor, ExtractorRequest
 from extractors.options import RegionOptions
-from pipelines.datasets.comparison import compare_datasets
 from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames
-from pipelines.exchange.exporting import export_dataset
-from pipelines.exchange.importing import import_features
-from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features, list_images, plan_features
 from pipelines.inputs.images import open_images
-from pipelines.jobs import DiffJob, FeaturesJob
+from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -302,24 +298,3 @@ def test_sample_rows_show_the_best_regions_by_name(tmp_path, names):
     # blue is 20: classes 1, 2 and 3; red is 3: attributes 0, 1 and 2. The best comes first.
     regions = ("old man 0.75  (2, 0, 3, 10)", "blue bus stop 0.62  (1, 0, 2, 10)", "sky 0.50  (0, 0, 1, 10)")
     assert inspect(open_dataset(tmp_path / "r"))[-1].values == [["none", "4×3", "0", ()], ["one", "40×30", "3", regions]]
-
-
-@pytest.mark.parametrize("layout", ["npy", "tsv"])
-def test_exported_and_imported_again_the_rows_are_the_same(extracted, tmp_path, layout):
-    dataset = open_dataset(tmp_path / "r")
-    columns = "lxmert" if layout == "tsv" else "bottom-up"
-    paths = export_dataset(ExportJob(str(tmp_path / "r"), str(tmp_path / "out"), layout, columns=columns))
-    more = {name: (str(tmp_path / "out" / f"{name}.npy"),) for name in ("boxes", "sizes") if layout == "npy"}
-    source = next(path for path in paths if path.name in ("features.npy", "regions.tsv"))
-    import_features(
-        ImportJob((str(source),), str(tmp_path / "again"), "fake-regions", max_regions=R, shards=2, **more),
-    )
-    assert validate(tmp_path / "again") == []
-    back = open_dataset(tmp_path / "again")
-    columns = ["boxes", "features"] if layout == "npy" else list(dataset.schema.names[1:])
-    for image_id in dataset.image_ids():
-        before, after = dataset.get(image_id), back.get(image_id)
-        for column in (*columns, "width", "height"):
-            np.testing.assert_array_equal(after[column], before[column], err_msg=f"{image_id} {column}")
-    if layout == "tsv":
-        assert not compare_datasets(DiffJob(str(tmp_path / "r"), str(tmp_path / "again"))).differs
