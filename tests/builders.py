@@ -73,6 +73,18 @@ def write_rows(
     return write_dataset(output, write_feature_shard, statistics=lambda footers: statistics or {})
 
 
+def region_row(
+    image_id: str, boxes: Any, features: Any, used: int, *, width: int = 640, height: int = 480, **labels: Any
+) -> dict[str, Any]:
+    """Make a row of kind ``regions``; labels that are not given, and regions that are not in use, are 0."""
+    names = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
+    columns = {"boxes": boxes, "features": features, **dict.fromkeys(names, np.zeros(len(boxes))), **labels}
+    columns = {name: np.array(values) for name, values in columns.items()}
+    for values in columns.values():
+        values[used:] = 0
+    return {"image_id": image_id, "width": width, "height": height, "num_regions": used, **columns}
+
+
 def write_encoded(folder: Path, captions: Sequence[Mapping[str, Any]]) -> None:
     """Write ``vocabulary``, of all tokens of captions, and ``encoded``, the captions as ids of it."""
     counts: dict[str, Counter[str]] = {row["language"]: Counter() for row in captions}

@@ -7,7 +7,7 @@ from pipelines.datasets.inspection import describe, describe_json, failures_tabl
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import Manifest
-from tests.builders import write_rows
+from tests.builders import region_row, write_rows
 
 SPEC = FeatureSpec("fake", (6,))
 
@@ -178,20 +178,8 @@ def test_describe_json_has_all_content_of_the_tables(tmp_path):
 
 
 def test_json_of_regions_has_boxes_and_labels(tmp_path):
-    boxes = np.zeros((2, 4), np.float32)
-    boxes[0] = (1, 2, 30, 40)
-    row = {
-        "image_id": "cat",
-        "width": 60,
-        "height": 50,
-        "num_regions": 1,
-        "boxes": boxes,
-        "features": np.zeros((2, 3), np.float32),
-        "class_ids": np.array([7, 0], np.int16),
-        "class_scores": np.array([0.5, 0], np.float32),
-        "attribute_ids": np.zeros(2, np.int16),
-        "attribute_scores": np.zeros(2, np.float32),
-    }
+    boxes, labels = np.float32([[1, 2, 30, 40], [0, 0, 0, 0]]), {"class_ids": [7, 0], "class_scores": [0.5, 0]}
+    row = region_row("cat", boxes, np.zeros((2, 3), np.float32), 1, width=60, height=50, **labels)
     write_rows(tmp_path / "r", "regions", [row], FeatureSpec("toy", (2, 3)))
     [shown_row] = describe_json(open_dataset(tmp_path / "r"))["first_rows"]
     assert json.loads(json.dumps(shown_row)) == {

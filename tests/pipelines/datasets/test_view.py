@@ -17,6 +17,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder, file_at
+from tests import builders
 from tests.builders import write_rows
 
 CAFFE = {
@@ -36,27 +37,17 @@ CAFFE = {
 
 def write(folder: Path, kind: str, columns: dict[str, dict], spec: FeatureSpec, extractor=None, files=None, failures=()):
     """Write a dataset of two shards whose rows are given by image id."""
-    rows = [{"image_id": image_id, **row} for image_id, row in columns.items()]
+    rows = [{**row, "image_id": image_id} for image_id, row in columns.items()]
     parameters = {"extractor": extractor} if extractor else {}
     write_rows(folder, kind, rows, spec, parameters=parameters, shards=2, files=files, failures=failures)
     return open_dataset(folder)
 
 
 def region_row(size_wh=(640, 480), used=3, scores=(0.25, 0.75, 0.5), classes=(1, 2, 2), attributes=(0, 1, 3)) -> dict:
-    row = {
-        "width": size_wh[0],
-        "height": size_wh[1],
-        "num_regions": used,
-        "boxes": np.array([[10, 20, 110, 220], [200, 30, 400, 300], [5, 5, 635, 475], [0, 0, 0, 0]], np.float32),
-        "features": np.zeros((4, 2), np.float32),
-        "class_ids": np.array([*classes, 0]),
-        "class_scores": np.array([*scores, 0]),
-        "attribute_ids": np.array([*attributes, 0]),
-        "attribute_scores": np.zeros(4),
-    }
-    for name in ("boxes", "class_ids", "class_scores", "attribute_ids"):
-        row[name][used:] = 0
-    return row
+    boxes = np.array([[10, 20, 110, 220], [200, 30, 400, 300], [5, 5, 635, 475], [0, 0, 0, 0]], np.float32)
+    labels = {"class_ids": [*classes, 0], "class_scores": [*scores, 0], "attribute_ids": [*attributes, 0]}
+    width, height = size_wh
+    return builders.region_row("", boxes, np.zeros((4, 2), np.float32), used, width=width, height=height, **labels)
 
 
 REGIONS = FeatureSpec("fake-regions", (4, 2))
@@ -206,20 +197,16 @@ def test_center_crop_box_covers_the_pixels_of_the_model(size_wh):
 @pytest.mark.parametrize(
     ("transform", "expected", "words"),
     [
-        ({"resize_short": 256, "crop": 224}, (110, 30, 530, 450), "the centre crop of 'cat'"),
+        ({"resize_short": 256, "crop": 224}, (110, 30, 530, 450), "the centre crop"),
         # timm resizes to floor(224 / 0.875) = 256.
-        (
-            {"input_size": [3, 224, 224], "crop_pct": 0.875, "crop_mode": "center"},
-            (110, 30, 530, 450),
-            "the centre crop of 'cat'",
-        ),
-        ({"input_size": [3, 224, 224], "crop_pct": 1.0, "crop_mode": "squash"}, (0, 0, 640, 480), "the whole image of 'cat'"),
-        ({"resize_hw": [448, 448]}, (0, 0, 640, 480), "the whole image of 'cat'"),
+        ({"input_size": [3, 224, 224], "crop_pct": 0.875, "crop_mode": "center"}, (110, 30, 530, 450), "the centre crop"),
+        ({"input_size": [3, 224, 224], "crop_pct": 1.0, "crop_mode": "squash"}, (0, 0, 640, 480), "the whole image"),
+        ({"resize_hw": [448, 448]}, (0, 0, 640, 480), "the whole image"),
     ],
 )
 def test_one_crop_is_drawn_over_the_picture(photos_here, tmp_path, drawn, transform, expected, words):
     dataset = features_of(tmp_path / "f", transform)
-    assert draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png")) == words
+    assert draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png")) == f"{words} of 'cat'"
     assert drawn[0][1][0].xyxy == pytest.approx(expected)
 
 

@@ -23,7 +23,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.made_from import MADE_FROM_NAME
-from tests.builders import write_rows
+from tests.builders import region_row, write_rows
 
 IMAGES = ["30", "9", "1000092795", "bild-ä", "猫", "x"]
 SPLITS = {"30": "train", "9": "val", "1000092795": "train", "bild-ä": "val", "猫": "train", "x": "train"}
@@ -59,21 +59,11 @@ def regions(tmp_path):
     rng = np.random.default_rng(5)
     rows = []
     for number, image_id in enumerate(IMAGES):
-        used = np.arange(REGIONS) < number % (REGIONS + 1)
-        rows.append(
-            {
-                "image_id": image_id,
-                "width": 640 + number,
-                "height": 480 - number,
-                "num_regions": int(used.sum()),
-                "boxes": (rng.random((REGIONS, 4)).astype("float32") * used[:, None]),
-                "features": (rng.random((REGIONS, WIDTH)).astype("float32") * used[:, None]),
-                "class_ids": (rng.integers(1, 1600, REGIONS) * used).astype("int16"),
-                "class_scores": rng.random(REGIONS).astype("float32") * used,
-                "attribute_ids": (rng.integers(1, 400, REGIONS) * used).astype("int16"),
-                "attribute_scores": rng.random(REGIONS).astype("float32") * used,
-            }
-        )
+        boxes, values = (rng.random((REGIONS, width)).astype("float32") for width in (4, WIDTH))
+        labels = {f"{name}_ids": rng.integers(1, 400, REGIONS).astype("int16") for name in ("class", "attribute")}
+        labels |= {f"{name}_scores": rng.random(REGIONS).astype("float32") for name in ("class", "attribute")}
+        used = number % (REGIONS + 1)
+        rows.append(region_row(image_id, boxes, values, used, width=640 + number, height=480 - number, **labels))
     path = write_dataset(tmp_path / "regions", "regions", rows, FeatureSpec("toy", (REGIONS, WIDTH)))
     return path, {row["image_id"]: row for row in rows}
 
@@ -161,10 +151,8 @@ def test_scan_of_regions_and_l2(tmp_path, regions, captions):
 def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
     path, _ = features
     captions = make_captions(tmp_path / "uneven", {"30": 5, "1000092795": 2, "猫": 3, "9": 1})
-    with pytest.raises(
-        DatasetError,
-        match=r"images of split 'train' have 2 to 5 captions, image '1000092795' has 2: .* the same number; .* 1 to take",
-    ):
+    message = r"images of split 'train' have 2 to 5 captions, image '1000092795' has 2: .* the same number; .* 1 to take"
+    with pytest.raises(DatasetError, match=message):
         export_dataset(scan_job(tmp_path, path, captions))
     with pytest.raises(UsageError, match="have 2 captions each, but the loaders of this layout take 5, or 1"):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=2, splits=("train",)))
@@ -196,9 +184,8 @@ def test_scan_needs_one_language_and_portion(tmp_path, features):
 
 def test_images_without_features_are_named(tmp_path, captions):
     path, _ = make_features(tmp_path / "few", images=["30", "9", "bild-ä"])
-    with pytest.raises(
-        DatasetError, match=r"3 of 4 images of split 'train' have no row in .*few', e.g. '1000092795', 'x', '猫'"
-    ):
+    message = r"3 of 4 images of split 'train' have no row in .*few', e.g. '1000092795', 'x', '猫'"
+    with pytest.raises(DatasetError, match=message):
         export_dataset(scan_job(tmp_path, path, captions))
     assert not (tmp_path / "out").exists()
     export_dataset(scan_job(tmp_path, path, captions, splits=("val",)))

@@ -21,7 +21,7 @@ from pipelines.inputs.captions.base import EVERYTHING
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
-from tests.builders import write_rows
+from tests.builders import region_row, write_rows
 
 SEEDS = range(3)
 WIDTH, REGIONS = 3, 2
@@ -60,19 +60,9 @@ def write_regions(path, values):
     rows = []
     for key, value in values.items():
         used = 1 + len(key) % REGIONS
-        mask = np.arange(REGIONS) < used
-        rows.append(
-            {
-                "image_id": key,
-                "width": 640,
-                "height": 480,
-                "num_regions": used,
-                "boxes": np.ones((REGIONS, 4), "float32") * mask[:, None],
-                "features": value * mask[:, None],
-                **dict.fromkeys(("class_ids", "attribute_ids"), mask.astype("int16")),
-                **dict.fromkeys(("class_scores", "attribute_scores"), mask.astype("float32")),
-            }
-        )
+        labels = {f"{name}_ids": np.ones(REGIONS, "int16") for name in ("class", "attribute")}
+        labels |= {f"{name}_scores": np.ones(REGIONS, "float32") for name in ("class", "attribute")}
+        rows.append(region_row(key, np.ones((REGIONS, 4), "float32"), value, used, **labels))
     write_rows(path, "regions", rows, FeatureSpec("toy", (REGIONS, WIDTH)), shards=2)
     return path
 
