@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +23,21 @@ def write(path: Path, content: str | bytes) -> Path:
     data = content if isinstance(content, bytes) else content.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows of the same columns with the standard tools of each format; a ``.gz`` is compressed."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100)
+        return path
+    text = io.StringIO(newline="")
+    if kind in ("csv", "tsv"):
+        writer = csv.writer(text, delimiter="," if kind == "csv" else "\t", lineterminator="\r\n" if kind == "csv" else "\n")
+        writer.writerows([rows[0], *(row.values() for row in rows)])
+    else:
+        text.writelines(json.dumps(row, ensure_ascii=number % 2 == 0) + "\n" for number, row in enumerate(rows))
+    return write(path, text.getvalue())
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT) -> Path:

@@ -7,7 +7,6 @@ where two records would get one id, an id is empty or holds what the rule for id
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import tarfile
@@ -26,7 +25,7 @@ from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
 from pipelines.text.caption_shards import blocks_of
 from schemas.errors import InputError
-from tests.pipelines.inputs.reading import write, write_structs, write_tar
+from tests.pipelines.inputs.reading import write, write_structs, write_table, write_tar
 from tests.pipelines.text.captions import sort_captions
 
 SEEDS = range(12)
@@ -118,16 +117,7 @@ def _multi30k(folder: Path, keys: list[str], ids: str) -> list[tuple[str, str]]:
 
 
 def _table(path: Path, keys: list[str], values: str = "text") -> Path:
-    rows = [{"image_id": key, values: str(number)} for number, key in enumerate(keys)]
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        _lines(path, [json.dumps(row) for row in rows])
-    else:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writerows([("image_id", values), *(tuple(row.values()) for row in rows)])
-    return path
+    return write_table(path, [{"image_id": key, values: str(number)} for number, key in enumerate(keys)])
 
 
 def _table_of_captions(suffix: str) -> Callable[[Path, list[str], str], list[tuple[str, str]]]:

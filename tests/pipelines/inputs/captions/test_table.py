@@ -16,33 +16,15 @@ import pytest
 from pipelines.inputs import tables
 from pipelines.inputs.captions import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection, open_source
 from schemas.errors import InputError, UsageError
-from tests.pipelines.inputs.reading import read, write
+from tests.pipelines.inputs.reading import read, write, write_table
 
 COLUMNS = ["image_id", "text", "language", "portion", "index", "split"]
 
 
 def _random_rows(seed: int, count: int) -> list[dict]:
     rng = random.Random(seed)
-    words = [
-        "NA",
-        "None",
-        "null",
-        "nan",
-        "1",
-        " a ",
-        "é",
-        "中",
-        "\u2028",
-        '"',
-        '""',
-        ",",
-        "\t",
-        "\n",
-        "\r\n",
-        ";",
-        "\ufeff",
-        "'",
-    ]
+    words = ["NA", "None", "null", "nan", "1", " a ", "é", "中", '"', '""']
+    words += [",", "\t", "\n", "\r\n", ";", "\u2028", "\ufeff", "'"]
     return [
         {
             "image_id": f"{rng.randrange(10**6)}.{number}",
@@ -57,20 +39,7 @@ def _random_rows(seed: int, count: int) -> list[dict]:
 
 
 def _save(path, rows, columns):
-    """Write the rows with the standard tools of each format; the last two letters of a name may be ``gz``."""
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist([{c: row[c] for c in columns} for row in rows]), path, row_group_size=100)
-        return path
-    text = io.StringIO(newline="")
-    if kind in ("csv", "tsv"):
-        writer = csv.writer(text, delimiter="," if kind == "csv" else "\t", lineterminator="\r\n" if kind == "csv" else "\n")
-        writer.writerow(columns)
-        writer.writerows([row[c] for c in columns] for row in rows)
-    else:
-        for row in rows:
-            text.write(json.dumps({c: row[c] for c in columns}, ensure_ascii=row["index"] == 0) + "\n")
-    return write(path, text.getvalue())
+    return write_table(path, [{column: row[column] for column in columns} for row in rows])
 
 
 NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.ndjson", "a.csv.gz", "a.tsv.gz", "a.jsonl.gz", "a.parquet", "A.CSV"]
@@ -327,9 +296,8 @@ def test_broken_parquet_file(tmp_path):
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.parquet.gz", "a.xlsx"])
 def test_unknown_extension(tmp_path, name):
     (tmp_path / name).touch()
-    with pytest.raises(
-        UsageError, match=rf"cannot tell how to read the table '{name}': expected .* \.csv, \.tsv, .* \.parquet"
-    ):
+    message = rf"cannot tell how to read the table '{name}': expected .* \.csv, \.tsv, .* \.parquet"
+    with pytest.raises(UsageError, match=message):
         open_source("table", tmp_path / name)
 
 

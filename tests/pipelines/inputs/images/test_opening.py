@@ -10,7 +10,7 @@ from pipelines.inputs.images import ImageRef, ImagesInFolder, open_images
 from pipelines.inputs.images.folders import ImageTable
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
-from tests.pipelines.inputs.reading import write
+from tests.pipelines.inputs.reading import write, write_table
 
 
 @pytest.fixture
@@ -124,24 +124,12 @@ def test_non_utf8_file_name_is_refused_unless_skipped(tmp_path):
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 
-ROWS = [("one", "x/c.png"), ("two", "b.jpg")]
-
-
-def write_table(path: Path) -> Path:
-    delimiter = "," if ".csv" in path.name else "\t"
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"image_id": [row[0] for row in ROWS], "uri": [row[1] for row in ROWS]}), path)
-        return path
-    if ".jsonl" in path.name:
-        text = "".join(f'{{"image_id": "{image_id}", "uri": "{uri}"}}\n' for image_id, uri in ROWS)
-    else:
-        text = "".join(delimiter.join(row) + "\n" for row in [("image_id", "uri"), *ROWS])
-    return write(path, text)
+ROWS = [{"image_id": "one", "uri": "x/c.png"}, {"image_id": "two", "uri": "b.jpg"}]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.parquet", "t.csv.gz"])
 def test_table_gives_ids_and_addresses_relative_to_itself(tree, name):
-    source = open_images(write_table(tree / name))
+    source = open_images(write_table(tree / name, ROWS))
     assert isinstance(source, ImageTable)
     assert list(source.refs()) == [ref_of(tree / "x/c.png", "one", "x/c.png"), ref_of(tree / "b.jpg", "two", "b.jpg")]
     assert [source.read(ref) for ref in source.refs()] == [b"x/c.png", b"b.jpg"]
@@ -149,7 +137,7 @@ def test_table_gives_ids_and_addresses_relative_to_itself(tree, name):
 
 
 def test_addresses_of_a_table_may_be_absolute_or_lead_upwards(tree):
-    source = open_images(write_table(tree / "z" / "t.csv"))
+    source = open_images(write_table(tree / "z" / "t.csv", ROWS))
     assert source.read(ImageRef("a", str(tree / "b.jpg"))) == b"b.jpg"
     assert source.read(ImageRef("a", "../b.jpg")) == b"b.jpg"
     assert source.read(ImageRef("a", (tree / "b.jpg").as_uri().replace("file://", ""))) == b"b.jpg"
@@ -160,9 +148,8 @@ def test_columns_may_have_other_names(tree):
     source = open_images(path, columns={"image_id": "img", "uri": "file"})
     assert list(source.refs()) == [ref_of(tree / "x/c.png", "one", "x/c.png"), ref_of(tree / "b.jpg", "two", "b.jpg")]
     assert pickle.loads(pickle.dumps(source)) == source
-    with pytest.raises(
-        InputError, match=r"has no column 'image_id'; .* name them, such as --columns image_id=\.\.\.,uri=\.\.\."
-    ):
+    message = r"has no column 'image_id'; .* name them, such as --columns image_id=\.\.\.,uri=\.\.\."
+    with pytest.raises(InputError, match=message):
         list(open_images(path).refs())
 
 
@@ -212,7 +199,7 @@ def test_table_row_without_a_value_is_named(tmp_path, name, text, message):
 
 
 def test_read_of_unreadable_files_raises_oserror(tree):
-    source = open_images(write_table(tree / "t.csv"))
+    source = open_images(write_table(tree / "t.csv", ROWS))
     with pytest.raises(OSError, match="No such file"):
         source.read(ImageRef("a", "none.jpg"))
     with pytest.raises(DatasetError, match="a part of the path is a file"):
