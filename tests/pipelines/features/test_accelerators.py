@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import apache_beam as beam
@@ -90,11 +91,8 @@ def test_each_gpu_makes_one_shard_at_a_time(job):
                 at_once[loaded.extractor.name] -= 1
 
     pool = ExtractorPool([OneAtATime("a"), OneAtATime("b")])
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as workers:
+        list(workers.map(lambda _: work(), range(4)))
     assert most == [1] * 20
 
 

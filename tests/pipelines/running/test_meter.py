@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
@@ -29,11 +30,8 @@ def test_meter_without_a_folder_counts_nothing():
 
 def test_counts_of_threads_add_up(tmp_path, always):
     meter = Meter(str(tmp_path))
-    threads = [threading.Thread(target=lambda: [meter.add(images=1) for _ in range(50)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: meter.add(images=1), range(200)))
     assert meter.total() == {"images": 200}
 
 

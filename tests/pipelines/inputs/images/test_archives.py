@@ -2,7 +2,8 @@ import io
 import pickle
 import random
 import tarfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,8 @@ class Counted:
         self._file, self._counts = file, counts
 
     def __getattr__(self, name):
-        return getattr(self._file, name)
+        value = getattr(self._file, name)
+        return partial(self._count, value) if name in ("read", "read_buffer", "read_at") else value
 
     def __enter__(self):
         return self
@@ -63,17 +65,10 @@ class Counted:
     def __exit__(self, *error) -> None:
         self._file.close()
 
-    def _count(self, data: bytes) -> bytes:
+    def _count(self, read, *arguments):
+        data = read(*arguments)
         self._counts.append(len(data))
         return data
-
-    def read(self, size=None) -> bytes:
-        return self._count(self._file.read(size))
-
-    read_buffer = read
-
-    def read_at(self, size, offset) -> bytes:
-        return self._count(self._file.read_at(size, offset))
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
@@ -138,9 +133,8 @@ def test_compressed_tars_are_refused(tmp_path, name):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / name).write_bytes(b"x")
     for location in (tmp_path / "d", tmp_path / "d" / name, tmp_path / "d" / f"*{name}"):
-        with pytest.raises(
-            InputError, match=r"is a compressed tar.*Decompress it \(gunzip, unzstd, ...\) to a .tar, or unpack"
-        ):
+        message = r"is a compressed tar.*Decompress it \(gunzip, unzstd, ...\) to a .tar, or unpack"
+        with pytest.raises(InputError, match=message):
             open_images(location)
 
 
@@ -352,11 +346,8 @@ def test_parquet_read_in_threads(tmp_path, monkeypatch):
         generator = random.Random(seed)
         wrong.extend(ref for ref in generator.choices(refs, k=200) if source.read(ref) != IMAGES[ref.image_id])
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert wrong == []
 
 

@@ -3,6 +3,7 @@ import shutil
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -36,22 +37,19 @@ def test_memory_keeps_the_last_used_up_to_its_limit(monkeypatch):
 
 
 def test_get_in_threads_loads_once():
-    groups, loads, values, barrier = RowGroups(), [], [], threading.Barrier(8)
+    groups, loads, barrier = RowGroups(), [], threading.Barrier(8)
 
     def load():
         loads.append(1)
         time.sleep(0.05)
         return group(1)
 
-    def work():
-        barrier.wait()
-        values.append(groups.get("key", load))
+    def work(_):
+        barrier.wait(20)
+        return groups.get("key", load)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        values = list(pool.map(work, range(8)))
     assert (len(loads), len(values), len(set(map(id, values)))) == (1, 8, 1)
 
 
