@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,13 +16,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from schemas.errors import DatasetError
 from schemas.process.shutdown import DetachedError
 from schemas.writing.dataset_writer import complete_dataset
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.pipelines.features.without_beam import check_seeds, end_before, plan
+from tests.pipelines.features.without_beam import check_seeds, fork, plan
 
 SHARDS, TASKS = 7, 3
 JOBS = 12
@@ -35,26 +33,6 @@ def run(images: Path, folder: Path, task: ArrayTask | None, *, update: bool = Fa
     output, write_missing = plan(images, folder, SHARDS, policy=policy)
     with suppress(DetachedError):  # Shards of other tasks are missing.
         complete_dataset(output, write_missing, policy, task=task)
-
-
-def fork(action: Callable[[], object], writes: int) -> int:
-    """Start an action in a process that ends before one of its next writes; it ends with 1 where it is refused, as it may be."""
-    child = os.fork()
-    if child:
-        return child
-    code = 7
-    try:
-        end_before(writes)
-        try:
-            action()
-            code = 0
-        except DatasetError as error:
-            # A killed task may leave a new file of failures beside an old shard.
-            code = 1 if re.search("is in use|[Nn]othing was written|cannot be committed, .*: run task", str(error)) else 7
-            if code == 7:
-                print(error, flush=True)
-    finally:
-        os._exit(code)
 
 
 def draw(path: Path, generator: random.Random, second: int) -> None:

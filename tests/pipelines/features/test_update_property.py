@@ -11,6 +11,7 @@ import os
 import random
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import picture
-from tests.pipelines.features.without_beam import MINUTES, check_seeds, end_before, plan
+from tests.pipelines.features.without_beam import MINUTES, check_seeds, fork, plan
 
 SHARDS = 3
 SEQUENCES = 25
@@ -37,15 +38,7 @@ def run(images: Path, folder: Path, **options) -> None:
 
 def run_killed(images: Path, folder: Path, writes: int, **options) -> None:
     """Run in another process, which ends without a word before one of its next writes."""
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    try:
-        end_before(writes)
-        run(images, folder, **options)
-    finally:
-        os._exit(0)
+    os.waitpid(fork(partial(run, images, folder, **options), writes), 0)
 
 
 class Sequence:

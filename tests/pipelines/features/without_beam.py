@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import LoadedExtractor
 from pipelines.inputs.images import Listing, open_images
+from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -65,3 +67,23 @@ def end_before(writes: int) -> None:
         return act
 
     Folder.rename, Folder.delete = end_or(Folder.rename), end_or(Folder.delete)
+
+
+def fork(action: Callable[[], object], writes: int) -> int:
+    """Start an action in a process that ends before one of its next writes; it ends with 1 where it is refused, as it may be."""
+    child = os.fork()
+    if child:
+        return child
+    code = 7
+    try:
+        end_before(writes)
+        try:
+            action()
+            code = 0
+        except DatasetError as error:
+            # A killed task may leave a new file of failures beside an old shard.
+            code = 1 if re.search("is in use|[Nn]othing was written|cannot be committed, .*: run task", str(error)) else 7
+            if code == 7:
+                print(error, flush=True)
+    finally:
+        os._exit(code)

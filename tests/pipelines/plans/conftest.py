@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-PLAN = """
+ENCODED = """\
+[steps.vocabulary]
+command = "vocabulary"
+captions = "captions"
+min-count = 1
+
+[steps.encoded]
+command = "encode"
+captions = "captions"
+vocabulary = "vocabulary"
+workers = 1
+"""
+PLAN = f"""
 description = "a small plan"
 
 [paths]
@@ -19,17 +31,7 @@ format = "table"
 shards = 2
 workers = 1
 
-[steps.vocabulary]
-command = "vocabulary"
-captions = "captions"
-min-count = 1
-
-[steps.encoded]
-command = "encode"
-captions = "captions"
-vocabulary = "vocabulary"
-workers = 1
-"""
+{ENCODED}"""
 WORDS = ("a dog runs", "a cat sleeps", "the dog sees a cat", "two cats", "a bird sings", "the bird and the dog")
 
 

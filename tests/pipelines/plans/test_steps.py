@@ -16,6 +16,7 @@ from pipelines.plans.plan import COMMANDS
 from schemas.dataset import open_dataset
 from schemas.storage.folder import TEMPORARY_MARK
 from tests.integration.processes import ForkedSteps, start, wait_for
+from tests.pipelines.plans.conftest import ENCODED
 from tests.tiny_bert import make_tiny_bert
 from tests.train.conftest import write_toy
 from tests.train.trainings import SMALL
@@ -44,17 +45,7 @@ format = "table"
 shards = 2
 workers = 1
 
-[steps.vocabulary]
-command = "vocabulary"
-captions = "captions"
-min-count = 1
-
-[steps.encoded]
-command = "encode"
-captions = "captions"
-vocabulary = "vocabulary"
-workers = 1
-
+{ENCODED}
 [steps.words]
 command = "word-vectors"
 vocabulary = "vocabulary"
