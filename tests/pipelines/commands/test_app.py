@@ -122,31 +122,23 @@ def test_missing_module_names_its_extra_or_is_raised(call, monkeypatch, words, p
             cli.main()
 
 
+KEPT = "stopped; finished {} are kept, the same command continues from here\n"
+DATA = "--captions c --features f --vocabulary v"
+
+
 @pytest.mark.parametrize(
     ("words", "place", "says"),
     [
-        (
-            ("encode", "captions", "vocabulary", "encoded"),
-            "schemas.dataset.open_dataset",
-            "stopped; finished shards are kept, the same command continues from here\n",
-        ),
-        (
-            ("reproduce", "kadar2018", "tables", "--captions", "c", "--features", "f", "--vocabulary", "v"),
-            "train.reports.row_datasets.corpora_of",
-            "stopped; finished runs are kept, the same command continues from here\n",
-        ),
-        (("validate", "folder"), "schemas.writing.validation.validate", "stopped\n"),
-        (
-            ("train", "vsepp", "run", "--captions", "c", "--features", "f", "--vocabulary", "v"),
-            "train.loop.train",
-            "stopped before training began; nothing was changed",
-        ),
+        ("encode captions vocabulary encoded", "schemas.dataset.open_dataset", KEPT.format("shards")),
+        (f"reproduce kadar2018 tables {DATA}", "train.reports.row_datasets.corpora_of", KEPT.format("runs")),
+        ("validate folder", "schemas.writing.validation.validate", "stopped\n"),
+        (f"train vsepp run {DATA}", "train.loop.train", "stopped before training began; nothing was changed"),
     ],
 )
 def test_ctrl_c_reports_kept_work(call, monkeypatch, words, place, says):
     importlib.import_module("pipelines.text.encoding")  # It would keep the replaced function for other tests.
     monkeypatch.setattr(place, raising(KeyboardInterrupt()))
-    code, out, err = call(*words)
+    code, out, err = call(*words.split())
     assert (code, out) == (130, "")
     assert err == says if says.endswith("\n") else says in err
 

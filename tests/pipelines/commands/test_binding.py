@@ -186,9 +186,8 @@ def test_empty_value_is_named(command):
         option = options_of(command)[key]
         if not option.is_flag:
             words = words_of(command, {**values, key: ("",) if option.takes_several else ""})
-            with pytest.raises(
-                UsageError, match=rf"^{option.label}(\.\.\.)? is '', expected a value: check the shell variable"
-            ):
+            message = rf"^{option.label}(\.\.\.)? is '', expected a value: check the shell variable"
+            with pytest.raises(UsageError, match=message):
                 parse(command, *words)
 
 
@@ -206,6 +205,8 @@ def test_completing_refuses_no_empty_value():
         ("features", "workers", -1, "--workers is -1, expected 0 or more"),
         ("features", "min_regions", 50, "--min-regions is 50 and --max-regions 36, expected 1 <= min <= max <= 300"),
         ("features", "task", "4/4", "--task is '4/4', expected I/N with I from 0 to N - 1"),
+        ("features", "gpus_per_worker", 2, "--gpus-per-worker needs --gpu: give --gpu, too"),
+        ("features", "worker_machine", "m", "--worker-machine needs --gpu: give --gpu, too"),
         ("captions", "shards", 0, "--shards is 0, expected 1 to 99,999"),
         ("inspect", "rows", -1, "--rows is -1, expected 0 or more"),
         ("train", "seed", -1, "--seed is -1, expected 0 or more"),
@@ -251,11 +252,7 @@ def test_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
 
 
 def test_argument_keeps_spaces_and_commas():
-    [job] = [
-        value
-        for value in parse("word-vectors", "v", " a, b.vec ", "o", "--languages", " en ").values()
-        if hasattr(value, "files")
-    ]
+    job = parse("word-vectors", "v", " a, b.vec ", "o", "--languages", " en ")["job"]
     assert (job.files, job.languages) == ((" a, b.vec ",), ("en",))
 
 

@@ -25,11 +25,7 @@ def parse(group, tmp_path, monkeypatch):
     def run(command: str, *arguments: str, toml: str | None = None):
         if toml is not None:
             Path("run.toml").write_text(toml, encoding="utf-8")
-            arguments = (
-                (*arguments[: arguments.index("--")], "--config", "run.toml", *arguments[arguments.index("--") :])
-                if ("--" in arguments)
-                else (*arguments, "--config", "run.toml")
-            )
+            arguments = ("--config", "run.toml", *arguments)
         with typer.Context(group, info_name="imagepivot") as parent:
             context = group.commands[command].make_context(command, list(arguments), parent=parent)
         options = group.commands[command].options.values()
@@ -149,11 +145,7 @@ def test_config_key_named_like_a_command_is_no_section(parse):
         ("captions", "languages = 3", "--languages is 3, expected text in quotes or a list"),
         ("captions", "columns = 3", "--columns is 3, expected text in quotes, a list or a table"),
         ("captions", 'languages = ["en", 3]', "--languages[1] is 3, expected text in quotes"),
-        (
-            "captions",
-            'languages = ["en,de"]',
-            "--languages holds 'en,de', but a comma separates values: make it several",
-        ),
+        ("captions", 'languages = ["en,de"]', "--languages holds 'en,de', but a comma separates values: make it several"),
         ("captions", "columns = { text = 3 }", "--columns.text is 3, expected text in quotes"),
         ("import", 'sources = "a.npy"', "SOURCES is 'a.npy', expected a list, written [\"en\"]"),
         ("features", "min-regions = 3\nmin_regions = 4", "'run.toml': 'min-regions' and 'min_regions' are the same: keep one"),

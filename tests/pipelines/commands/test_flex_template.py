@@ -113,10 +113,7 @@ def test_arguments_stand_in_their_order_and_parameters_go_before_the_dashes_and_
     [
         ((), r"^the parameter 'command' is '', expected one of 'captions', 'vocabulary', 'encode', 'features'$"),
         (("--command=train",), r"^the parameter 'command' is 'train', expected one of 'captions'"),
-        (
-            ("--command=vocabulary", "--output=gs://b/v"),
-            r"^the parameter 'captions' is missing, and vocabulary needs it$",
-        ),
+        (("--command=vocabulary", "--output=gs://b/v"), r"^the parameter 'captions' is missing, and vocabulary needs it$"),
         (
             ("--command=features", "--images=gs://b/i", "--output=gs://b/f", "--compile=1"),
             r"^the parameter 'compile' is '1', expected true or false$",
@@ -125,10 +122,7 @@ def test_arguments_stand_in_their_order_and_parameters_go_before_the_dashes_and_
             ("--command=vocabulary", "--captions=gs://b/c", "--output=gs://b/v", "--gpu=nvidia-l4"),
             r"^vocabulary has no parameter 'gpu': it has 'captions', 'output', 'min_count'",
         ),
-        (
-            ("--command=captions", "gs://b/x"),
-            r"^the launch has the argument 'gs://b/x', expected parameters: --NAME=VALUE$",
-        ),
+        (("--command=captions", "gs://b/x"), r"^the launch has the argument 'gs://b/x', expected parameters: --NAME=VALUE$"),
         (("--command=captions", "--"), r"^the launch has the argument '--', expected parameters"),
         (("--command=captions", "--source"), r"^the launch has '--source' without a value, expected --source=VALUE$"),
         (

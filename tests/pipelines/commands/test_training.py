@@ -182,10 +182,8 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
 @pytest.mark.parametrize(("seeds", "title"), [((0,), "means over 3 folds of the images"), ((0, 1), "mean scores of ")])
 def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, title):
     folders = [write_run(f"seed-{seed}", seed=seed) for seed in seeds]
-    runs, data = (
-        [open_run(folder) for folder in folders],
-        {"captions": toy.captions, "features": toy.features, "splits": ["val"]},
-    )
+    runs = [open_run(folder) for folder in folders]
+    data = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
     scores = score_run(*runs, **data, folds=3) if len(runs) == 1 else score_ensemble(runs, **data)
     arguments = ("evaluate", *folders, *data_of(toy), "--split", "val", *(("--folds", 3) if len(runs) == 1 else ()))
     assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
