@@ -175,9 +175,8 @@ def test_missing_torch_is_a_warning_unless_a_device_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (check,) = check_device()
     assert (check.status, check.result) == ("warning", "torch is not installed")
-    with pytest.raises(
-        UsageError, match=r"device is 'cuda', and torch is not installed, .*: pip install 'imagepivot\[extractors\]'"
-    ):
+    message = r"device is 'cuda', and torch is not installed, .*: pip install 'imagepivot\[extractors\]'"
+    with pytest.raises(UsageError, match=message):
         list(check_device("cuda"))
 
 

@@ -5,13 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.datasets.comparison import (
-    Comparison,
-    KeySample,
-    ParameterDifference,
-    compare_datasets,
-    comparison_tables,
-)
+from pipelines.datasets.comparison import Comparison, KeySample, ParameterDifference, compare_datasets, comparison_tables
 from pipelines.jobs import DiffJob
 from schemas import kinds
 from schemas.dataset import Dataset, open_dataset

@@ -34,8 +34,8 @@ def write_pair(folder: Path, stem: str, values: np.ndarray, ids: list[str], *, e
     return str(folder / f"{stem}.npy"), str(folder / f"{stem}.txt")
 
 
-def npy_job(folder: Path, values: np.ndarray, ids: list[str], **options) -> ImportJob:
-    array, list_ = write_pair(folder, "train", values, ids)
+def npy_job(folder: Path, values: np.ndarray, ids: list[str], *, end=".jpg", **options) -> ImportJob:
+    array, list_ = write_pair(folder, "train", values, ids, end=end)
     return ImportJob(
         **{"sources": (array,), "ids": (list_,), "output": str(folder / "out"), "name": "toy", "shards": 3, **options}
     )
@@ -166,11 +166,7 @@ def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
     ],
 )
 def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, message):
-    values, ids = change(make_rows(len(IDS), WIDTH), IDS)
-    array, list_ = str(tmp_path / "train.npy"), tmp_path / "train.txt"
-    np.save(array, values)
-    list_.write_text("".join(f"{image_id}\n" for image_id in ids))
-    job = ImportJob((array,), output=str(tmp_path / "out"), name="toy", ids=(str(list_),))
+    job = npy_job(tmp_path, *change(make_rows(len(IDS), WIDTH), IDS), end="")
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
@@ -259,9 +255,8 @@ def test_import_job_refuses_invalid_options(options, message):
 
 @pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
 def test_format_of_refuses_unsupported_formats(location, name):
-    with pytest.raises(
-        UsageError, match=rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
-    ):
+    message = rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
+    with pytest.raises(UsageError, match=message):
         format_of(location)
 
 
@@ -581,7 +576,6 @@ def test_files_with_different_sidecars_are_refused(tmp_path):
 def test_damaged_sidecars_are_refused(tmp_path, content):
     array, _ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["a", "b"])
     (tmp_path / "train.import.json").write_text(content)
-    with pytest.raises(
-        InputError, match=r"train.import.json' does not hold options as `export` writes them: export again, or delete"
-    ):
+    message = r"train.import.json' does not hold options as `export` writes them: export again, or delete"
+    with pytest.raises(InputError, match=message):
         import_features(ImportJob((array,), output=str(tmp_path / "out"), name="toy"))

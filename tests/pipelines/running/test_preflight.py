@@ -36,11 +36,7 @@ def test_worker_like_the_launcher_leaves_a_sign(folder):
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (
-            "version",
-            lambda name: "9.9",
-            rf"^the first worker failed .* imagepivot 9\.9, expected {version('imagepivot')}:",
-        ),
+        ("version", lambda name: "9.9", rf"^the first worker failed .* imagepivot 9\.9, expected {version('imagepivot')}:"),
         ("_code_digest", lambda: "0" * 64, "expected the launcher's code of that version: install"),
     ],
 )

@@ -105,9 +105,8 @@ def test_detached_launcher_does_not_wait(tmp_path, monkeypatch):
     notes: list[str] = []
     monkeypatch.setattr(events, "_show", lambda text, style: notes.append(text))
     execution = replace(DATAFLOW, detach=True)
-    with pytest.raises(
-        DetachedError, match=r"^job 'job-1' of DataflowRunner is submitted and continues without this command\. "
-    ) as caught:
+    message = r"^job 'job-1' of DataflowRunner is submitted and continues without this command\. "
+    with pytest.raises(DetachedError, match=message) as caught:
         watch(Run(), execution=execution, output=Folder(str(tmp_path)), meter=Meter())
     assert caught.value.job == {
         "runner": "DataflowRunner",
@@ -197,9 +196,8 @@ def test_runner_log_is_kept_on_failure(temporary, caplog):
             logging.getLogger("mine").error("my own")
             raise RuntimeError("first line\n  second line.\n\n")
 
-    with pytest.raises(
-        ImagepivotError, match=r"^FlinkRunner did not finish the run: second line\. Its log is '(.*)'; finished"
-    ):
+    message = r"^FlinkRunner did not finish the run: second line\. Its log is '(.*)'; finished"
+    with pytest.raises(ImagepivotError, match=message):
         run()
     (log,) = temporary.iterdir()
     text = log.read_text()

@@ -99,9 +99,8 @@ def test_inputs_are_the_files_of_the_selection(root):
 def test_missing_image_list(root):
     (root / "data/task1/image_splits/train.txt").unlink()
     source = open_source("multi30k", root)
-    with pytest.raises(
-        InputError, match=r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
-    ):
+    message = r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
+    with pytest.raises(InputError, match=message):
         source.parts(EVERYTHING)
     assert len(read(source, Selection(splits=("val",)))) == 2
 
