@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -173,8 +173,11 @@ def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApi
     # Beam's running mode 'multi_processing' uses `python -m`, which puts the current folder first on the path.
     command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
     command = f"exec 3>&2 2>/dev/null; exec env {_WORKER_ENVIRONMENT} {command}"
+    _WatchedProcess.folders[command.encode()] = running
     return FnApiRunner(default_environment=WorkerProcesses.from_command_string(command))
 
+
+_STOP_SECONDS = 5.0
 
 _URN = "imagepivot:env:worker_process:v1"
 
@@ -209,13 +212,25 @@ class WorkerProcesses(SubprocessSDKEnvironment):
 
 @WorkerHandler.register_environment(_URN, bytes)
 class _WatchedProcess(SubprocessSdkWorkerHandler):
-    """Handle of a worker process; its exit fails all waits for it."""
+    """Handle of a worker process; its exit fails all waits for it.
 
+    Attributes:
+        folders: folder of the run by the command line of its workers.
+    """
+
+    folders: ClassVar[dict[bytes, str]] = {}
     control_conn: ControlConnection | _EndedConnection
 
     def start_worker(self) -> None:
         super().start_worker()
         threading.Thread(target=self._end_with_process, name="end_of_worker", daemon=True).start()
+
+    def stop_worker(self) -> None:
+        # A worker that is still starting waits forever for the server, which is closed.
+        self.worker_thread.join(_STOP_SECONDS)
+        if self.worker_thread.is_alive():
+            shutil.rmtree(self.folders[self._worker_command_line], ignore_errors=True)
+        super().stop_worker()
 
     def _end_with_process(self) -> None:
         self.worker_thread.join()

@@ -18,6 +18,7 @@ from apache_beam.options.pipeline_options import SetupOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
+from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
@@ -40,6 +41,19 @@ def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind,
     assert type(caught.value) is kind
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert {name: logging.getLogger(name).level for name in before} == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_run_pipeline_error_ends_a_worker_that_is_still_starting(monkeypatch, tmp_path):
+    slow = f"import os, time\ntry: os.mkdir({str(tmp_path / 'first')!r})\nexcept FileExistsError: time.sleep(10)\n"
+    monkeypatch.setattr(runner, "_START", slow + runner._START)
+
+    def fail(_):
+        raise InputError(MESSAGE)
+
+    with pytest.raises(InputError, match="occurs twice"):
+        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), Execution(workers=2))
 
 
 def test_internal_error_keeps_its_traceback():
