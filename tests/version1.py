@@ -30,11 +30,10 @@ def as_version_1(folder: Path) -> None:
         rows = failures_of(folder, entry["path"])
         if rows:
             reasons = json.dumps({"reasons": Counter(row["reason"] for row in rows)})
-            field = {name: pa.array([row[name] for row in rows]) for name in FAILURE_COLUMNS}
             schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in FAILURE_COLUMNS])
             failed = folder / "failures" / entry["path"]
             failed.parent.mkdir(exist_ok=True)
-            write(failed, pa.table(field, schema=schema), {**pairs, "imagepivot.statistics": reasons})
+            write(failed, pa.Table.from_pylist(rows, schema=schema), {**pairs, "imagepivot.statistics": reasons})
     for entry in manifest["files"]:
         new = folder / re.sub(r"^_(names/.*)", r"\1.txt", entry["path"]).removeprefix("_")
         new.parent.mkdir(exist_ok=True)
