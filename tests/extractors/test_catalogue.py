@@ -1,6 +1,7 @@
 import hashlib
 import importlib
 import json
+import pickle
 import subprocess
 import sys
 
@@ -24,11 +25,13 @@ def test_names_are_sorted_and_have_specs():
 
 
 @pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
-def test_extractor_request_unknown_name_raises(method):
+def test_extractor_request_is_pickled_and_unknown_name_raises(method):
+    request = ExtractorRequest("resnet", weights="/no/such.pth", regions=extractors.RegionOptions(10, 20))
+    assert pickle.loads(pickle.dumps(request)) == request
     with pytest.raises(
         UsageError, match=r"there is no extractor 'resnet': did you mean 'resnet50-pool'\? Extractors are .*vgg19-grid"
     ):
-        method(ExtractorRequest("resnet"))
+        method(request)
 
 
 def test_extractors_import_loads_neither_torch_nor_pillow():

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 import extractors
-from extractors import ExtractorRequest
 from extractors.base import warn_once
 from extractors.computing.devices import cache_casts, cast_layers, check_precision, precision_context, resolve_device, upload
 from schemas.errors import UsageError
@@ -203,14 +202,6 @@ def test_cast_layers_equals_autocast():
         assert dtype == torch.bfloat16
         assert model[1].weight.dtype == torch.float32
         assert torch.equal(model(images.to(dtype)), expected)
-
-
-@pytest.mark.slow
-def test_compile_changes_fingerprint():
-    plain = ExtractorRequest("resnet50-pool", weights="random:0").describe()
-    compiled = ExtractorRequest("resnet50-pool", weights="random:0", compile=True).describe()
-    assert compiled.parameters == {**plain.parameters, "compiled": True}
-    assert compiled.fingerprint != plain.fingerprint
 
 
 @pytest.mark.gpu

@@ -128,31 +128,28 @@ def test_fuse_onednn_broadcast_sum_is_unchanged():
     assert_fused_alike(Spread(8, (9, 7)))
 
 
-def test_fold_norms_without_own_convolution_remain():
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm, self.first = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+class Norms(nn.Module):
+    """A convolution and two norms, whose order is chosen."""
 
-        def forward(self, values: Tensor) -> Tensor:
-            found = self.conv(self.first(values))
-            return self.norm(found) * found
+    def __init__(self, compute) -> None:
+        super().__init__()
+        self.conv, self.first, self.second = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self._compute = compute
 
-    merged = assert_fused_alike(Shared())
-    assert counts(merged)["BatchNorm2d"] == 2
+    def forward(self, values: Tensor) -> Tensor:
+        return self._compute(self, values)
 
 
-def test_fold_norms_shared_convolution_is_not_folded():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.first, self.second = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-
-        def forward(self, values: Tensor) -> Tensor:
-            return self.second(self.conv(self.first(self.conv(values))))
-
-    merged = assert_fused_alike(Twice())
-    assert counts(merged)["BatchNorm2d"] == 2
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda own, values: own.second(found := own.conv(own.first(values))) * found,
+        lambda own, values: own.second(own.conv(own.first(own.conv(values)))),
+    ],
+    ids=["convolution with another reader", "convolution used twice"],
+)
+def test_fold_norms_without_own_convolution_remain(compute):
+    assert counts(assert_fused_alike(Norms(compute)))["BatchNorm2d"] == 2
 
 
 @pytest.mark.slow
@@ -243,6 +240,11 @@ class Sums(nn.Module):
         return self.pool(maps + maps)
 
 
+class Broadcast(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values + values[:, :1]
+
+
 class ByName(nn.Sequential):
     def forward(self, values: Tensor) -> Tensor:
         return self[0](input=values)
@@ -271,17 +273,9 @@ def test_infer_shapes_known_layers_are_not_run(model: Callable[[], nn.Module], s
         pytest.param(lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), id="rounded up"),
         pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), id="other layers"),
         pytest.param(lambda: ByName(nn.Conv2d(3, 4, 3)), id="an input by its name"),
+        pytest.param(Broadcast, id="a broadcast sum"),
     ],
 )
 def test_infer_shapes_other_layers_run_on_meta(model: Callable[[], nn.Module]):
     network, shape = model(), (2, 3, 9, 11)
     assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
-
-
-def test_infer_shapes_broadcast_sum():
-    class Broadcast(nn.Module):
-        def forward(self, values: Tensor) -> Tensor:
-            return values + values[:, :1]
-
-    found = infer_shapes(traced(Broadcast()), (2, 3, 4, 5), torch.float32)
-    assert found["add"] == (2, 3, 4, 5)

@@ -49,7 +49,7 @@ def _few_proposals(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def extractor(weights):
-    return FasterRCNNRegions(ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec()), weights, torch.device("cpu"))
+    return FasterRCNNRegions(settings(), weights, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,11 @@ def thin(extractor):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(network, "PROPOSALS", PROPOSALS)
         return regions(extractor, picture(*THIN))
+
+
+def settings(precision="fp32", **regions):
+    options = RegionOptions(**regions)
+    return ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), precision, regions=options)
 
 
 def picture(width, height, seed=0):
@@ -175,9 +180,7 @@ def test_extract_adaptive_number_of_regions():
 
 
 def on_fake_gpu(weights, precision="fp32"):
-    return FasterRCNNRegions(
-        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), precision), weights, torch.device("cuda", 0)
-    )
+    return FasterRCNNRegions(settings(precision), weights, torch.device("cuda", 0))
 
 
 @pytest.mark.cluster
@@ -245,13 +248,13 @@ class StandIn(torch.nn.Module):
 
 @pytest.mark.cluster
 def test_load_bf16_uses_merged_stage_if_supported(weights, extractor, monkeypatch):
-    settings, cpu = ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16"), torch.device("cpu")
+    cpu = torch.device("cpu")
     monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: False)
-    plain = FasterRCNNRegions(settings, weights, cpu)
+    plain = FasterRCNNRegions(settings("bf16"), weights, cpu)
     monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: True)
-    single = FasterRCNNRegions(ExtractorOptions(settings.spec), weights, cpu)
+    single = FasterRCNNRegions(settings(), weights, cpu)
     monkeypatch.setattr(res5_head, "FusedConv2d", StandIn)
-    merged = FasterRCNNRegions(settings, weights, cpu)
+    merged = FasterRCNNRegions(settings("bf16"), weights, cpu)
     assert isinstance(plain._stage, res5_head.PlainStage)
     assert isinstance(merged._stage, res5_head.MergedStage)
     assert isinstance(single._stage, (res5_head.ProductStage, res5_head.GroupedStage))
@@ -291,9 +294,7 @@ def test_extract_many_shared_bins_are_split(extractor, monkeypatch):
 def test_half_backbone_is_close(extractor, weights):
     options = RegionOptions(half_backbone=True)
     half = FasterRCNNRegions(
-        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16", regions=options),
-        weights,
-        torch.device("cpu"),
+        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16", regions=options), weights, torch.device("cpu")
     )
     (found, rough), (expected, fine) = (proposed(e, e.preprocess(picture(*THIN))) for e in (half, extractor))
     assert rough.dtype == torch.float32
@@ -330,19 +331,13 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     assert (description.kind, description.batch_size) == ("regions", 2)
     assert (description.classes, description.attributes) == (1600, 400)
 
-    def fingerprint(options: RegionOptions) -> str:
-        return faster_rcnn.describe(
-            ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), regions=options), weights
-        ).fingerprint
+    def fingerprint(*precision: str, **regions) -> str:
+        return faster_rcnn.describe(settings(*precision, **regions), weights).fingerprint
 
-    for options in (RegionOptions(10, 100), RegionOptions(score_threshold=0.3), RegionOptions(backend="detectron2")):
-        assert fingerprint(options) != description.fingerprint
-    assert fingerprint(RegionOptions(class_names="names.txt")) == description.fingerprint
-    halves = [
-        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16", regions=RegionOptions(half_backbone=half))
-        for half in (False, True)
-    ]
-    assert len({faster_rcnn.describe(settings, weights).fingerprint for settings in halves}) == 2
+    for options in ({"min_regions": 10, "max_regions": 100}, {"score_threshold": 0.3}, {"backend": "detectron2"}):
+        assert fingerprint(**options) != description.fingerprint
+    assert fingerprint(class_names="names.txt") == description.fingerprint
+    assert fingerprint("bf16", half_backbone=True) != fingerprint("bf16")
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import gc
-import pickle
 import sys
 import time
 import weakref
@@ -17,7 +16,7 @@ import extractors
 from extractors import ExtractorRequest, catalogue
 from extractors.weights import checkpoints, resolve
 from extractors.weights.resolve import Architecture, resolve_weights
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from tests.extractors.weights.test_resolve import build
 
@@ -190,10 +189,3 @@ def test_describe_maps_values(tmp_path):
     ExtractorRequest(NAME, weights=path).describe()
     with Path("/proc/self/maps").open() as maps:
         assert any(line.rstrip().endswith(path) for line in maps)
-
-
-def test_extractor_request_can_be_pickled_and_checks_later():
-    request = ExtractorRequest("no-such", weights="/no/such.pth", regions=extractors.RegionOptions(10, 20))
-    assert pickle.loads(pickle.dumps(request)) == request
-    with pytest.raises(UsageError, match="there is no extractor 'no-such'"):
-        request.describe()

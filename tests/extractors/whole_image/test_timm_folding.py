@@ -16,6 +16,7 @@ from extractors.computing.winograd import WinogradConv2d  # noqa: E402
 from extractors.whole_image.timm_models import MapModel, fold_timm_norms  # noqa: E402
 from tests.extractors.computing import test_fusion  # noqa: E402
 from tests.extractors.computing.test_fusion import seeded  # noqa: E402
+from tests.extractors.whole_image import test_timm_models  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPE = (2, 3, 64, 64)
@@ -29,9 +30,7 @@ def with_statistics(model: nn.Module) -> nn.Module:
 
 
 def models_own(name: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return with_statistics(timm.create_model(name, pretrained=False, num_classes=0))
+    return with_statistics(test_timm_models.seeded(name))
 
 
 def images(shape: tuple[int, ...] = SHAPE) -> Tensor:

@@ -6,24 +6,20 @@ from PIL import Image
 import extractors
 from extractors import ExtractorRequest
 from schemas.errors import UsageError
+from tests.extractors.images.test_preprocessing import noise
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
 
 from timm.data import create_transform, resolve_model_data_config  # noqa: E402
+
+from tests.extractors.whole_image.test_timm_models import seeded  # noqa: E402
 
 CONVOLUTIONAL, TRANSFORMER = "test_resnet.r160_in1k", "test_vit.r160_in1k"
 
 
 @pytest.fixture(scope="module")
 def images() -> list[Image.Image]:
-    generator = np.random.default_rng(2)
-    return [Image.fromarray(generator.integers(0, 256, (*hw, 3), dtype=np.uint8)) for hw in ((160, 170), (90, 300), (200, 161))]
-
-
-def seeded(name: str) -> torch.nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return timm.create_model(name, pretrained=False, num_classes=0).eval()
+    return [noise(*size) for size in ((170, 160), (300, 90), (161, 200))]
 
 
 def unpooled(name: str, images: list[Image.Image]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from extractors.images.decoding import DecodeError
 from extractors.images.preprocessing import cropped_pixels
 from extractors.weights.resolve import state_sha256
 from schemas.errors import InputError, UsageError
+from tests.extractors.images.test_preprocessing import noise
 from tests.threads import threads_of_torch
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
@@ -20,10 +21,6 @@ from extractors.whole_image import timm_models  # noqa: E402
 
 MODELS = ("test_vit.r160_in1k", "test_resnet.r160_in1k", "resnet18.a1_in1k")
 TINY = f"timm:{MODELS[1]}"
-
-
-def noise(width: int, height: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,7 @@ import torch
 from torchvision.ops import roi_pool
 
 from extractors.regions.bottom_up.network import Head, fold_norms
-from extractors.regions.bottom_up.res5_head import (
-    GroupedStage,
-    MergedStage,
-    PlainStage,
-    ProductStage,
-    distinct_bins,
-    pool_bins,
-)
+from extractors.regions.bottom_up.res5_head import GroupedStage, MergedStage, PlainStage, ProductStage, distinct_bins, pool_bins
 
 
 @pytest.fixture(scope="module")
