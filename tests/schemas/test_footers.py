@@ -5,24 +5,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.footers import FOREIGN, inspect_shard
-from schemas.kinds import CAPTIONS
-from schemas.writing.output import OutputDataset
-from schemas.writing.shard_writer import open_shard
-
-NAME = "part-00000-of-00001.parquet"
-PARAMETERS = {"tokenizer": "moses", "ü": [1, 2.5, None]}
-
-
-def write_captions(folder, count):
-    key = {"language": "de", "portion": "translation", "index": 0, "split": "train"}
-    rows = [{"image_id": f"{n:06d}", **key, "text": f"Satz {n}", "tokens": ["Satz", str(n)]} for n in range(count)]
-    with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
-        shard.write(pa.Table.from_pylist(rows, schema=CAPTIONS))
+from tests.schemas.writing.test_shard_writer import NAME, many_captions, write_captions
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4, 0.5, -8, -4, -1])
 def test_truncated_shard_has_no_footer(folder, kept):
-    write_captions(folder, 100)
+    write_captions(folder, many_captions(100))
     data = folder.read(NAME)
     (folder.local_path / NAME).write_bytes(data[: round(len(data) * kept) if isinstance(kept, float) else kept])
     assert inspect_shard(folder, NAME) is None
@@ -38,7 +26,7 @@ def test_other_bytes_and_files_of_other_tools_have_none(folder, data):
 
 @pytest.mark.slow
 def test_inspect_shard_any_footer_damage_returns_none(folder):
-    write_captions(folder, 3)
+    write_captions(folder, many_captions(3))
     data = folder.read(NAME)
     footer = int.from_bytes(data[-8:-4], "little")
     outcomes = Counter()
@@ -51,7 +39,7 @@ def test_inspect_shard_any_footer_damage_returns_none(folder):
 
 
 def test_changed_footer_version_is_damage(folder):
-    write_captions(folder, 3)
+    write_captions(folder, many_captions(3))
     data = folder.read(NAME)
     position = data.index(b"2", data.index(b"imagepivot.version"))
     for version in b"0134":
@@ -79,7 +67,7 @@ WRONG = [
 
 @pytest.mark.parametrize("change", WRONG, ids=repr)
 def test_footer_value_of_another_type_is_damage(folder, forge, change):
-    write_captions(folder, 3)
+    write_captions(folder, many_captions(3))
     path = folder.local_path / NAME
     pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
     table = pq.ParquetFile(path).read().replace_schema_metadata(None)

@@ -3,15 +3,7 @@ import hashlib
 import pytest
 
 from schemas.errors import InputError, UsageError
-from schemas.keys import (
-    MAX_SHARDS,
-    CaptionKey,
-    check_image_id,
-    check_language,
-    normalization_hint,
-    shard_name,
-    shard_of,
-)
+from schemas.keys import MAX_SHARDS, CaptionKey, check_image_id, check_language, normalization_hint, shard_name, shard_of
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 64, 1000, MAX_SHARDS])

@@ -256,7 +256,7 @@ FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
 @pytest.mark.parametrize(
     ("kind", "parameters", "problem"),
     [
-        ("features", {}, "the manifest does not specify the feature"),
+        ("features", {}, "the manifest does not specify the feature: write the dataset again"),
         ("features", {"feature": 7}, "feature is 7, expected an object"),
         ("features", {"feature": {}}, "the feature is not described: name is missing"),
         ("features", {"feature": {**FEATURE, "more": 1}}, "the feature is not described: 'more' is unknown"),

@@ -85,8 +85,6 @@ def test_parameters_missing_values_are_none_or_empty(kind):
     assert getattr(parameters, "languages", ()) == ()
 
 
-def test_parameters_without_feature_are_refused():
-    with pytest.raises(DatasetError, match="does not specify the feature: write the dataset again"):
-        FeaturesParameters.from_json({"imported": {}})
+def test_parameters_without_width_are_refused():
     with pytest.raises(DatasetError, match="does not specify the width of the vectors: write the dataset again"):
         WordVectorsParameters.from_json({"languages": ["en"]})

@@ -2,10 +2,7 @@ import pytest
 
 from schemas.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary
 
-COUNTS = {
-    "de": {"Hund": 4, "und": 2, "Schnee": 1, "taxi": 2},
-    "en": {"dog": 4, "and": 3, "taxi": 2, "snow": 1},
-}
+COUNTS = {"de": {"Hund": 4, "und": 2, "Schnee": 1, "taxi": 2}, "en": {"dog": 4, "and": 3, "taxi": 2, "snow": 1}}
 
 
 def tokens(counts, **kwargs):

@@ -11,11 +11,7 @@ from schemas.console.tables import Cell, Column, Table, markdown_document, numbe
 
 TABLE = Table(
     ["image", "captions", *number_columns("rank", "R@1", spec=".1f"), Column("all", ",")],
-    [
-        ("a|b.jpg", ("eins", "zwei"), 2, Cell(45.25, 1.0), 12345),
-        (),
-        (Cell("\x1b[1m[red]x", style="bold"), "a\nb", "–"),
-    ],
+    [("a|b.jpg", ("eins", "zwei"), 2, Cell(45.25, 1.0), 12345), (), (Cell("\x1b[1m[red]x", style="bold"), "a\nb", "–")],
     "title [bold]",
     ["in brackets: chance", "all: \x1b"],
 )

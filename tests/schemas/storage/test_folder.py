@@ -46,25 +46,12 @@ def bucket(monkeypatch):
     return store
 
 
-@pytest.mark.parametrize(
-    ("location", "remote"),
-    [("gs://b/x", True), ("s3://b/x", True), ("data/x", False), ("/data/x", False), ("file:///data/x", False), ("~/x", False)],
-)
-def test_is_remote(location, remote):
-    assert is_remote(location) is remote
-    assert Folder(location).is_local is not remote
-
-
-def test_local_paths_are_made_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert Folder("a/b").local_path == tmp_path / "a" / "b"
-
-
 def test_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sent = [pickle.dumps(Folder(location)) for location in ("a/../b", "/c", "gs://bucket/d", "s3://bucket/e?region=x")]
     monkeypatch.chdir("/")
     locations = [pickle.loads(data).location for data in sent]
+    assert pickle.loads(sent[0]).local_path == tmp_path / "b"
     assert locations == [str(tmp_path / "b"), "/c", "gs://bucket/d", "s3://bucket/e?region=x"]
 
 
@@ -84,12 +71,14 @@ def test_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypa
         ("a/~/b", "a/~/b"),
         ("/data/a%20b", "/data/a%20b"),
         ("s3://bucket/~/a%20b", "s3://bucket/~/a%20b"),
+        ("gs://bucket/x", "gs://bucket/x"),
     ],
 )
 def test_plain_location(monkeypatch, location, path):
     monkeypatch.setenv("HOME", "/home/me")
     assert plain_location(location) == Folder(location).location == path
     assert plain_location(path) == path
+    assert is_remote(location) is (not Folder(location).is_local) is location.startswith(("gs:", "s3:"))
     if not is_remote(location):
         assert str(local_path(location)) == path
         assert filesystem_of(location)[1] == str(Path(path).absolute())

@@ -9,8 +9,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from schemas.writing import shard_writer
 from schemas.writing.shard_writer import lock_folder, publishing
-from tests.builders import tree
-from tests.schemas.conftest import blocked_process, prepare
+from tests.schemas.conftest import blocked_process
 
 HOLDER = """
 import sys
@@ -48,15 +47,6 @@ def test_refused_run_keeps_existing_folders(tmp_path, name, left):
     with pytest.raises(ZeroDivisionError, match="refused"), lock_folder(Folder(str(tmp_path / name))):
         raise ZeroDivisionError("refused")
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == left
-
-
-def test_refused_overwrite_leaves_no_lock(copy_toy):
-    toy = copy_toy("features")
-    (toy.path / "notes.parquet").write_bytes(b"mine")
-    before = tree(toy.path)
-    with pytest.raises(DatasetError, match=r"notes\.parquet"), lock_folder(toy.output.folder):
-        prepare(toy.output, overwrite=True)
-    assert tree(toy.path) == before
 
 
 def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):
@@ -99,17 +89,6 @@ def test_tasks_share_a_folder_and_keep_runs_out(folder):
         process.communicate("go on")
         assert process.returncode == 0
     assert not folder.local_path.exists()  # The last one deletes it.
-
-
-def test_last_of_several_tasks_deletes_the_lock(folder):
-    first, second = lock_folder(folder, shared=True), lock_folder(folder, shared=True)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
-        pytest.fail("a run and a task hold one folder")
-    second.__exit__(None, None, None)
-    assert folder.names() == []
 
 
 def test_task_exit_keeps_the_lock_of_a_new_run(folder, monkeypatch):

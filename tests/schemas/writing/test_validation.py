@@ -306,10 +306,7 @@ def swap(rows):
 @pytest.mark.parametrize(
     ("change", "complaints"),
     [
-        (
-            lambda rows: rows[0].update(token="<PAD>"),
-            [r"the first tokens are not \('<pad>', '<start>', '<end>', '<unk>'\)"],
-        ),
+        (lambda rows: rows[0].update(token="<PAD>"), [r"the first tokens are not \('<pad>', '<start>', '<end>', '<unk>'\)"]),
         (lambda rows: rows[-1].update(id=99), [r"the ids are not 0, 1, 2, \.\.\."]),
         (swap, ["the tokens are not in the order of count descending, then token"]),
         (lambda rows: rows[4].update(count=999), ["the count of token '.*' is not the sum of its counts by language"]),
