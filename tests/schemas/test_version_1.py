@@ -14,7 +14,6 @@ from schemas.kinds import FAILURES
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.repair import repair
-from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.schemas.conftest import plain, prepare
@@ -74,10 +73,6 @@ def test_damage_is_found(old_toy, name):
     assert f"{name} is missing" in validate(toy.path)
 
 
-def write(toy, **options):
-    return write_dataset(toy.output, toy.fill, ReusePolicy(**options))
-
-
 @pytest.mark.parametrize("lost", ["nothing", "manifest.json"])
 def test_run_does_not_go_on_with_it(old_toy, lost):
     toy = old_toy("features")
@@ -88,7 +83,7 @@ def test_run_does_not_go_on_with_it(old_toy, lost):
         match=r"'.*/features' holds this dataset in version 1 of the format, which can be read but not continued: nothing was "
         r"written\. Keep it, or give --overwrite to write it again in version 2",
     ):
-        write(toy)
+        write_dataset(toy.output, toy.fill)
     assert OutputState(toy.output).committed_manifest() is None
     assert OutputState(toy.output).finished_shards() == set()
     assert tree(toy.path) == before
@@ -97,6 +92,7 @@ def test_run_does_not_go_on_with_it(old_toy, lost):
 @pytest.mark.parametrize("kind", KINDS)
 def test_overwriting_leaves_nothing_of_it(old_toy, toys, kind):
     toy = old_toy(kind)
+    old = (toy.path / "manifest.json").read_bytes()
     prepare(toy.output, overwrite=True)
     assert [name for name in tree(toy.path) if name != "vocabulary.txt"] == []
     for number in range(toy.output.shards):
@@ -105,19 +101,13 @@ def test_overwriting_leaves_nothing_of_it(old_toy, toys, kind):
     assert tree(toy.path).keys() == tree(toys[kind].path).keys()
     assert validate(toy.path) == []
     assert open_dataset(toy.path).manifest == open_dataset(toys[kind].path).manifest
-
-
-def test_both_manifests_never_stand_side_by_side_unnoticed(old_toy, toys):
     # Version 2 is read first; what is left of version 1 is then a file that belongs to nothing.
-    toy = old_toy("encoded")
-    old = (toy.path / "manifest.json").read_bytes()
-    write(toy, overwrite=True)
     (toy.path / "manifest.json").write_bytes(old)
     assert open_dataset(toy.path).manifest.version == 2
     assert validate(toy.path) == ["manifest.json is in the folder but not in the manifest"]
 
 
-def test_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
+def test_shard_of_a_newer_version_is_not_touched(copy_toy):
     toy = copy_toy("captions")
     (toy.path / "_manifest.json").unlink()
     name = toy.output.name(0)
@@ -130,7 +120,7 @@ def test_shard_of_a_newer_version_is_not_touched(copy_toy, monkeypatch):
     with pytest.raises(
         DatasetError, match=r"captions' has format version 3, .* up to 2: update imagepivot. Nothing was written"
     ):
-        write(toy)
+        write_dataset(toy.output, toy.fill)
     assert (toy.path / name).read_bytes() == before
 
 
