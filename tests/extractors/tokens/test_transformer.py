@@ -145,7 +145,7 @@ def test_extract_float16_is_rounded_float32(folder):
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def test_token_request_unknown_name_raises(no_network, monkeypatch, tmp_path):
+def test_token_request_unknown_name_raises(no_network):
     with pytest.raises(
         InputError, match=r"there is no model 'nobody/no-bert': .* \(command hf of huggingface_hub\), and give its folder"
     ):
