@@ -16,33 +16,32 @@ def captions(tmp_path):
     return tmp_path / "captions"
 
 
+VECTORS = [  # Images, numbers of each, shards.
+    (0, 2048, 16),
+    (31_014, 2048, 16),  # Multi30K
+    (31_014, 36 * 2048, 32),
+    (123_287, 36 * 2048, 128),  # COCO
+    (3_300_000, 2048, 64),  # Conceptual Captions
+    (10_000_000, 2048, 256),
+    (100_000_000, 36 * 2048, 8192),
+]
+
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("images", "numbers", "shards"),
+    ("size", "target", "shards"),
     [
-        (0, 2048, 16),
-        (31_014, 2048, 16),  # Multi30K
-        (31_014, 36 * 2048, 32),
-        (123_287, 36 * 2048, 128),  # COCO
-        (3_300_000, 2048, 64),  # Conceptual Captions
-        (10_000_000, 2048, 256),
-        (100_000_000, 36 * 2048, 8192),
+        *((images * numbers * 4, VECTOR_SHARD_BYTES, shards) for images, numbers, shards in VECTORS),
+        *(
+            (captions * 100, TEXT_SHARD_BYTES, shards)
+            for captions, shards in ((400_000, 16), (7_000_000, 16), (50_000_000, 128))
+        ),
+        *((16 * 100, 100, 16), (16 * 100 + 1, 100, 32)),
     ],
 )
-def test_numbers_for_vectors(images, numbers, shards):
-    assert choose_shards(images * numbers * 4, VECTOR_SHARD_BYTES) == shards
-
-
-@pytest.mark.parametrize(("captions", "shards"), [(400_000, 16), (7_000_000, 16), (50_000_000, 128)])
-def test_numbers_for_captions(captions, shards):
-    assert choose_shards(captions * 100, TEXT_SHARD_BYTES) == shards
-
-
-def test_choose_shards_doubles_beyond_the_limit():
-    assert choose_shards(16 * 100, 100) == 16
-    assert choose_shards(16 * 100 + 1, 100) == 32
+def test_choose_shards_doubles_beyond_the_target(size, target, shards):
+    assert choose_shards(size, target) == shards
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------
@@ -53,21 +52,19 @@ def test_check_shards_request_accepts_valid_requests(shards):
     check_shards_request(shards)
 
 
-@pytest.mark.parametrize("shards", ["", "many", "like:", "like", "64", "AUTO"])
-def test_check_shards_request_refuses_invalid_requests(shards):
-    with pytest.raises(UsageError, match=f"--shards is '{shards}', expected a number such as 64, 'auto', or 'like:D"):
-        check_shards_request(shards)
+FORMS = "a number such as 64, 'auto', or 'like:D"
 
 
-@pytest.mark.parametrize("shards", ["AUTO", "atuo", "autos"])
-def test_check_shards_request_suggests_auto(shards):
-    with pytest.raises(UsageError, match=r": did you mean 'auto'\?$"):
-        check_shards_request(shards)
-
-
-@pytest.mark.parametrize("shards", [0, 100_000])
-def test_check_shards_request_refuses_numbers_out_of_range(shards):
-    with pytest.raises(UsageError, match=f"--shards is {shards}, expected 1 to 99,999"):
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [
+        *((shards, FORMS) for shards in ("", "many", "like:", "like", "64")),
+        *((shards, rf"{FORMS}.*: did you mean 'auto'\?$") for shards in ("AUTO", "atuo", "autos")),
+        *((shards, "1 to 99,999") for shards in (0, 100_000)),
+    ],
+)
+def test_check_shards_request_refuses_invalid_requests(shards, expected):
+    with pytest.raises(UsageError, match=f"--shards is {shards!r}, expected {expected}"):
         check_shards_request(shards)
 
 
