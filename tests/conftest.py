@@ -57,6 +57,23 @@ def _end_of_events() -> Iterator[None]:
     events.finish(0)
 
 
+# --- datasets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def small_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features of six images, whose numbers count from 0 to 23."""
+    import numpy as np
+
+    from schemas.features import FeatureSpec
+    from tests.builders import write_rows
+
+    path = tmp_path_factory.mktemp("small") / "features"
+    rows = [{"image_id": str(n), "feature": np.arange(4 * n, 4 * n + 4, dtype=np.float32)} for n in range(6)]
+    write_rows(path, "features", rows, FeatureSpec(name="pool", shape=(4,)), shards=2)
+    return path
+
+
 # --- real data -------------------------------------------------------------------------------------------------------
 
 

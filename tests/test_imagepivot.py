@@ -5,23 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import imagepivot
-from schemas.features import FeatureSpec
-from tests.builders import write_rows
 
 ROOT = Path(__file__).parent.parent
 FOREIGN = "raise RuntimeError('a module of the user was imported: ' + __file__)\n"
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("front") / "features"
-    rows = [{"image_id": str(n), "feature": np.full(4, n, np.float32)} for n in range(6)]
-    write_rows(path, "features", rows, FeatureSpec(name="pool", shape=(4,)), shards=2)
-    return path
 
 
 @pytest.fixture
@@ -57,25 +46,25 @@ def test_unknown_name_raises_attribute_error():
 
 
 @pytest.mark.slow
-def test_reading_loads_neither_torch_nor_beam(features):
+def test_reading_loads_neither_torch_nor_beam(small_features):
     script = (
         "import sys, imagepivot\n"
         "dataset = imagepivot.open_dataset(sys.argv[1])\n"
         "print(dataset.numpy().sum(), imagepivot.validate_dataset(sys.argv[1]))\n"
         "print([name for name in ('torch', 'apache_beam', 'PIL', 'typer') if name in sys.modules])"
     )
-    assert python("-c", script, str(features), cwd=ROOT).stdout == "60.0 []\n[]\n"
+    assert python("-c", script, str(small_features), cwd=ROOT).stdout == "276.0 []\n[]\n"
 
 
 @pytest.mark.slow
-def test_missing_extra_is_named_on_first_use(features):
+def test_missing_extra_is_named_on_first_use(small_features):
     script = (
         "import sys, imagepivot\n"
         "sys.modules['apache_beam'] = None\n"
         "print(len(imagepivot.open_dataset(sys.argv[1])))\n"
         "imagepivot.ReadCaptions\n"
     )
-    done = python("-c", script, str(features), cwd=ROOT, code=1)
+    done = python("-c", script, str(small_features), cwd=ROOT, code=1)
     assert done.stdout == "6\n"
     assert "ImportError: imagepivot.ReadCaptions needs apache_beam" in done.stderr
     assert "pip install 'imagepivot[pipelines]'" in done.stderr
@@ -85,25 +74,20 @@ def test_missing_extra_is_named_on_first_use(features):
 
 
 @pytest.mark.slow
-def test_script_beside_foreign_modules(here, features):
-    (here / "script.py").write_text(
+@pytest.mark.parametrize("script", ["script.py", "train.py"])
+def test_script_beside_foreign_modules(here, small_features, script):
+    (here / script).write_text(
         "import sys\nimport imagepivot\n\nprint(imagepivot.open_dataset(sys.argv[1]).image_ids())\n"
         "import schemas, train\nprint(schemas.__name__, train.__name__)\n"
     )
-    done = python("script.py", str(features), cwd=here)
-    assert done.stdout.splitlines()[0] == str(imagepivot.open_dataset(features).image_ids())
+    done = python(script, str(small_features), cwd=here)
+    assert done.stdout.splitlines()[0] == str(imagepivot.open_dataset(small_features).image_ids())
     assert done.stdout.splitlines()[1] == "schemas train"
 
 
 @pytest.mark.slow
-def test_script_called_train_imports_our_package(here, features):
-    (here / "train.py").write_text("import sys, imagepivot\nprint(len(imagepivot.open_dataset(sys.argv[1])))\n")
-    assert python("train.py", str(features), cwd=here).stdout == "6\n"
-
-
-@pytest.mark.slow
-def test_interactive_session_beside_foreign_modules(here, features):
-    session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(features)!r})))\n"
+def test_interactive_session_beside_foreign_modules(here, small_features):
+    session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(small_features)!r})))\n"
     done = python("-i", "-q", cwd=here, stdin=session)
     assert "6\n" in done.stdout
     assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ import typer
 
 from pipelines.commands import app as cli
 from pipelines.commands import exit_codes
-from tests.test_imports import PACKAGES, graph, imported_modules, module_name, modules
+from tests.test_imports import PACKAGES, graph, imported, imported_modules, module_name, modules
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -25,13 +25,12 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 CALL = re.compile(r"imagepivot ([a-z]+(?:-[a-z]+)*)(.*?)(?=, imagepivot |$)")
 EXTRA = re.compile(r"imagepivot\[(\w+)\]")
-# Options of other programs: pip, tar, Beam.
-OTHERS = {"--no-build-isolation", "--dereference", "--hard-dereference", "--runner", "--project"}
-OTHERS |= {"--job_endpoint", "--job_name", "--region", "--job_server_timeout", "--dataflow_service_options", "--experiments"}
-OTHERS |= {"--resource_hints"}
-OTHERS |= {"--worker_machine_type"}
-OTHERS |= {"--gpus", "--shm-size", "--upgrade"}  # Of docker, and of pip.
-OTHERS |= {"--template_location"}
+# Options of other programs: pip, tar, docker, Beam.
+OTHERS = {
+    *("--no-build-isolation", "--upgrade", "--dereference", "--hard-dereference", "--gpus", "--shm-size"),
+    *("--runner", "--project", "--job_endpoint", "--job_name", "--region", "--job_server_timeout", "--experiments"),
+    *("--dataflow_service_options", "--resource_hints", "--worker_machine_type", "--template_location"),
+}
 # Words that follow the name in prose, as in "this version of imagepivot reads".
 PROSE = {"has", "reads", "run"}
 
@@ -189,21 +188,10 @@ def test_extras_provide_their_modules():
 @pytest.mark.slow
 def test_every_optional_import_has_an_extra():
     base = {*sys.stdlib_module_names, *PACKAGES, "imagepivot", "numpy", "pyarrow", "typer", "rich"}
-    imported = {
-        name.partition(".")[0]
-        for source in SOURCES.values()
-        for node in ast.walk(ast.parse(source))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    packages = {name for source in SOURCES.values() for _, name in imported(source)}
     # detectron2, and what it brings, is built from source: a message of its own says how. So
     # does one for Google's packages, which an extra of Beam's brings.
-    assert imported - base - {"detectron2", "yaml", "google"} <= set().union(*exit_codes._EXTRAS.values())
+    assert packages - base - {"detectron2", "yaml", "google"} <= set().union(*exit_codes._EXTRAS.values())
 
 
 @pytest.mark.parametrize(
