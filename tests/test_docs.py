@@ -45,11 +45,12 @@ MAKE_TARGET = re.compile(r"^([a-z-]+):", flags=re.MULTILINE)
 
 OUR_PACKAGES = {"schemas", "extractors", "pipelines", "train"}
 VARIABLES = {parameter.envvar for command in COMMANDS.values() for parameter in command.params}
-BEAM_FLAGS = {"--runner", "--project", "--experiments"}
-BEAM_FLAGS |= {"--environment_type", "--job_server_timeout", "--sdk_container_image", "--disk_size_gb", "--max_num_workers"}
-BEAM_FLAGS |= {"--worker_machine_type", "--job_name", "--number_of_worker_harness_threads"}
-BEAM_FLAGS |= {"--environment_config", "--job_endpoint", "--template_location", "--flink_master"}
-BEAM_FLAGS |= {"--dask_client_address", "--dask_partition_size"}
+BEAM_FLAGS = {
+    *("--runner", "--project", "--experiments", "--job_name", "--template_location", "--environment_type", "--flink_master"),
+    *("--environment_config", "--sdk_container_image", "--disk_size_gb", "--max_num_workers", "--worker_machine_type"),
+    *("--job_endpoint", "--job_server_timeout", "--number_of_worker_harness_threads", "--dask_client_address"),
+    "--dask_partition_size",
+}
 OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 
 
@@ -85,6 +86,14 @@ def folder(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def run_python(code: str, *words: str, cwd: Path, **environment: str) -> str:
+    """Run Python code with arguments in a folder, and return its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.stderr)
+    return done.stdout
+
+
 def test_pages_with_snippets() -> None:
     assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (7, 22)
 
@@ -96,10 +105,8 @@ def test_snippets_run(page: str, folder: Path) -> None:
     for number, block in enumerate(blocks(page, "python"), 1):
         paths.append(folder / f"{Path(page).stem}_{number}.py")
         paths[-1].write_text(block, encoding="utf-8")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
-    done = subprocess.run([sys.executable, "-c", RUN_ALL, *paths], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(RUN_ALL, *map(str, paths), cwd=folder, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "hf"))
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
@@ -240,11 +247,7 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
 
 def run_quickly(line: str, folder: Path) -> str:
     """Run a command line in a folder with random weights and a short training, and return its standard output."""
-    command = [sys.executable, "-c", "import imagepivot; imagepivot.command()", *shlex.split(line)[1:]]
-    environment = {**os.environ, **QUICKLY, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, (line, done.stderr)
-    return done.stdout
+    return run_python("import imagepivot; imagepivot.command()", *shlex.split(line)[1:], cwd=folder, **QUICKLY)
 
 
 @pytest.mark.cluster
@@ -264,14 +267,7 @@ def test_tutorial_commands_run_and_print_its_tables(tmp_path: Path) -> None:
         assert [line for line in cells if line not in PAGES[TUTORIAL]] == []
     assert re.search(r"^1 +\w", outputs["search"], flags=re.MULTILINE)
     [snippet] = blocks(TUTORIAL, "python")
-    done = subprocess.run(
-        [sys.executable, "-c", snippet],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert f"```text\n{done.stdout}```" in PAGES[TUTORIAL]
+    assert f"```text\n{run_python(snippet, cwd=tmp_path)}```" in PAGES[TUTORIAL]
 
 
 @pytest.mark.slow
@@ -310,30 +306,26 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("row", "request_"),
+    ("row", "name", "options"),
     [
-        *enumerate(
-            (
-                ExtractorRequest("resnet50-pool"),
-                ExtractorRequest("vgg19-10crop"),
-                ExtractorRequest("vgg19-10crop", keep_crops=True),
-                ExtractorRequest("vgg19-grid"),
-                ExtractorRequest("resnet152-grid"),
-                ExtractorRequest("resnet152-grid", dtype="float16"),
-                ExtractorRequest("faster-rcnn-36"),
-                ExtractorRequest("faster-rcnn-36", regions=RegionOptions(min_regions=10, max_regions=100)),
-            )
-        )
+        (0, "resnet50-pool", {}),
+        (1, "vgg19-10crop", {}),
+        (2, "vgg19-10crop", {"keep_crops": True}),
+        (3, "vgg19-grid", {}),
+        (4, "resnet152-grid", {}),
+        (5, "resnet152-grid", {"dtype": "float16"}),
+        (6, "faster-rcnn-36", {}),
+        (7, "faster-rcnn-36", {"regions": RegionOptions(min_regions=10, max_regions=100)}),
     ],
 )
-def test_features_report_their_disk_space(row: int, request_: ExtractorRequest) -> None:
-    name, spec, kind = request_.name, request_.spec(), "features"
+def test_features_report_their_disk_space(row: int, name: str, options: dict[str, Any]) -> None:
+    spec, kind = ExtractorRequest(name, **options).spec(), "features"
     if name == "faster-rcnn-36":
-        kind, spec = "regions", replace(spec, shape=((request_.regions or RegionOptions()).max_regions, *spec.shape[1:]))
+        kind, spec = "regions", replace(spec, shape=(options.get("regions", RegionOptions()).max_regions, *spec.shape[1:]))
     size = vector_bytes(schema_of(kind, spec))
     extractor, arithmetic, *totals = rows_of("docs/reference/extractors.md", "Time and disk")[row]
     assert extractor.startswith(f"`{name}")
-    assert ("float16" in extractor, "--keep-crops" in extractor) == (request_.dtype == "float16", request_.keep_crops)
+    assert ("float16" in extractor, "--keep-crops" in extractor) == ("dtype" in options, "keep_crops" in options)
     expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
     assert eval(expression) == int(result) == size
     assert totals == [f"{size * images / 1e9:.2f} GB" for images in (31_783, 123_287)]
