@@ -18,11 +18,14 @@ from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
 from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG, region_row, rewrite
+from train.config import models as config_models
+from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.splits import open_data
 from train.jobs import Corpus, Result, TrainJob
 from train.loop import train
+from train.models import catalogue
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions
 from train.runs.checkpoints import BEST, Checkpoint, TrainingProgress, write_checkpoint
@@ -315,6 +318,52 @@ def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
         return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields), **calls)
 
     return run
+
+
+# A module of a user with a kind of model, ``counts``.
+EDGES = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import imagepivot
+
+
+@dataclass(frozen=True)
+class Counts(imagepivot.ModelConfig):
+    kind: ClassVar[str] = "counts"
+    width: int = 3
+
+
+class CountsModel(imagepivot.RetrievalModel):
+    similarity = "dot"
+
+    def __init__(self, config, dimensions):
+        super().__init__()
+        self.languages, self.width = dimensions.languages, config.width
+        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
+        self.words = torch.nn.EmbeddingBag(dimensions.vocabulary_size, config.width, padding_idx=0)
+
+    def encode_images(self, images):
+        return imagepivot.Encoded(self.images(images.features))
+
+    def encode_captions(self, captions, language):
+        return imagepivot.Encoded(self.words(torch.from_numpy(captions.padded(0))))
+
+    def scores(self, a, b):
+        return a.values @ b.values.T
+
+
+imagepivot.register_model(Counts, CountsModel)
+"""
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the kinds of model that a test registers."""
+    monkeypatch.setattr(config_models, "_SECTIONS", {VseConfig.kind: VseConfig})
+    monkeypatch.setattr(catalogue, "_BUILDERS", dict(catalogue._BUILDERS))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import DatasetError, UsageError
+from tests.train.conftest import EDGES
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config import models as config_models
 from train.config.models import ModelConfig, VseConfig, model_kinds
@@ -24,48 +25,10 @@ from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
 from train.loop import train
-from train.models import catalogue
 from train.models.catalogue import register_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.runs.run import open_run
 from train.training_data import load_training_inputs
-
-EDGES = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-import imagepivot
-
-
-@dataclass(frozen=True)
-class Counts(imagepivot.ModelConfig):
-    kind: ClassVar[str] = "counts"
-    width: int = 3
-
-
-class CountsModel(imagepivot.RetrievalModel):
-    similarity = "dot"
-
-    def __init__(self, config, dimensions):
-        super().__init__()
-        self.languages, self.width = dimensions.languages, config.width
-        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
-        self.words = torch.nn.EmbeddingBag(dimensions.vocabulary_size, config.width, padding_idx=0)
-
-    def encode_images(self, images):
-        return imagepivot.Encoded(self.images(images.features))
-
-    def encode_captions(self, captions, language):
-        return imagepivot.Encoded(self.words(torch.from_numpy(captions.padded(0))))
-
-    def scores(self, a, b):
-        return a.values @ b.values.T
-
-
-imagepivot.register_model(Counts, CountsModel)
-"""
 
 
 @dataclass(frozen=True)
@@ -97,13 +60,6 @@ class PairwiseModel(RetrievalModel):
         products = torch.einsum("ae,bte->abt", a.values[:, 0], b.values).masked_fill(~b.mask, -torch.inf)
         attention = products.softmax(dim=2)
         return (attention * products.nan_to_num(neginf=0)).sum(2)
-
-
-@pytest.fixture
-def kinds(monkeypatch):
-    """Forget the kinds that a test registers."""
-    monkeypatch.setattr(config_models, "_SECTIONS", {VseConfig.kind: VseConfig})
-    monkeypatch.setattr(catalogue, "_BUILDERS", dict(catalogue._BUILDERS))
 
 
 @pytest.fixture

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
 from schemas.errors import DatasetError, UsageError
-from tests.train.conftest import write_toy
+from tests.train.conftest import EDGES, write_toy
 from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, assert_same_checkpoints, events, lasting_log, weights
-from train.config import models as config_models
-from train.config.models import ModelConfig, VseConfig
 from train.config.sections import from_toml
 from train.jobs import Corpus, TrainJob
 from train.loop import train
-from train.models import catalogue
-from train.models.catalogue import build_model, register_model
-from train.models.retrieval_model import Encoded, RetrievalModel
+from train.models.catalogue import build_model
 from train.runs.checkpoints import BEST, LAST, weights_digest
 from train.runs.init_from_run import init_from_run
 from train.runs.run import open_run
@@ -180,38 +174,10 @@ def test_encoders_of_several_languages_do_not_become_one(source, toy):
         started(CONFIG, toy, run)
 
 
-@dataclass(frozen=True)
-class Bag(ModelConfig):
-    kind: ClassVar[str] = "bag"
-    width: int = 3
-
-
-class BagModel(RetrievalModel):
-    """A model whose word vectors are torch's own."""
-
-    similarity = "dot"
-
-    def __init__(self, config, dimensions):
-        super().__init__()
-        self.languages, self.width = dimensions.languages, config.width
-        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
-        self.words = torch.nn.EmbeddingBag(dimensions.vocabulary_size, config.width, padding_idx=0)
-
-    def encode_images(self, images):
-        return Encoded(self.images(images.features))
-
-    def encode_captions(self, captions, language):
-        return Encoded(self.words(torch.from_numpy(captions.padded(0))))
-
-    def scores(self, a, b):
-        return a.values @ b.values.T
-
-
-def test_embeddings_of_ones_own_are_matched_by_token(source, other, monkeypatch):
-    monkeypatch.setattr(config_models, "_SECTIONS", {VseConfig.kind: VseConfig})
-    monkeypatch.setattr(catalogue, "_BUILDERS", dict(catalogue._BUILDERS))
-    register_model(Bag, BagModel)
-    text = re.sub(r"embed_dim = 6\nword_dim = 4", 'kind = "bag"', CONFIG).replace("c2c_probability = 0.5", "")
+@pytest.mark.usefixtures("kinds")
+def test_embeddings_of_ones_own_are_matched_by_token(source, other):
+    exec(compile(EDGES, "edges.py", "exec", dont_inherit=True), {"__name__": __name__})
+    text = re.sub(r"embed_dim = 6\nword_dim = 4", 'kind = "counts"', CONFIG).replace("c2c_probability = 0.5", "")
     run = source(text)
     drawn, model, tokens, start = started(text, other, run)
     known = dict(zip(run.vocabulary.tokens, run.model.words.weight.tolist(), strict=True))
