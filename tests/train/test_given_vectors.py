@@ -37,16 +37,11 @@ def begins(text: str, how: str = "finetuned", steps: int = 44) -> str:
     )
 
 
-def stored(corpus) -> dict[int, list[float]]:
-    return {row["id"]: row["vector"] for row in open_dataset(corpus.word_vectors).table().to_pylist()}
-
-
 HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
 
 
 def reads(text: str, steps: int = 44) -> str:
-    text = text.replace("word_dim = 4", 'word_dim = 4\nword_vectors = "precomputed"')
-    return text.replace("max_steps = 44", f"max_steps = {steps}")
+    return begins(text, "precomputed", steps)
 
 
 @pytest.fixture(scope="session")
@@ -106,21 +101,13 @@ def test_vectors_without_matching_configuration_are_refused(toy, toy_words, toy_
 @pytest.mark.parametrize(
     ("row", "field", "lacking", "unread"),
     [
-        (
-            "mha-d-fasttext",
-            "word_vectors",
-            "pretrained word vectors (--word-vectors FOLDER, which imagepivot word-vectors makes)",
-            "begins with word vectors",
-        ),
-        (
-            "mha-d-bert",
-            "token_features",
-            "vectors of tokens (--token-features FOLDER, which imagepivot token-features makes)",
-            "reads vectors of tokens",
-        ),
+        ("mha-d-fasttext", "word_vectors", "pretrained word vectors", "begins with word vectors"),
+        ("mha-d-bert", "token_features", "vectors of tokens", "reads vectors of tokens"),
     ],
 )
 def test_rows_with_vectors_need_their_dataset(toy_regions, toy_words, toy_tokens, tmp_path, row, field, lacking, unread):
+    option = field.replace("_", "-")
+    lacking = f"{lacking} (--{option} FOLDER, which imagepivot {option} makes)"
     location = getattr(toy_words if field == "word_vectors" else toy_tokens, field)
     toy, vectors = toy_regions, replace(toy_regions, **{field: location})
     without, given = (huang(corpus, tmp_path / "o", "mha-d", row) for corpus in (toy, vectors))
@@ -141,7 +128,7 @@ def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
     train_toy(begins(CONFIG, how), corpus=toy_words, on_warning=remarks.append)
     train_toy(CONFIG, "drawn")
     begun, drawn = weights(tmp_path / "run")[TABLE], weights(tmp_path / "drawn")[TABLE]
-    vectors = stored(toy_words)
+    vectors = {row["id"]: row["vector"] for row in open_dataset(toy_words.word_vectors).table().to_pylist()}
     known = sorted(vectors)
     moved = (begun[known] - torch.tensor([vectors[number] for number in known])).abs().max()
     assert (float(moved) == 0) == (how == "frozen")

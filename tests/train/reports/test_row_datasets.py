@@ -96,5 +96,3 @@ def test_corpora_of_unused_features_is_refused(given):
         UsageError, match="nothing to train: left out for lack of one vector per image, such as 'resnet50-pool'"
     ):
         corpora_of(job_of(given, "regions", paper="gella2017"))
-    with pytest.raises(UsageError, match="nothing to train: left out for lack of pretrained word vectors"):
-        corpora_of(job_of(given, "regions", rows=("mha-d-fasttext",)))
