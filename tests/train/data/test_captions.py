@@ -15,14 +15,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, assert_equal, rewrite, weights
 from train.config.sections import from_toml
-from train.data.captions import (
-    Captions,
-    caption_pairs,
-    disjoint_halves,
-    half_of_images,
-    one_caption_per_image,
-    read_captions,
-)
+from train.data.captions import Captions, caption_pairs, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob, TrainJob
 from train.loop import train
@@ -363,29 +356,17 @@ def test_regimes_without_captions(bilingual, regime):
     assert len(regime(bilingual.select(np.zeros(0, np.int64)), 0)) == 0
 
 
-@pytest.fixture(scope="module")
-def multi30k_training() -> Captions:
-    """As many images and captions as the training split of Multi30K: comparable English and German, translated French and Czech."""
-    images, counts = 29_000, {"en": 5, "de": 5, "fr": 1, "cs": 1}
-    languages = np.repeat(np.arange(4), list(counts.values()))
-    return Captions(
-        token_ids=np.tile(np.array([1, 2], np.int32), images * 12),
-        offsets=2 * np.arange(images * 12 + 1),
-        images=np.repeat(np.arange(images, dtype=np.int32), 12),
-        languages=np.tile(languages.astype(np.int8), images),
-        portions=np.tile((languages > 1).astype(np.int8), images),
-        indices=np.tile(np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0], np.int16), images),
-        image_ids=tuple(f"{image:05d}" for image in range(images)),
-        language_names=tuple(counts),
-        portion_names=("comparable", "translation"),
-        split="train",
-    )
-
-
 @pytest.mark.slow
-def test_counts_of_kadar_2018(multi30k_training):
-    """Sections 4 to 6 of the paper."""
-    everything = multi30k_training
+def test_counts_of_kadar_2018(new_captions):
+    """Sections 4 to 6 of the paper, for as many images and captions as in the training split of Multi30K."""
+    counts = {"en": ("comparable", 5), "de": ("comparable", 5), "fr": ("translation", 1), "cs": ("translation", 1)}
+    rows = [
+        (f"{image:05d}", language, portion, index, [1, 2])
+        for image in range(29_000)
+        for language, (portion, count) in counts.items()
+        for index in range(count)
+    ]
+    everything = new_captions(rows, tuple(counts))
     bilingual = replace(everything.select(everything.languages < 2), language_names=("en", "de"))
     # Section 4: five English and five German descriptions of 29K images.
     assert [len(bilingual.rows_of(language)) for language in ("en", "de")] == [145_000, 145_000]
