@@ -112,10 +112,8 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
     run = open_run(whole)
     remarks = []
     corpus = write_regions(tmp_path, np.nan, without=WITHOUT)
-    manifests = embed(
-        EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=corpus.features, captions=corpus.captions),
-        on_warning=remarks.append,
-    )
+    job = EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=corpus.features, captions=corpus.captions)
+    manifests = embed(job, on_warning=remarks.append)
     assert remarks == [
         "not embedded, because no region was found in them: 4 of 61 images: test-004, train-003, train-011, val-002"
     ]
@@ -134,15 +132,7 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
         hits = search(SearchJob(str(whole), "en1 en2", "en", tokenized=True, top=100, device="cpu", **images))
         assert {hit.image_id for hit in hits} == set(by_id)
     with pytest.raises(DatasetError, match="lacks the features of 1 of 9 images of split 'test': test-004"):
-        embed(
-            EmbedJob(
-                run.folder.location,
-                str(tmp_path / "split"),
-                features=corpus.features,
-                captions=corpus.captions,
-                splits=("test",),
-            )
-        )
+        embed(replace(job, output=str(tmp_path / "split"), splits=("test",)))
 
 
 def test_encode_images_batches_are_bounded(whole, regions, monkeypatch):

@@ -14,13 +14,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from tests.train.trainings import region_row
 from train.data.feature_checks import find_feature_outliers
-from train.data.features import (
-    extractor_fingerprint,
-    missing_images,
-    read_features,
-    shard_features,
-    vectors_of,
-)
+from train.data.features import extractor_fingerprint, missing_images, read_features, shard_features, vectors_of
 
 TOY = FeatureSpec("toy", (6,))
 IDS = ["b", "a", "ü", "猫", *(f"image-{n}" for n in range(23))]

@@ -52,13 +52,8 @@ def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tupl
     found: dict[tuple[str, int], list[int]] = {}
     for seed in range(SEEDS):
         run = open_run(output / "runs" / GOLD_COLUMNS[column].format(language) / f"seed-{seed}")
-        data = open_data(
-            corpus.captions,
-            corpus.features,
-            split="test_2016",
-            portions={language: ["comparable"]},
-            l2=run.config.data.l2_features,
-        )
+        portions, l2 = {language: ["comparable"]}, run.config.data.l2_features
+        data = open_data(corpus.captions, corpus.features, split="test_2016", portions=portions, l2=l2)
         images = encode_images(run.model, data.features[:])
         rows = data.captions.rows_of(language)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
