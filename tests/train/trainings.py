@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -108,6 +109,13 @@ def rewrite(location: str, folder: Path, change: Callable[[list[dict]], list[dic
     options = {"parameters": parameters, "inputs": dataset.manifest.inputs, "shards": 3, **options}
     write_rows(folder, dataset.kind, change([dict(row) for row in dataset]), dataset.spec, **options)
     return str(folder)
+
+
+def with_other_features(corpus: Corpus, folder: Path) -> Corpus:
+    """Write other features with the same fingerprint, as ``features --update`` leaves them."""
+    features = rewrite(corpus.features, folder, lambda rows: [row | {"feature": row["feature"] + 1} for row in rows])
+    assert open_dataset(features).fingerprint == open_dataset(corpus.features).fingerprint
+    return replace(corpus, features=features)
 
 
 def settings_of(overrides: dict[str, str]) -> tuple[str, ...]:

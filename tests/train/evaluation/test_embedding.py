@@ -16,7 +16,7 @@ from schemas.fingerprints import sha256_of_json
 from schemas.manifest import MANIFEST_NAME
 from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
-from tests.train.trainings import encode_ids
+from tests.train.trainings import encode_ids, rewrite
 from train.evaluation.embedding import embed
 from train.evaluation.search import embed_gallery, read_gallery
 from train.jobs import EmbedJob
@@ -147,12 +147,9 @@ def test_embed_after_content_change_is_refused(run, job, changed):
 def test_embeddings_chosen_by_captions_depend_on_all_captions(toy, job, tmp_path):
     chosen = replace(job, splits=("test",), allow_missing_features=True)
     embed(chosen)
-    encoded = open_dataset(toy.captions)
-    rows, manifest = encoded.table().to_pylist(), encoded.manifest
-    rows = [row for row in rows if row["image_id"] != "test-000"]
-    write_dataset(tmp_path / "fewer", "encoded", rows, parameters=manifest.parameters, inputs=manifest.inputs)
+    fewer = rewrite(toy.captions, tmp_path / "fewer", lambda rows: [row for row in rows if row["image_id"] != "test-000"])
     with pytest.raises(DatasetError, match=r"images' was made from other content than '.*features' and '.*fewer' now: 3 of 3"):
-        embed(replace(chosen, captions=str(tmp_path / "fewer")))
+        embed(replace(chosen, captions=fewer))
 
 
 def test_embeddings_of_earlier_versions_can_be_read_and_are_made_again(job):
@@ -202,10 +199,8 @@ def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
     np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected, atol=1e-6)
 
 
-def test_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_path):
-    rows = open_dataset(toy.features).table().to_pylist()[:2]
-    new_dataset(tmp_path / "few", "features", rows, parameters={}, spec=FeatureSpec("toy", (8,)), shards=7)
-    features = open_dataset(tmp_path / "few")
+def test_shard_without_images_has_no_embeddings(run, toy, tmp_path):
+    features = open_dataset(rewrite(toy.features, tmp_path / "few", lambda rows: rows[:2], shards=7))
     assert 0 in [shard.rows for shard in features.manifest.shards]
     embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=str(tmp_path / "few")))
     assert validate(tmp_path / "o" / "images") == []
@@ -215,11 +210,9 @@ def test_shard_without_images_has_no_embeddings(run, toy, new_dataset, tmp_path)
     assert gallery.embeddings.shape == (2, 6)
 
 
-def test_shard_without_captions_has_no_embeddings(run, toy, new_dataset, tmp_path):
-    source = open_dataset(toy.captions)
-    rows = [row for row in source.table().to_pylist() if row["image_id"] == "val-000"]
-    new_dataset(tmp_path / "few", "encoded", rows, parameters={}, inputs=source.manifest.inputs, shards=3)
-    embed(EmbedJob(run.folder.location, str(tmp_path / "o"), captions=str(tmp_path / "few")))
+def test_shard_without_captions_has_no_embeddings(run, toy, tmp_path):
+    few = rewrite(toy.captions, tmp_path / "few", lambda rows: [row for row in rows if row["image_id"] == "val-000"])
+    embed(EmbedJob(run.folder.location, str(tmp_path / "o"), captions=few))
     assert validate(tmp_path / "o" / "captions") == []
     assert len(open_dataset(tmp_path / "o" / "captions")) == 6
 
@@ -308,9 +301,8 @@ def test_damaged_embeddings_are_reported_in_their_folder(run, job):
 def test_missing_features_of_a_split_are_refused_or_reported(job, gappy, tmp_path, caplog):
     some = replace(job, features=gappy.features, splits=("test", "val"))
     for split in (("test",), ("val", "test")):
-        with pytest.raises(
-            DatasetError, match=r"lacks the features of [12] of (9|12) images of split '(test|val)': (test-004|val-002)"
-        ):
+        message = r"lacks the features of [12] of (9|12) images of split '(test|val)': (test-004|val-002)"
+        with pytest.raises(DatasetError, match=message):
             embed(replace(some, splits=split))
     write_dataset(tmp_path / "none", "features", [], parameters={}, spec=FeatureSpec("toy", (8,)))
     with pytest.raises(DatasetError, match=r"of 12 of 12 images of split 'val': .*\. Extract them$"):

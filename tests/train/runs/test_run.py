@@ -16,7 +16,6 @@ from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.writing.shard_writer import lock_folder
-from tests.train.conftest import write_dataset
 from tests.train.trainings import (
     CONFIG,
     DAN,
@@ -29,6 +28,7 @@ from tests.train.trainings import (
     contents,
     lasting_log,
     weights,
+    with_other_features,
 )
 from train.config.sections import from_toml
 from train.jobs import TrainJob
@@ -236,15 +236,6 @@ def test_folder_in_use_is_refused(train_toy, tmp_path):
         train_toy()
 
 
-def with_other_features(corpus, folder):
-    """The features with the same fingerprint and other vectors, as ``features --update`` leaves them."""
-    features = open_dataset(corpus.features)
-    rows = [{**row, "feature": [value + 1 for value in row["feature"]]} for row in features.table().to_pylist()]
-    fingerprint = write_dataset(folder, "features", rows, parameters={}, spec=features.spec)
-    assert fingerprint == features.fingerprint
-    return replace(corpus, features=str(folder))
-
-
 def test_resume_with_changed_content_is_refused(toy, train_toy, copied_run, tmp_path):
     before = contents(copied_run)
     other = with_other_features(toy, tmp_path / "other")
@@ -280,7 +271,6 @@ def test_other_data_is_refused(train_toy, copied_run, name):
     checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
     other = replace(checkpoint, fingerprints={**checkpoint.fingerprints, name: "0" * 64})
     write_checkpoint(Folder(str(copied_run)), LAST, other)
-    with pytest.raises(
-        DatasetError, match=f"holds another run .{name}: was 000000000000..., now {checkpoint.fingerprints[name][:12]}"
-    ):
+    message = f"holds another run .{name}: was 000000000000..., now {checkpoint.fingerprints[name][:12]}"
+    with pytest.raises(DatasetError, match=message):
         train_toy(resume=True)
