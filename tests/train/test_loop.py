@@ -166,9 +166,8 @@ def test_diverged_weights_stop_training(train_toy, tmp_path):
     config = CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38")
     with pytest.raises(DivergedError, match=expected):
         train_toy(config.replace("eval_every_steps = 17", "eval_every_steps = 1"))
-    with pytest.raises(
-        DivergedError, match=r"the loss is nan and the norm of its gradient nan at step 2, with a learning rate"
-    ):
+    message = r"the loss is nan and the norm of its gradient nan at step 2, with a learning rate"
+    with pytest.raises(DivergedError, match=message):
         train_toy(config, "late")
     # The advice: the same folder, with a lower rate.
     assert train_toy(CONFIG).progress.step == 44
@@ -202,9 +201,8 @@ def test_infinite_validation_loss_stops_training(toy, tmp_path):
 
     config = from_toml(CONFIG, "test")
     training_inputs = Spoilt(**vars(load_training_inputs(config, toy, seed=0)))
-    with pytest.raises(
-        DivergedError, match=r"the loss on the validation split is not finite at step 17, with a learning rate of"
-    ):
+    message = r"the loss on the validation split is not finite at step 17, with a learning rate of"
+    with pytest.raises(DivergedError, match=message):
         train(TrainJob(config, None, str(tmp_path / "run"), device="cpu", curves=False), training_inputs=training_inputs)
     assert not list(tmp_path.glob("run/*.pt"))
     assert events(tmp_path / "run", "validation") == []

@@ -80,10 +80,8 @@ def test_killed_training_resumes_bit_for_bit(train_toy, regions, whole, tmp_path
 @pytest.mark.slow
 def test_images_without_regions_are_refused_or_excluded(train_toy, write_regions, tmp_path):
     empty, lacking = write_regions(tmp_path / "empty", without=WITHOUT), write_regions(tmp_path / "lacking", lacking=WITHOUT)
-    with pytest.raises(
-        DatasetError,
-        match=r"lacks the features of 1 of 12 images of split 'val', counting images without regions, with .*: val-002",
-    ):
+    message = r"lacks the features of 1 of 12 images of split 'val', counting images without regions, with .*: val-002"
+    with pytest.raises(DatasetError, match=message):
         train_toy(REGION_CONFIG, corpus=empty)
     result = train_toy(REGION_CONFIG, "one", corpus=empty, allow_missing_features=True)
     train_toy(REGION_CONFIG, "two", corpus=lacking, allow_missing_features=True)

@@ -44,9 +44,8 @@ def test_extends_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
 def test_circular_extends_is_refused(write, tmp_path):
     first = write(a='extends = "folder/b.toml"', folder__b='extends = "../c.toml"', c='extends = "./folder/../folder/b.toml"')
     a, b, c = (str(tmp_path / name) for name in ("a.toml", "folder/b.toml", "c.toml"))
-    with pytest.raises(
-        UsageError, match=f"^{re.escape(f'{a}: extends goes round in a circle: {a} -> {b} -> {c} -> {b}. Take')}"
-    ):
+    message = f"^{re.escape(f'{a}: extends goes round in a circle: {a} -> {b} -> {c} -> {b}. Take')}"
+    with pytest.raises(UsageError, match=message):
         resolve(first)
     own = write(own='extends = "own.toml"')
     with pytest.raises(UsageError, match=re.escape(f"circle: {own} -> {own}. Take one of them out")):

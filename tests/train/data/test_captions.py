@@ -82,9 +82,8 @@ def test_read_captions_of_several_splits(toy, tmp_path):
     assert found_rows(replace(captions, split="train")) == found_rows(expected)
     assert captions.image_ids == expected.image_ids
     assert read_captions(encoded, split=("restval", "train")).portion_names == ("comparable", "translation")
-    with pytest.raises(
-        DatasetError, match=r"no captions of split 'test2015' in these languages and portions\. It has: restval: de"
-    ):
+    message = r"no captions of split 'test2015' in these languages and portions\. It has: restval: de"
+    with pytest.raises(DatasetError, match=message):
         read_captions(encoded, split=("train", "test2015"), portions=PORTIONS)
 
 

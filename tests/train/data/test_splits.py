@@ -63,9 +63,8 @@ def test_open_data_regimes(toy, arguments, regime):
 
 def test_other_vocabulary_is_refused(toy, other_toy):
     expected = open_dataset(toy.vocabulary).fingerprint[:12], open_dataset(other_toy.vocabulary).fingerprint[:12]
-    with pytest.raises(
-        DatasetError, match=r"another vocabulary \(fingerprint {}\.\.\.\) than .*\({}\.\.\.\)".format(*expected)
-    ):
+    message = r"another vocabulary \(fingerprint {}\.\.\.\) than .*\({}\.\.\.\)".format(*expected)
+    with pytest.raises(DatasetError, match=message):
         open_data(toy.captions, toy.features, other_toy.vocabulary, split="val")
 
 
@@ -89,9 +88,8 @@ def test_missing_features_are_refused(toy, tmp_path):
         toy.features, tmp_path / "few", lambda rows: [row for row in rows if row["image_id"] not in ("val-003", "val-007")]
     )
     # An image has three English and two German captions.
-    with pytest.raises(
-        DatasetError, match=r"features of 2 of 12 images of split 'val', with 10 of 60 captions: val-003, val-007\. "
-    ):
+    message = r"features of 2 of 12 images of split 'val', with 10 of 60 captions: val-003, val-007\. "
+    with pytest.raises(DatasetError, match=message):
         open_data(toy.captions, few, split="val", portions=COMPARABLE)
     none = rewrite(toy.features, tmp_path / "none", lambda rows: [])
     names = r"val-000, val-001, val-002, val-003, val-004, \.\.\."

@@ -122,9 +122,8 @@ def test_nonfinite_token_vectors_are_refused(toy_tokens, tmp_path, mapped):
 
 def test_token_features_of_another_width_or_kind_are_refused(toy_tokens):
     encoded = open_dataset(toy_tokens.captions)
-    with pytest.raises(
-        UsageError, match=r"model\.word_dim is 300, but the vectors in .* have width 4: give --set model\.word_dim=4"
-    ):
+    message = r"model\.word_dim is 300, but the vectors in .* have width 4: give --set model\.word_dim=4"
+    with pytest.raises(UsageError, match=message):
         open_token_features(toy_tokens.token_features, encoded, width=300)
     with pytest.raises(DatasetError, match="holds encoded, expected token-features"):
         open_token_features(toy_tokens.captions, encoded, width=4)

@@ -164,7 +164,6 @@ def test_score_holds_them_on_request(write_run, toy):
 def test_one_language_is_not_ranked_across(write_run, toy):
     run = open_run(write_run(languages=("en", "de", "fr")))
     for choice in ({"languages": ["de"]}, {"languages": ["de", "fr"]}):
-        with pytest.raises(
-            UsageError, match="nothing to rank across languages: no portion has captions of the same images in two"
-        ):
+        message = "nothing to rank across languages: no portion has captions of the same images in two"
+        with pytest.raises(UsageError, match=message):
             score_run(run, captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True, **choice)

@@ -383,9 +383,8 @@ def test_data_of_another_kind(job, other_toy):
 
 @pytest.mark.slow
 def test_pictures_without_a_reader_are_refused(job):
-    with pytest.raises(
-        UsageError, match=r"--images is 'photos', and reading images needs pip install 'imagepivot\[pipelines\]'"
-    ):
+    message = r"--images is 'photos', and reading images needs pip install 'imagepivot\[pipelines\]'"
+    with pytest.raises(UsageError, match=message):
         draw_figures(replace(job, images="photos"))
     assert not list(Path(job.output).glob("*"))
 

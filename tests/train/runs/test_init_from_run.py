@@ -168,9 +168,8 @@ def test_extra_parameters_of_the_source_are_named(source, toy):
 
 def test_encoders_of_several_languages_do_not_become_one(source, toy):
     run = source(UNSHARED)
-    with pytest.raises(
-        UsageError, match=r"reads en, de with an encoder each, of which this model has one for all \(sentences\.0\)"
-    ):
+    message = r"reads en, de with an encoder each, of which this model has one for all \(sentences\.0\)"
+    with pytest.raises(UsageError, match=message):
         started(CONFIG, toy, run)
 
 
@@ -239,9 +238,8 @@ def test_another_source_is_another_run(toy, finished_run, train_toy, tmp_path):
     train_toy(changed(CONFIG, SHORT), "source", seed=9)
     text = changed(CONFIG, SHORT)
     train_from(toy, tmp_path / "run", text, init_from=source)
-    with pytest.raises(
-        DatasetError, match=rf"holds another run \(--init-from: was {source} \([0-9a-f]{{12}}\.\.\.\), now .*source "
-    ):
+    message = rf"holds another run \(--init-from: was {source} \([0-9a-f]{{12}}\.\.\.\), now .*source "
+    with pytest.raises(DatasetError, match=message):
         train_from(toy, tmp_path / "run", text, resume=True, init_from=str(tmp_path / "source"))
     train_from(toy, tmp_path / "drawn", text)
     with pytest.raises(DatasetError, match=rf"holds another run \(--init-from: was nothing, now {source} "):
