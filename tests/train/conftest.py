@@ -1,7 +1,5 @@
 """Fixtures: small datasets of synthetic images and captions, and an untrained run on them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """A kind of model that attends to regions, for tests: `REGION_CONFIG` names it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Batches and prefetching, against a sampler and training inputs used by hand."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pipelines.demo.run import split_of
 from train.demo import MIN_SCENES
 

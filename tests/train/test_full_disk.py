@@ -1,7 +1,5 @@
 """A disk that is full, or files that may not grow: one clear error, and the last checkpoint is kept."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Iterator

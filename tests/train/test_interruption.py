@@ -1,7 +1,5 @@
 """Signals during training: the current step is saved, and the run resumes bit for bit."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Losses and the objective against the papers' equations in loops, and as a compiled graph."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from itertools import combinations_with_replacement

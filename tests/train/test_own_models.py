@@ -1,7 +1,5 @@
 """Registered model kinds, with and without vectors, from registration to evaluation."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two processes that ``torchrun`` starts through the command: they stop together, and one of them speaks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Encoded captions against their rows, pairs against nested loops, data regimes by counts, seeds and image ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations

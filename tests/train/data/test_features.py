@@ -1,7 +1,5 @@
 """Features and regions as arrays against the rows that were written, padding left out by hand."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Samplers: the rows of a pass, the mix of tasks and languages, and restored samplers."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

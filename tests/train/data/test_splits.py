@@ -1,7 +1,5 @@
 """Joining captions and features, and everything that is refused before a training starts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Pairs of captions and images against the rows of both datasets, joined by hand."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

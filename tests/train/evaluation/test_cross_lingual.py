@@ -1,7 +1,5 @@
 """Captions among captions of the same images, against loops over single captions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 

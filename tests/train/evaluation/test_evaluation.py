@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Dropout with a state, attention in steps, and dual attention networks, against the equations and step by step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Word embeddings and text encoders, against torch's own networks over padded sentences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The contract of every kind of model: masks, gradients, precisions, languages and refusals."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

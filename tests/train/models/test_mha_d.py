@@ -1,7 +1,5 @@
 """Multi-head attention and its kind of model against the equations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Prefix trees against sets of prefixes, and the GRU and LSTM over them against torch's own."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

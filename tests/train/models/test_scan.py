@@ -1,7 +1,5 @@
 """Stacked cross attention against the equations, and SCAN as a model: its scores in both directions, languages, trainings."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import exp, log, sqrt
 

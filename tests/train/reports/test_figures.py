@@ -1,7 +1,5 @@
 """The figures of a run: what is handed to the drawing, what is written, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

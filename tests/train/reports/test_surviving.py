@@ -1,7 +1,5 @@
 """``reproduce`` with a bad row among good ones: the others go on, and the same command mends it."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

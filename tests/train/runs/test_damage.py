@@ -1,7 +1,5 @@
 """Files of a run that were cut, emptied, changed or replaced: one clear error, or the results of the undamaged run."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Trainings that start from the weights of another run, row by row."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
