@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -196,7 +196,7 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
         raise DatasetError(f"kind is {kind!r}, expected one of {', '.join(KEY_COLUMNS)}")
     lists = {"shards": ShardEntry, "failures": ShardEntry, "files": FileEntry}
     entries: dict[str, Any] = {name: tuple(_entries(entry, content.get(name), name)) for name, entry in lists.items()}
-    manifest = replace(convert({**content, **dict.fromkeys(lists, ())}, cls, error=DatasetError), **entries)
+    manifest = replace(convert(_known(cls, {**content, **dict.fromkeys(lists, ())}), cls, error=DatasetError), **entries)
     _check_paths(manifest)
     fingerprint = fingerprint_of(manifest.kind, manifest.parameters, manifest.inputs, len(manifest.shards))
     if fingerprint != manifest.fingerprint:
@@ -212,9 +212,15 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     return manifest
 
 
+def _known(cls: type[Any], content: Any) -> Any:
+    """Drop keys of a later release."""
+    names = {item.name for item in fields(cls)}
+    return {key: value for key, value in content.items() if key in names} if isinstance(content, dict) else content
+
+
 def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry]:
     for index, item in enumerate(convert(stored, list, name, error=DatasetError)):
-        entry = convert(item, cls, f"{name}[{index}]", error=DatasetError)
+        entry = convert(_known(cls, item), cls, f"{name}[{index}]", error=DatasetError)
         for key, value in item.items():
             if (key in ("bytes", "rows") and not 0 <= value < _MAX_SIZE) or (
                 key in ("sha256", "footer_sha256") and not re.fullmatch("[0-9a-f]{64}", value)
