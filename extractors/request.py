@@ -13,7 +13,7 @@ from extractors.description_cache import FileStamp, cache_folder, cached_descrip
 from extractors.options import ExtractorOptions, RegionOptions
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
-from schemas.options import Opt
+from schemas.options import BriefRepr, Opt
 from schemas.storage.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def extractor_names() -> tuple[str, ...]:
     return (*names(), "timm:", DETECTRON2)
 
 
-@dataclass(frozen=True)
-class ExtractorRequest:
+@dataclass(frozen=True, repr=False)
+class ExtractorRequest(BriefRepr):
     """Request for an extractor. Its methods check and read, the constructor does not.
 
     Attributes:

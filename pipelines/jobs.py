@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 from extractors.request import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
-from schemas.options import SEVERAL_MACHINES, Device, Opt
+from schemas.options import SEVERAL_MACHINES, BriefRepr, Device, Opt
 from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Source(Protocol):
         """Location of the collection, for messages."""
 
 
-@dataclass(frozen=True)
-class CaptionsJob:
+@dataclass(frozen=True, repr=False)
+class CaptionsJob(BriefRepr):
     """Job of ``imagepivot captions``.
 
     The source may also be the result of `open_captions`.
@@ -141,8 +141,8 @@ class CaptionsJob:
         )
 
 
-@dataclass(frozen=True)
-class VocabularyJob:
+@dataclass(frozen=True, repr=False)
+class VocabularyJob(BriefRepr):
     """Job of ``imagepivot vocabulary``.
 
     Raises:
@@ -173,8 +173,8 @@ class VocabularyJob:
             raise UsageError(f"--count-scope is {self.count_scope!r}, expected 'language' or 'joint'")
 
 
-@dataclass(frozen=True)
-class EncodeJob:
+@dataclass(frozen=True, repr=False)
+class EncodeJob(BriefRepr):
     """Job of ``imagepivot encode``.
 
     Captions are cut after 100 tokens by default, as in Huang et al. 2019.
@@ -200,8 +200,8 @@ class EncodeJob:
             raise UsageError(f"--max-length is {self.max_length}, expected 1 or more")
 
 
-@dataclass(frozen=True)
-class WordVectorsJob:
+@dataclass(frozen=True, repr=False)
+class WordVectorsJob(BriefRepr):
     r"""Job of ``imagepivot word-vectors``; see `schemas.vector_files` for the files.
 
     Raises:
@@ -232,8 +232,8 @@ class WordVectorsJob:
             raise UsageError(f"--languages names {twice[0]!r} twice: give one file for each language")
 
 
-@dataclass(frozen=True)
-class TokenFeaturesJob:
+@dataclass(frozen=True, repr=False)
+class TokenFeaturesJob(BriefRepr):
     """Job of ``imagepivot token-features``; see `extractors.tokens` for the model.
 
     The batch size changes no vector.
@@ -302,8 +302,8 @@ class TokenFeaturesJob:
             )
 
 
-@dataclass(frozen=True)
-class ImageOptions:
+@dataclass(frozen=True, repr=False)
+class ImageOptions(BriefRepr):
     """Options of `pipelines.inputs.images.open_images`.
 
     Examples:
@@ -334,8 +334,8 @@ class ImageOptions:
         return open_images(images, **vars(self))
 
 
-@dataclass(frozen=True)
-class FeaturesJob:
+@dataclass(frozen=True, repr=False)
+class FeaturesJob(BriefRepr):
     """Job of ``imagepivot features``.
 
     The images may also be the result of `open_images`. The batch size affects speed and memory, not the features. None is the
@@ -446,8 +446,8 @@ class FeaturesJob:
         return ("apache-beam", "pillow", "torch", "torchvision", *(name for name in ("timm", "detectron2") if name in origins))
 
 
-@dataclass(frozen=True)
-class ViewJob:
+@dataclass(frozen=True, repr=False)
+class ViewJob(BriefRepr):
     """Job of ``imagepivot view``. Its images may also be the result of `open_images`.
 
     Examples:
@@ -464,8 +464,8 @@ class ViewJob:
     overwrite: Annotated[bool, Opt("Replace an existing file.")] = False
 
 
-@dataclass(frozen=True)
-class DiffJob:
+@dataclass(frozen=True, repr=False)
+class DiffJob(BriefRepr):
     """Job of ``imagepivot diff``. Shard counts may differ.
 
     Examples:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +58,16 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     return dataset
 
 
+class NoRowError(KeyError):
+    """A dataset has no row of an image; similar ids are only searched for the message."""
+
+    def __str__(self) -> str:
+        dataset, image_id = self.args
+        similar = get_close_matches(image_id, dataset.image_ids(), cutoff=0.7)
+        hint = f": did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+        return f"{dataset.folder.location!r} has no row of image {image_id!r}{hint}"
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A committed dataset. Cheap to create and to pickle; data is read on demand.
@@ -75,6 +86,9 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         # Without cached properties: an unpickled schema does not equal the original.
         return type(self), (self.folder, self.manifest)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.folder.location!r}, kind={self.kind!r}, rows={len(self)}, shards={self.num_shards})"
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -160,7 +174,7 @@ class Dataset:
             table = pq.read_table(source, filters=pc.field("image_id") == image_id)
             table.validate(full=True)
         if table.num_rows == 0:
-            raise KeyError(image_id)
+            raise NoRowError(self, image_id)
         return table if columns is None else table.select(list(columns))
 
     def get(self, image_id: str) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, TypeAlias
 
 
@@ -42,6 +42,18 @@ class Opt:
     is_required: bool = False
     is_repeated: bool = False
     is_behind_dashes: bool = False
+
+
+class BriefRepr:
+    """Base of dataclasses with ``repr=False``: shows only fields that differ from their defaults."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for item in fields(self):  # type: ignore[arg-type]
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            value = getattr(self, item.name)
+            shown += [f"{item.name}={value!r}"] if value != default else []
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 SEVERAL_MACHINES = "Array jobs, and workers on other machines (--runner after --)"

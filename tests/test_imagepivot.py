@@ -151,3 +151,11 @@ def test_loaded_foreign_module_is_named(tmp_path, content):
 def test_loaded_own_packages_are_accepted():
     script = "import schemas.dataset, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.dataset.open_dataset)"
     assert python("-c", script, cwd=ROOT).stdout == "True\n"
+
+
+def test_job_repr_shows_only_values_that_differ_from_the_defaults() -> None:
+    job = imagepivot.CaptionsJob("a.tsv", "out", format="table", languages=("de",))
+    assert repr(job) == "CaptionsJob(source='a.tsv', output='out', format='table', languages=('de',))"
+    assert repr(imagepivot.ExtractorRequest("vgg19-10crop", weights="random:0")) == (
+        "ExtractorRequest(name='vgg19-10crop', weights='random:0')"
+    )

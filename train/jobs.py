@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, 
 
 from schemas.conversion import key_value_pairs
 from schemas.errors import ImagepivotError, UsageError
-from schemas.options import Device, Opt
+from schemas.options import BriefRepr, Device, Opt
 from schemas.storage.locations import is_remote, local_path
 from schemas.writing.reuse_policy import Overwrite, Verify
 
@@ -73,8 +73,8 @@ class DivergedError(ImagepivotError):
     """A loss, gradient or weight is no longer finite."""
 
 
-@dataclass(frozen=True)
-class Corpus:
+@dataclass(frozen=True, repr=False)
+class Corpus(BriefRepr):
     """Folders of the datasets to train on.
 
     Examples:
@@ -89,8 +89,8 @@ class Corpus:
     token_features: TokenFeatures = ""
 
 
-@dataclass(frozen=True)
-class TrainJob:
+@dataclass(frozen=True, repr=False)
+class TrainJob(BriefRepr):
     """Job of ``imagepivot train``.
 
     The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus, `train.loop.train` needs
@@ -163,8 +163,8 @@ class Result:
     missing_features: tuple[MissingFeatures, ...] = ()
 
 
-@dataclass(frozen=True)
-class EvaluateJob:
+@dataclass(frozen=True, repr=False)
+class EvaluateJob(BriefRepr):
     """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores.
 
     Examples:
@@ -205,8 +205,8 @@ class EvaluateJob:
         return _made_from("evaluate", self, names, ("runs", "captions", "features", "token_features"))
 
 
-@dataclass(frozen=True)
-class EmbedJob:
+@dataclass(frozen=True, repr=False)
+class EmbedJob(BriefRepr):
     """Job of ``imagepivot embed``.
 
     Examples:
@@ -241,8 +241,8 @@ class EmbedJob:
         return self.run.rstrip("/").rpartition("/")[2] or "run"
 
 
-@dataclass(frozen=True)
-class SearchJob:
+@dataclass(frozen=True, repr=False)
+class SearchJob(BriefRepr):
     """Job of ``imagepivot search``.
 
     Examples:
@@ -267,8 +267,8 @@ class SearchJob:
         _check_least(self, top=1)
 
 
-@dataclass(frozen=True)
-class StsJob:
+@dataclass(frozen=True, repr=False)
+class StsJob(BriefRepr):
     r"""Job of ``imagepivot sts``.
 
     Runs and sentence pairs are distinguished by the contents of their folders. See `train.evaluation.sts_data` for the formats.
@@ -297,8 +297,8 @@ class StsJob:
     device: Device = "auto"
 
 
-@dataclass(frozen=True)
-class FiguresJob:
+@dataclass(frozen=True, repr=False)
+class FiguresJob(BriefRepr):
     """Job of ``imagepivot figures``.
 
     Examples:
@@ -347,8 +347,8 @@ class FiguresJob:
         return _made_from("figures", self, [name for name in vars(self) if name not in names], inputs, images=self.images)
 
 
-@dataclass(frozen=True)
-class ReproduceJob:
+@dataclass(frozen=True, repr=False)
+class ReproduceJob(BriefRepr):
     """Job of ``imagepivot reproduce``. ``output`` becomes an absolute path.
 
     Examples:

@@ -11,7 +11,7 @@ from pipelines.jobs import Output, Shards
 from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
-from schemas.options import Opt
+from schemas.options import BriefRepr, Opt
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
@@ -49,8 +49,8 @@ _FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class ImportJob:
+@dataclass(frozen=True, repr=False)
+class ImportJob(BriefRepr):
     r"""Job of ``imagepivot import``.
 
     Raises:
@@ -121,8 +121,8 @@ class ImportJob:
                 raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")
 
 
-@dataclass(frozen=True)
-class ExportJob:
+@dataclass(frozen=True, repr=False)
+class ExportJob(BriefRepr):
     """Job of ``imagepivot export``.
 
     Raises:

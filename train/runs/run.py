@@ -44,6 +44,10 @@ class Run:
     started_from: Mapping[str, Any] = field(default_factory=dict)
     language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        kind, languages = self.config.model.kind, self.model.languages
+        return f"Run({self.folder.location!r}, kind={kind!r}, languages={languages}, step={self.step})"
+
     @property
     def text(self) -> TextRecipe | None:
         """Text recipe of the captions; None if unknown."""

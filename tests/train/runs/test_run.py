@@ -40,6 +40,7 @@ def test_open_run(write_run, toy):
     state = torch.random.get_rng_state()
     run = open_run(path)
     assert run.step == 7
+    assert repr(run) == f"Run({str(path)!r}, kind='vse', languages=('de', 'en'), step=7)"
     assert (run.seed, run.precision, run.captions) == (3, "fp32", {"text": {"recipe": "raw"}})
     assert run.config.data.languages == run.model.languages == ("de", "en")
     assert run.model.similarity == "order"
