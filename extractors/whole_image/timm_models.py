@@ -227,6 +227,8 @@ def _read(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, T
     state = read_state(path, choice)
     with torch.device("meta"):
         model = _build(name)
+    if "_conv_stem.weight" in state:
+        state = _rename_efficientnet(state, model)
     expected = model.state_dict().keys()
     translate: Callable[..., dict[str, Tensor]] | None = getattr(
         sys.modules[type(model).__module__], "checkpoint_filter_fn", None
@@ -243,6 +245,36 @@ def _read(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, T
     classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
     dropped = {f"{layer}.{kind}" for layer in classifiers for kind in ("weight", "bias")} - expected
     return {key: tensor for key, tensor in state.items() if key not in dropped}
+
+
+_EFFICIENTNET = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+_SQUEEZE = {"_se_reduce": "se.conv_reduce", "_se_expand": "se.conv_expand"}
+_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2", **_SQUEEZE}
+_INVERTED = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+    **_SQUEEZE,
+}
+
+
+def _rename_efficientnet(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """Rename the tensors of EfficientNet-PyTorch as timm does; it numbers blocks without stages."""
+    blocks = [
+        f"blocks.{stage}.{block}" for stage, layers in enumerate(getattr(model, "blocks", ())) for block in range(len(layers))
+    ]
+
+    def rename(name: str) -> str:
+        layer, *rest = name.split(".")
+        if layer != "_blocks" or len(rest) != 3 or rest[0] not in map(str, range(len(blocks))):
+            return ".".join((_EFFICIENTNET.get(layer, layer), *rest))
+        layers = _INVERTED if f"_blocks.{rest[0]}._expand_conv.weight" in state else _SEPARABLE
+        return f"{blocks[int(rest[0])]}.{layers.get(rest[1], rest[1])}.{rest[2]}"
+
+    return {rename(name): tensor for name, tensor in state.items()}
 
 
 def _plain(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
