@@ -22,7 +22,7 @@ QUERIES = {
     "English": ("en", "scene-00199"),
     "German": ("de", "scene-00159"),
     "French": ("fr", "scene-00099"),
-    "Czech": ("cs", "scene-00299"),
+    "Czech": ("cs", "scene-00279"),
 }
 TOP = 5
 WIDTH, ROW, THUMBNAIL, TEXT, GAP = 1124, 150, 130, 408, 12  # Pixels.

@@ -1,7 +1,8 @@
-"""Results of ``imagepivot demo``: recalls, and a query in each language."""
+"""Results of ``imagepivot demo``: recalls on held-out scenes, and a query in each language."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -9,8 +10,9 @@ from rich.rule import Rule
 
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
+from schemas.parameters import FeaturesParameters
 from train.evaluation.scores import score_run
-from train.evaluation.search import Tokenize, embed_gallery, search_gallery
+from train.evaluation.search import Gallery, Tokenize, embed_gallery, search_gallery
 from train.reports.tables import score_table
 from train.runs.run import Run, open_run
 
@@ -20,33 +22,59 @@ MIN_SCENES = 10
 _TOP = 3
 
 
-def show_run(output: Path, *, console: Console, tokenize: Tokenize) -> None:
-    """Evaluate the run on its test split, and search for one of its scenes."""
-    captions = open_dataset(output / "captions", kind="captions")
-    features = str(output / "features")
+def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize) -> None:
+    """Evaluate the demo's run on its test split, search for one scene, and print three commands to try.
+
+    Args:
+        folder: the demo's folder.
+        output: the folder as the user wrote it, for the commands.
+        console: console of the results.
+        tokenize: tokenizer of queries.
+    """
+    captions, features = open_dataset(folder / "captions", kind="captions"), open_dataset(folder / "features")
     console.print(Rule("training"))
-    run = open_run(str(output / "run"))
-    scores = score_run(run, captions=str(output / "encoded"), features=features, splits=["test"])
+    run = open_run(str(folder / "run"))
+    location = str(folder / "features")
+    scores = score_run(run, captions=str(folder / "encoded"), features=location, splits=["test"])
     score_table(scores, title="scenes that were held out").render(console)
-    console.print(
-        "The extractor's weights are random: its features tell drawn scenes apart, but say nothing about photographs. No scene "
-        "above was trained on, but the preset was chosen by its recall on such scenes.\n"
-    )
-    _answers(run, captions, features, tokenize).render(console)
+    if FeaturesParameters.from_json(features.manifest.parameters).untrained:
+        console.print("The features have random weights: they distinguish drawn scenes, but mean nothing for photographs.")
+    else:
+        console.print("Features are of EfficientNet-Lite0, trained on ImageNet; pools, crops and regions have random weights.")
+    console.print("No scene above was trained on, but the preset was chosen by its recall on other drawn scenes.\n")
+    answers, query = _answers(run, captions, location, tokenize)
+    answers.render(console)
+    console.print("\nTry next:", highlight=False)
+    here = shlex.quote(output)
+    for words in (
+        f"search {here}/run {shlex.quote(query)} --language en --features {here}/features",
+        f"inspect {here}/captions --rows 20",
+        f"train demo {here}/run-2 --captions {here}/encoded --features {here}/features --vocabulary {here}/vocabulary "
+        "--set data.languages='[\"en\"]'",
+    ):
+        console.print(f"  imagepivot {words}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> Table:
-    """List the best scenes for the sentences of one scene, and its own rank."""
+def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> tuple[Table, str]:
+    """Search the held-out scenes with their sentences; return the results for one scene, and its English sentence.
+
+    This is the first scene with rank 1 in all languages, or else the one with the lowest sum of ranks.
+    """
     rows = [row for row in captions.table().to_pylist() if row["split"] == "test" and row["portion"] == "translation"]
-    target = min(row["image_id"] for row in rows)
-    gallery = embed_gallery(run, features)
-    answers: list[Row] = []
+    gallery, held_out = embed_gallery(run, features), {row["image_id"] for row in rows}
+    indices = [index for index, image_id in enumerate(gallery.image_ids) if image_id in held_out]
+    gallery = Gallery([gallery.image_ids[index] for index in indices], gallery.embeddings[indices])
+    answers: dict[str, list[Row]] = {image_id: [] for image_id in sorted(held_out)}
+    ranks = dict.fromkeys(answers, 0)
     for row in rows:
-        if row["image_id"] == target:
-            tokens = tokenize(row["text"], row["language"], run.text, "")
-            hits = search_gallery(run, tokens, row["language"], gallery, top=len(gallery.image_ids))
-            image_ids = [hit.image_id for hit in hits]
-            answers.append((row["language"], row["text"], tuple(image_ids[:_TOP]), image_ids.index(target) + 1))
-    columns = ("language", "query", f"best {_TOP}", *number_columns(f"place of {target}"))
-    title = f"one query in each language: {target}, among {len(gallery.image_ids)} scenes"
-    return Table(columns, answers, title, has_borders=True)
+        tokens = tokenize(row["text"], row["language"], run.text, "")
+        found = [hit.image_id for hit in search_gallery(run, tokens, row["language"], gallery, top=len(indices))]
+        rank = found.index(row["image_id"]) + 1
+        ranks[row["image_id"]] += rank
+        answers[row["image_id"]].append((row["language"], row["text"], tuple(found[:_TOP]), rank))
+    target = min(ranks, key=lambda image_id: ranks[image_id])
+    best = sum(ranks[image_id] == len(answers[image_id]) for image_id in ranks)
+    title = f"one query in each language: {target}, among {len(ranks)} held-out scenes; {best} have rank 1 in all languages"
+    columns = ("language", "query", f"best {_TOP}", *number_columns(f"rank of {target}"))
+    query = next(text for language, text, *_ in answers[target] if language == "en")
+    return Table(columns, answers[target], title, has_borders=True), query

