@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo docs test cluster cluster-test container-test quick check format same-bytes benchmarks speed gpu letters clean
+.PHONY: help setup lock demo docs test cluster cluster-test container-test wheel-test quick check format same-bytes benchmarks speed gpu letters clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,7 +31,7 @@ docs: $(STAMP)  ## Build the documentation as a site in build/docs; a broken lin
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: check  ## Run all checks and all tests but those of the targets cluster, cluster-test and container-test.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster and not engines and not containers' --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster and not engines and not containers and not packaging' --durations=10
 
 cluster: $(STAMP)  ## Run the long tests: stores, full disks, damage, many or killed processes, array jobs, other runners, snippets, presets.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster --durations=10
@@ -42,15 +42,19 @@ cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism,
 container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/how-to/containers.md names what it needs.
 	$(BIN)/python -m pytest tests/containers --durations=10
 
-quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+wheel-test: $(STAMP)  ## Build the wheel, and try it in empty environments with the lowest and newest dependencies; EXTRAS=1 takes all extras.
+	$(BIN)/python -m pytest -n 2 tests/packaging --durations=5
 
-check: $(STAMP) docs  ## Run the linter, the formatter's check and the type checker, count modules and lines, and build the documentation.
+quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not packaging'
+
+check: $(STAMP) docs  ## Run linter, formatter, type checker and licence checker, count modules and lines, and build the documentation.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.sizes
 	$(BIN)/python -m tests.wording
+	$(BIN)/reuse lint --quiet
 
 format: $(STAMP)  ## Format the code.
 	$(BIN)/ruff check --fix .

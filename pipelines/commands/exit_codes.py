@@ -28,11 +28,13 @@ _EXTRAS = {
     "timm": frozenset({"timm"}),
     "bert": frozenset({"transformers", "huggingface_hub"}),
 }
+_EXTRAS["all"] = frozenset().union(*(_EXTRAS[extra] for extra in ("pipelines", "train", "figures", "hdf5", "timm")))
 """Modules by extra."""
 
 _NEEDS = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "token-features", "features"), "pipelines"),
-    **dict.fromkeys(("view", "import", "export", "demo", "build"), "pipelines"),
+    **dict.fromkeys(("import", "export", "build"), "pipelines"),
+    **dict.fromkeys(("view", "demo"), "all"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
 }
@@ -79,7 +81,7 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return 0, str(error)
     if isinstance(error, ImagepivotError):
         return _report(error, str(error), code=2 if isinstance(error, UsageError) else 1)
-    if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0])):
+    if isinstance(error, ModuleNotFoundError) and (extra := _extra_for((error.name or "").partition(".")[0].replace("-", "_"))):
         return _report(error, f"this command needs {error.name}, which is not installed: pip install 'imagepivot[{extra}]'")
     if isinstance(error, OSError):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)

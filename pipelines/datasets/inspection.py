@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from rich.filesize import pick_unit_and_suffix
 
@@ -281,9 +282,12 @@ def _first_rows(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
     return islice((row for batch in batches for row in batch.to_pylist()), count)
 
 
+_FLOATS = (float, np.floating)  # Older versions of pyarrow convert float16 to NumPy's.
+
+
 def _json_value(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], float):
-        return {"first": value[:_MAX_VALUES], "length": len(value)}
+    if isinstance(value, list) and value and isinstance(value[0], _FLOATS):
+        return {"first": [float(item) for item in value[:_MAX_VALUES]], "length": len(value)}
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         return dict(value)
     return value
@@ -291,7 +295,7 @@ def _json_value(value: Any) -> Any:
 
 def _value(value: Any) -> str:
     first = value[0] if isinstance(value, list) and value else None
-    if isinstance(first, float):
+    if isinstance(first, _FLOATS):
         return f"[{', '.join(f'{number:.3f}' for number in value[:_MAX_VALUES])}, ...] {len(value)} values"
     if isinstance(first, str) and len(value) > 1:
         return shorten(" ".join(value))

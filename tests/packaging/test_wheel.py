@@ -1,0 +1,196 @@
+"""The wheel in empty environments outside the checkout, at the lowest and newest dependencies of its Python versions.
+
+Needs a package index. A Python version that uv does not find here is skipped. With EXTRAS=1 the extras are installed, too (7 GB).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = [pytest.mark.packaging, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"schemas", "extractors", "pipelines", "train"}
+UV = Path(sys.executable).with_name("uv")
+ENVIRONMENTS = [(version, resolution) for version in ("3.11", "3.12", "3.13") for resolution in ("lowest", "highest")]
+USER = """
+from pathlib import Path
+
+import imagepivot
+
+
+def shape(folder: Path) -> list[int]:
+    dataset = imagepivot.open_dataset(folder, kind="features")
+    spec: imagepivot.FeatureSpec | None = dataset.spec
+    return [] if spec is None else list(spec.shape)
+
+
+print(shape(Path("features")), imagepivot.shard_of("a", 4) + 1)
+"""
+WRONG = """
+import imagepivot
+
+dataset = imagepivot.open_dataset(1)
+imagepivot.shard_of("a", "4")
+imagepivot.open_datasets("a")
+dataset.num_shards + "a"
+"""
+READ = """
+import sys
+import imagepivot
+assert not {"torch", "apache_beam"} & sys.modules.keys()
+features = imagepivot.open_dataset("features")
+print(features.kind, features.numpy().shape, len(imagepivot.open_dataset("captions").rows("image-00")))
+assert not {"torch", "apache_beam"} & sys.modules.keys()
+"""
+# Command lines that are complete, and the extra that each needs first.
+NEEDS = {
+    "captions captions.tsv out --format table": "pipelines",
+    "vocabulary truecased out --min-count 1": "pipelines",
+    "encode captions vocabulary out": "pipelines",
+    "word-vectors vocabulary vectors.vec out --languages en": "pipelines",
+    "token-features captions out --model bert-base-uncased": "bert",
+    "features images out --weights random:0": "pipelines",
+    "extractors": "extractors",
+    "view features images --image a --output out": "all",
+    "demo out": "all",
+    "build multi30k --output out": "pipelines",
+    "import features.npy out --name a --ids ids.txt": "pipelines",
+    "export features out --format npy": "pipelines",
+    "train demo run --captions encoded --features features --vocabulary vocabulary": "train",
+    "evaluate run --captions encoded --features features": "train",
+    "compare run run": "train",
+    "embed run out --captions encoded": "train",
+    "search run word --language en --features features": "train",
+    "sts run pairs.txt": "train",
+    "reproduce kadar2018 out --captions encoded --features features --vocabulary vocabulary": "train",
+    "figures run out --captions encoded --features features": "figures",
+}
+BARE = {"inspect", "validate", "doctor", "diff"}
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel, sdist], check=True)
+    return SimpleNamespace(wheel=wheel, sdist=sdist)
+
+
+@pytest.fixture(scope="session", params=ENVIRONMENTS, ids="-".join)
+def environment(request, dist, tmp_path_factory):
+    """Environment with the bare wheel, and a folder outside the checkout with datasets of format 2."""
+    version, resolution = request.param
+    folder = tmp_path_factory.mktemp(f"{version}-{resolution}")
+    python = install(folder, find_python(version), dist.wheel, "--resolution", resolution, "--only-binary", ":all:")
+    zipfile.ZipFile(ROOT / "tests/schemas/formats/format-2.zip").extractall(folder)
+    return Environment(folder, python)
+
+
+def find_python(version):
+    """Return an interpreter that uv finds, or one of pyenv."""
+    words = (UV, "python", "find", "--no-python-downloads", version)
+    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    paths = [Path(found)] if found else sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if not paths:
+        pytest.skip(f"needs Python {version}: none is installed")
+    return paths[-1]
+
+
+def install(folder, interpreter, *words):
+    subprocess.run([UV, "venv", "--quiet", "--python", interpreter, folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([UV, "pip", "install", "--quiet", "--python", python, *words], check=True)
+    return python
+
+
+class Environment:
+    def __init__(self, folder, python):
+        self.folder, self.python = folder, python
+
+    def __call__(self, *words, code=0):
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "COLUMNS": "120"}
+        done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    def command(self, *words, code=0):
+        return self(self.python.with_name("imagepivot"), *words, code=code)
+
+
+def test_distributions_hold_the_packages_alone(dist):
+    names = zipfile.ZipFile(dist.wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert tops - {top for top in tops if top.endswith(".dist-info")} == {*PACKAGES, "imagepivot.py", "imagepivot-stubs"}
+    assert {f"{package}/py.typed" for package in PACKAGES} < set(names)
+    with zipfile.ZipFile(dist.wheel) as wheel:
+        assert wheel.read("imagepivot-stubs/__init__.pyi") == (ROOT / "imagepivot.py").read_bytes()
+    with tarfile.open(dist.sdist) as archive:
+        members = {name.partition("/")[2].partition("/")[0] for name in archive.getnames()}
+    usual = {"", "PKG-INFO", "README.md", "LICENSE", "pyproject.toml", "setup.cfg", "setup.py", "MANIFEST.in"}
+    usual |= {"CHANGELOG.md", "constraints.txt", "imagepivot.egg-info"}
+    assert members - usual == {*PACKAGES, "imagepivot.py"}
+
+
+def test_bare_wheel_reads_inspects_and_validates(environment):
+    assert environment(environment.python, "-c", READ) == "features (12, 8) 4\n"
+    for name in sorted(path.name for path in environment.folder.iterdir() if path.name != "venv"):
+        assert "everything holds" in environment.command("validate", name)
+        report = json.loads(environment.command("inspect", name, "--json"))
+        assert report["rows"] > 0
+
+
+def test_bare_command_says_what_to_do_next(environment):
+    lines = environment.command().splitlines()
+    assert len(lines) <= 10
+    assert "imagepivot demo" in "".join(lines)
+    assert lines[-1].endswith("pip install 'imagepivot[all]'")
+
+
+def test_commands_without_their_extra_name_the_line_to_install_it(environment):
+    for name in ("captions.tsv", "features.npy", "ids.txt", "pairs.txt", "vectors.vec"):
+        (environment.folder / name).write_bytes(b"a 0.5 1.5\n")
+    (environment.folder / "images").mkdir(exist_ok=True)
+    (environment.folder / "run").mkdir(exist_ok=True)
+    from pipelines.commands.app import _PANELS
+
+    names = {command.name for panel in _PANELS.values() for command in panel}
+    assert names == {line.partition(" ")[0] for line in NEEDS} | BARE
+    for line, extra in NEEDS.items():
+        output = environment.command(*line.split(), code=1)
+        assert f"which is not installed: pip install 'imagepivot[{extra}]'" in output, line
+
+
+def test_type_checkers_accept_a_right_script_and_reject_a_wrong_one(dist, tmp_path):
+    python = install(tmp_path, sys.executable, dist.wheel, "mypy", "basedpyright")
+    (tmp_path / "user.py").write_text(USER, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    checkers = {
+        "mypy": (python, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"),
+        "pyright": (python.with_name("basedpyright"), "--level", "error", "--pythonpath", python),
+    }
+    for words in checkers.values():
+        subprocess.run([*words, "user.py"], cwd=tmp_path, check=True)
+        done = subprocess.run([*words, "wrong.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        errors = [line for line in done.stdout.splitlines() if "error" in line and "wrong.py:" in line]
+        assert [line.partition("wrong.py:")[2].partition(":")[0] for line in errors] == ["4", "5", "6", "7"]
+
+
+@pytest.mark.skipif("EXTRAS" not in os.environ, reason="installs 7 GB for each case: set EXTRAS=1")
+@pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
+def test_walkthrough_of_the_readme_runs_with_all_extras(dist, tmp_path, resolution):
+    python = install(tmp_path, sys.executable, f"{dist.wheel}[all]", "--resolution", resolution)
+    environment = Environment(tmp_path, python)
+    output = environment.command("demo", "build/demo")
+    assert "one query in each language" in output
+    environment(python, "-c", "import imagepivot; print(imagepivot.open_dataset('build/demo/features').numpy().shape)")
