@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ from typer.core import TyperGroup
 
 from pipelines.commands import build, data, datasets, demo, doctor, training
 from pipelines.commands.exit_codes import run
-from pipelines.commands.results import console, remark
+from pipelines.commands.results import console, print_line, remark
 from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
 from schemas.escapes import escape_text
@@ -73,11 +74,26 @@ app = typer.Typer(
     name="imagepivot",
     cls=_Group,
     help="Prepare data for multilingual image-sentence retrieval, and train and evaluate models.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+_FIRST_STEPS = """\
+[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and trains and evaluates models.
+
+imagepivot demo                            try everything on drawn scenes, in two minutes
+imagepivot captions SOURCE captions -h     tokenize your captions; then vocabulary and encode
+imagepivot features IMAGES features -h     extract features of your images
+imagepivot train --list-presets            train a model of a paper, or your own
+imagepivot inspect DATASET                 show a dataset; validate checks it
+imagepivot doctor                          check this machine: devices, weights, stores
+imagepivot --help                          list all commands"""
+"""Output of ``imagepivot`` alone."""
+
+_EXTRAS = {"pipelines (apache-beam)": "apache_beam", "train (torch)": "torch"}
 
 
 def _version(value: bool) -> None:
@@ -90,9 +106,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print_line(_FIRST_STEPS)
+        missing = [extra for extra, module in _EXTRAS.items() if find_spec(module) is None]
+        if missing:
+            print_line(f"Not installed yet: {' and '.join(missing)}. To get both: pip install 'imagepivot\\[all]'")
 
 
 def main() -> None:
