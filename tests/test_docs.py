@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from PIL import Image
 
 import imagepivot
@@ -95,7 +97,7 @@ def run_python(code: str, *words: str, cwd: Path, **environment: str) -> str:
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (7, 22)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (8, 23)
 
 
 @pytest.mark.cluster
@@ -419,3 +421,12 @@ def test_readme_is_short() -> None:
 
 def test_pictures_are_small() -> None:
     assert [path.name for path in (ROOT / "docs").rglob("*.png") if path.stat().st_size > 150_000] == []
+
+
+def test_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version, date = re.search(r"^## (\S+)(?: \((\S+)\))?$", changelog, re.MULTILINE).groups()
+    assert (version, date) in (("Unreleased", None), (project["version"], citation["date-released"]))
+    assert citation["version"] == project["version"]

@@ -28,7 +28,7 @@ NO_INDEX = ("--env", "PIP_INDEX_URL=http://localhost:9/")  # Where nothing liste
 @pytest.mark.parametrize("target", TARGETS)
 def test_command_and_no_compiler(target, images, image):
     said = images.run(image(target), "imagepivot", "--version").stdout
-    assert said == "imagepivot 0.1.0\n"
+    assert said == "imagepivot 0.2.0\n"
     found = images.run(image(target), "sh", "-c", f"for name in {COMPILERS}; do command -v $name; done; true").stdout
     assert found == ""
 

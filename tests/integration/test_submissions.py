@@ -122,7 +122,7 @@ def submit(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Submis
 
 HINTS = {"accelerator": "type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver", "bundles": "1"}
 GPU = ("--gpu", "nvidia-l4", "--worker-machine", "g2-standard-4")
-OURS = "imagepivot-0.1.0-py3-none-any.whl"
+OURS = "imagepivot-0.2.0-py3-none-any.whl"
 BEAMS = {"extra_packages.txt", "submission_environment_dependencies.txt"}  # Lists of names and versions, made by Beam.
 
 
