@@ -45,7 +45,7 @@ class Opt:
 
 
 class BriefRepr:
-    """Base of dataclasses with ``repr=False``: shows only fields that differ from their defaults."""
+    """Base of dataclasses with ``repr=False``, to show only values beside defaults."""
 
     def __repr__(self) -> str:
         shown = []

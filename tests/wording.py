@@ -21,6 +21,7 @@ LIMITS = {  # Hits per 10,000 words.
 }
 OPENING = re.compile(r"(?:What|Whether|Where|How|Which|Of|So|Who)\b")
 MAX_OPENINGS = 0.01  # Of all docstrings.
+MAX_FIRST_LINE = 80
 
 
 def prose(path: Path) -> tuple[list[str], list[tuple[int, str]]]:
@@ -35,6 +36,11 @@ def prose(path: Path) -> tuple[list[str], list[tuple[int, str]]]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
     return [text for _, text in docstrings], docstrings + comments
+
+
+def first_lines(docstrings: list[str]) -> list[str]:
+    """Return the first lines that are too long."""
+    return [line for text in docstrings if len(line := text.splitlines()[0]) > MAX_FIRST_LINE]
 
 
 def main() -> None:
@@ -60,6 +66,7 @@ def main() -> None:
     openings = [text for text in docstrings if OPENING.match(text)]
     print(f"{len(openings)} of {len(docstrings)} docstrings begin with a question word")
     problems += ["too many docstrings begin with a question word"] if len(openings) > MAX_OPENINGS * len(docstrings) else []
+    problems += [f"first line of more than {MAX_FIRST_LINE} characters: {text}" for text in first_lines(docstrings)]
     sys.exit(0 if folders else "\n".join(problems) or 0)
 
 

@@ -1,4 +1,4 @@
-"""Results of ``imagepivot demo``: recalls on held-out scenes, and a query in each language."""
+"""Results of ``imagepivot demo``: recalls on held-out scenes, and example queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOP = 3
 
 
 def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize) -> None:
-    """Evaluate the demo's run on its test split, search for one scene, and print three commands to try.
+    """Print recalls on held-out scenes, a query per language, and commands to try.
 
     Args:
         folder: the demo's folder.
@@ -56,9 +56,10 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
 
 
 def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> tuple[Table, str]:
-    """Search the held-out scenes with their sentences; return the results for one scene, and its English sentence.
+    """Return the search results for one scene as a table, and its English sentence.
 
-    This is the first scene with rank 1 in all languages, or else the one with the lowest sum of ranks.
+    The held-out scenes are searched with all of their sentences. The result is the first scene with rank 1 in all languages, or
+    else the one with the lowest sum of ranks.
     """
     rows = [row for row in captions.table().to_pylist() if row["split"] == "test" and row["portion"] == "translation"]
     gallery, held_out = embed_gallery(run, features), {row["image_id"] for row in rows}
@@ -76,5 +77,5 @@ def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> 
     best = sum(ranks[image_id] == len(answers[image_id]) for image_id in ranks)
     title = f"one query in each language: {target}, among {len(ranks)} held-out scenes; {best} have rank 1 in all languages"
     columns = ("language", "query", f"best {_TOP}", *number_columns(f"rank of {target}"))
-    query = next(text for language, text, *_ in answers[target] if language == "en")
+    (query,) = (row["text"] for row in rows if (row["image_id"], row["language"]) == (target, "en"))
     return Table(columns, answers[target], title, has_borders=True), query

@@ -262,7 +262,7 @@ _INVERTED = {
 
 
 def _rename_efficientnet(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """Rename the tensors of EfficientNet-PyTorch as timm does; it numbers blocks without stages."""
+    """Rename tensors of EfficientNet-PyTorch, which numbers blocks without stages."""
     blocks = [
         f"blocks.{stage}.{block}" for stage, layers in enumerate(getattr(model, "blocks", ())) for block in range(len(layers))
     ]

@@ -84,7 +84,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
 
 
 def trained_weights() -> Path | None:
-    """Find the EfficientNet-Lite0 weights of the extra ``demo``, trained on ImageNet; None without the extra.
+    """Find the trained weights of the extra ``demo``; None without the extra.
 
     Raises:
         InputError: the file is not the one of the package.
