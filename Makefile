@@ -43,7 +43,7 @@ container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; 
 	$(BIN)/python -m pytest tests/containers --durations=10
 
 wheel-test: $(STAMP)  ## Build the wheel, and try it in empty environments with the lowest and newest dependencies; EXTRAS=1 takes all extras.
-	$(BIN)/python -m pytest -n 2 tests/packaging --durations=5
+	$(BIN)/python -m pytest -p no:xdist tests/packaging --durations=5
 
 quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not packaging'

@@ -199,7 +199,7 @@ def test_every_optional_import_has_an_extra():
     [
         ("features", "torch", "pipelines"),
         ("features", "timm", "timm"),
-        ("view", "PIL", "pipelines"),
+        ("view", "PIL", "all"),
         ("import", "h5py", "hdf5"),
         ("reproduce", "matplotlib", "train"),
         ("search", "sacremoses", "pipelines"),

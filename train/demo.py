@@ -47,12 +47,12 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
     console.print("\nTry next:", highlight=False)
     here = shlex.quote(output)
     for words in (
-        f"search {here}/run {shlex.quote(query)} --language en --features {here}/features",
-        f"inspect {here}/captions --rows 20",
-        f"train demo {here}/run-2 --captions {here}/encoded --features {here}/features --vocabulary {here}/vocabulary "
+        f"imagepivot search {here}/run {shlex.quote(query)} --language en --features {here}/features",
+        f"imagepivot inspect {here}/captions --rows 20",
+        f"imagepivot train demo {here}/run-2 --captions {here}/encoded --features {here}/features --vocabulary {here}/vocabulary "
         "--set data.languages='[\"en\"]'",
     ):
-        console.print(f"  imagepivot {words}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {words}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _answers(run: Run, captions: Dataset, features: str, tokenize: Tokenize) -> tuple[Table, str]:
