@@ -5,6 +5,7 @@ Needs a package index. A Python version that uv does not find here is skipped. W
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -120,7 +121,7 @@ class Environment:
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "COLUMNS": "120"}
         done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
 
     def command(self, *words, code=0):
@@ -166,6 +167,7 @@ def test_commands_without_their_extra_name_the_line_to_install_it(environment):
     names = {command.name for panel in _PANELS.values() for command in panel}
     assert names == {line.partition(" ")[0] for line in NEEDS} | BARE
     for line, extra in NEEDS.items():
+        shutil.rmtree(environment.folder / "out", ignore_errors=True)
         output = environment.command(*line.split(), code=1)
         assert f"which is not installed: pip install 'imagepivot[{extra}]'" in output, line
 
