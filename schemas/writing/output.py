@@ -102,12 +102,20 @@ PUBLISHING_NAME = ".publishing"
 PROBE_NAME = ".probe"
 """File written and deleted before a run, to check that a store is writable."""
 
+TASKS_NAME = "_tasks.json"
+"""File of array jobs of earlier versions; not read, and not foreign."""
+
 JOB_NAME = "_job.json"
 """Record of a job on other machines; not foreign."""
 
-# Version 1 has "failures/".
-_OF_SHARDS = re.compile(r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl")
-_CONTROL = (*MANIFEST_NAMES, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
+SUMMARY_NAME = ".records/dataset.json"
+"""Summary of records in a store by earlier versions; not read, and not foreign."""
+
+_OF_SHARDS = re.compile(
+    r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
+    + f"|{re.escape(SUMMARY_NAME)}"
+)
+_CONTROL = (*MANIFEST_NAMES, TASKS_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
 _TEMPORARY = re.compile(rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d.*", re.DOTALL)  # Also files in a temporary folder.
 _SIDE_NAMES = re.compile(
     rf"{'|'.join(map(re.escape, TEXT_NAMES))}|_?truecaser/[^/]+\.model|_?names/(classes|attributes)(\.txt)?"
@@ -131,7 +139,7 @@ def is_temporary(name: str) -> bool:
 
 def is_leftover(name: str) -> bool:
     """Return whether the next run deletes a file."""
-    return is_temporary(name) or name == PROBE_NAME
+    return is_temporary(name) or name in (PROBE_NAME, TASKS_NAME)
 
 
 def is_like_shard(name: str) -> bool:

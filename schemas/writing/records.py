@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from schemas.failures import FailuresEntry
+from schemas.conversion import stored_values
+from schemas.errors import DatasetError
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
@@ -98,13 +99,15 @@ class Record:
         return f"{first}\n{lines}"
 
     def as_footer(self, shard: str, size: int | None) -> tuple[ShardEntry, Footer] | None:
-        """Return manifest entry and footer without parameters; None for another shard."""
-        content = dict(self.shard)
-        if content.pop("path", None) != shard or size != self.bytes:
+        """Return manifest entry and footer, without parameters; None if unknown."""
+        if self.shard.get("path") != shard or size != self.bytes:
             return None
-        entry = ShardEntry(shard, self.bytes, self.sha256, content["rows"], content.pop("footer_sha256"))
-        failures = FailuresEntry(**content.pop("failures"))
-        return entry, Footer(**content, parameters={}, failures=failures)
+        try:
+            content = dict(self.shard)
+            entry = ShardEntry(content.pop("path"), self.bytes, self.sha256, content["rows"], content.pop("footer_sha256"))
+            return entry, Footer(**stored_values(Footer, {**content, "parameters": {}, "failures": content["failures"]}))
+        except (KeyError, TypeError, ValueError, DatasetError):
+            return None
 
     def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
         """Return whether shard and failures have the recorded tags or none in a listing."""

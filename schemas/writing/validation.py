@@ -23,7 +23,7 @@ from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
-from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
+from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 
@@ -53,7 +53,7 @@ def validate(
     """
     dataset = open_dataset(path)
     folder, manifest, entries = dataset.folder, dataset.manifest, dataset.folder.tagged()
-    names = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, PUBLISHING_NAME, JOB_NAME}
+    names = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, JOB_NAME}
     listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
     names |= {record_name(shard.path) for shard in manifest.shards} | {entry.path for entry in listed}
     stray = sorted(entries.keys() - names)

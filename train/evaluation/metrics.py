@@ -121,7 +121,14 @@ def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: Tensor, *
     """Rank all queries in both directions, with one row of scores per image.
 
     ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to.
+
+    Raises:
+        ValueError: a caption belongs to no image.
     """
+    if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < num_images:
+        raise ValueError(
+            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {num_images}"
+        )
     rows = torch.arange(num_images, device=image_of_caption.device)
     return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device))
 

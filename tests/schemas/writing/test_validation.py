@@ -123,7 +123,7 @@ def test_unlisted_vocabulary_file(copy_toy, forge):
     "name",
     [
         *("part-00000-of-00004.parquet", "copies/part-00000-of-00003.parquet", "copy.parquet", "part-0.csv", ".part-1.tmp-7"),
-        *("_failures/part-00000-of-00004.jsonl", ".records/part-00000-of-00004.jsonl", "_vocabulary.txt"),
+        *("_failures/part-00000-of-00004.jsonl", ".records/part-00000-of-00004.jsonl", "_vocabulary.txt", "_tasks.json"),
     ],
 )
 def test_extra_file(copy_toy, name):

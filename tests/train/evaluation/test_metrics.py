@@ -176,6 +176,11 @@ def test_sum_of_recalls_has_six_terms():
     assert both.to_dict()["text_to_image"]["recall_at_5"] == 20
 
 
+def test_mismatched_rows_are_refused():
+    with pytest.raises(ValueError, match="images 0 to 3 of 3"):
+        retrieval_ranks(between(torch.ones(3, 1), torch.ones(2, 1)), 3, torch.tensor([0, 3]))
+
+
 @pytest.mark.parametrize(("cutoff", "right", "items"), [(1, 1, 4), (2, 1, 4), (2, 2, 5), (3, 3, 5), (5, 2, 5), (10, 1, 4)])
 def test_chance_equals_the_share_among_all_orders(cutoff, right, items):
     orders = list(permutations(range(items)))
