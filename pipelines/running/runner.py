@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -173,8 +173,7 @@ def _local_runner(options: PipelineOptions, workers: int, running: str) -> FnApi
     # Beam's running mode 'multi_processing' uses `python -m`, which puts the current folder first on the path.
     command = shlex.join([sys.executable, "-c", f"{_START}main({os.getpid()}, {running!r})"])
     command = f"exec 3>&2 2>/dev/null; exec env {_WORKER_ENVIRONMENT} {command}"
-    _WatchedProcess.folders[command.encode()] = running
-    return FnApiRunner(default_environment=WorkerProcesses.from_command_string(command))
+    return FnApiRunner(default_environment=WorkerProcesses.from_command_string(f"{running}\0{command}"))
 
 
 _STOP_SECONDS = 5.0
@@ -212,14 +211,14 @@ class WorkerProcesses(SubprocessSDKEnvironment):
 
 @WorkerHandler.register_environment(_URN, bytes)
 class _WatchedProcess(SubprocessSdkWorkerHandler):
-    """Handle of a worker process; its exit fails all waits for it.
+    """Handle of a worker process; its exit fails all waits for it."""
 
-    Attributes:
-        folders: folder of the run by the command line of its workers.
-    """
-
-    folders: ClassVar[dict[bytes, str]] = {}
     control_conn: ControlConnection | _EndedConnection
+
+    def __init__(self, payload: bytes, *settings: Any) -> None:
+        running, command = payload.split(b"\0")
+        super().__init__(command, *settings)
+        self._running = running.decode()
 
     def start_worker(self) -> None:
         super().start_worker()
@@ -229,7 +228,7 @@ class _WatchedProcess(SubprocessSdkWorkerHandler):
         # A worker that is still starting waits forever for the server, which is closed.
         self.worker_thread.join(_STOP_SECONDS)
         if self.worker_thread.is_alive():
-            shutil.rmtree(self.folders[self._worker_command_line], ignore_errors=True)
+            shutil.rmtree(self._running, ignore_errors=True)
         super().stop_worker()
 
     def _end_with_process(self) -> None:
