@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from schemas.conversion import convert
+from schemas.conversion import convert, hints_of
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, fingerprint_of, sha256_of_json
@@ -212,10 +212,10 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _known(cls: type[Any], content: Any) -> Any:
+def _known(cls: Any, content: Any) -> Any:
     """Drop keys of a later release."""
-    names = {item.name for item in fields(cls)}
-    return {key: value for key, value in content.items() if key in names} if isinstance(content, dict) else content
+    hints = hints_of(cls)
+    return {key: value for key, value in content.items() if key in hints} if isinstance(content, dict) else content
 
 
 def _entries(cls: type[FileEntry], stored: Any, name: str) -> Iterator[FileEntry]:

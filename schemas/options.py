@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, TypeAlias
+
+from schemas.conversion import default_of
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,8 @@ class BriefRepr:
     """Base of dataclasses with ``repr=False``, to show only values beside defaults."""
 
     def __repr__(self) -> str:
-        shown = []
-        for item in fields(self):  # type: ignore[arg-type]
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            value = getattr(self, item.name)
-            shown += [f"{item.name}={value!r}"] if value != default else []
+        values = {item.name: (getattr(self, item.name), default_of(item)) for item in fields(self)}  # type: ignore[arg-type]
+        shown = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -38,11 +38,6 @@ def prose(path: Path) -> tuple[list[str], list[tuple[int, str]]]:
     return [text for _, text in docstrings], docstrings + comments
 
 
-def first_lines(docstrings: list[str]) -> list[str]:
-    """Return the first lines that are too long."""
-    return [line for text in docstrings if len(line := text.splitlines()[0]) > MAX_FIRST_LINE]
-
-
 def main() -> None:
     folders = [Path(name) for name in sys.argv[1:]]
     paths = [path for folder in folders or [ROOT / package for package in PACKAGES] for path in sorted(folder.rglob("*.py"))]
@@ -66,7 +61,8 @@ def main() -> None:
     openings = [text for text in docstrings if OPENING.match(text)]
     print(f"{len(openings)} of {len(docstrings)} docstrings begin with a question word")
     problems += ["too many docstrings begin with a question word"] if len(openings) > MAX_OPENINGS * len(docstrings) else []
-    problems += [f"first line of more than {MAX_FIRST_LINE} characters: {text}" for text in first_lines(docstrings)]
+    long = [line for text in docstrings if len(line := text.splitlines()[0]) > MAX_FIRST_LINE]
+    problems += [f"first line of more than {MAX_FIRST_LINE} characters: {line}" for line in long]
     sys.exit(0 if folders else "\n".join(problems) or 0)
 
 

@@ -263,16 +263,17 @@ _INVERTED = {
 
 def _rename_efficientnet(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Rename tensors of EfficientNet-PyTorch, which numbers blocks without stages."""
-    blocks = [
-        f"blocks.{stage}.{block}" for stage, layers in enumerate(getattr(model, "blocks", ())) for block in range(len(layers))
-    ]
+    stages = enumerate(getattr(model, "blocks", ()))
+    names = (f"blocks.{stage}.{block}" for stage, layers in stages for block in range(len(layers)))
+    blocks = {str(index): name for index, name in enumerate(names)}
 
     def rename(name: str) -> str:
         layer, *rest = name.split(".")
-        if layer != "_blocks" or len(rest) != 3 or rest[0] not in map(str, range(len(blocks))):
+        if layer != "_blocks" or len(rest) != 3 or rest[0] not in blocks:
             return ".".join((_EFFICIENTNET.get(layer, layer), *rest))
-        layers = _INVERTED if f"_blocks.{rest[0]}._expand_conv.weight" in state else _SEPARABLE
-        return f"{blocks[int(rest[0])]}.{layers.get(rest[1], rest[1])}.{rest[2]}"
+        index, layer, part = rest
+        layers = _INVERTED if f"_blocks.{index}._expand_conv.weight" in state else _SEPARABLE
+        return f"{blocks[index]}.{layers.get(layer, layer)}.{part}"
 
     return {rename(name): tensor for name, tensor in state.items()}
 

