@@ -53,7 +53,7 @@ def captions(table: Path, output: Path, *arguments, workers: int = 1):
 def test_exit_codes_of_the_installed_command(installed, tmp_path):
     """1 failed, 2 wrong usage, 3 done but too many inputs failed; the other tests call the command in process."""
     one_line(installed("inspect", tmp_path / "none", code=1))
-    assert "Usage: imagepivot" in installed(code=2).stdout
+    assert "Usage: imagepivot" in installed("no-such-command", code=2).stderr
     (tmp_path / "t.tsv").write_text("image_id\ttext\na\tone\nb\t \n")
     done = installed(*captions(tmp_path / "t.tsv", tmp_path / "o"), code=3)
     assert done.stderr.startswith("1 inputs failed: 1 empty_caption. They are listed by: imagepivot inspect ")
