@@ -20,6 +20,7 @@ from train.evaluation.compatibility import check_languages, check_members, check
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
 from train.evaluation.evaluation import Count, Members, chance_in_folds, evaluate_folds, no_progress
 from train.evaluation.metrics import RetrievalMetrics
+from train.evaluation.protocols import ProtocolMatch, match_protocol
 from train.jobs import EvaluateJob
 from train.runs.run import Run, open_run
 
@@ -37,6 +38,7 @@ class Score:
         missing_features: images of the split that were left out for lack of features; None if all have some.
         folds: number of folds of the images; all numbers are means over them.
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
+        protocol: comparison with the protocol of the field that has such a split; None without one.
     """
 
     language: str
@@ -47,6 +49,7 @@ class Score:
     missing_features: MissingFeatures | None = None
     folds: int = 1
     cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
+    protocol: ProtocolMatch | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -55,6 +58,7 @@ class Score:
             "language": self.language,
             "portion": self.portion,
             "split": self.split,
+            "protocol": None if self.protocol is None else self.protocol.to_dict(),
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             **({"folds": self.folds} if self.folds > 1 else {}),
@@ -205,6 +209,7 @@ def _score(members: Members, language: str, portion: str, folds: int, on_progres
         chance=chance_in_folds(chosen, language, folds),
         missing_features=data.missing_features,
         folds=folds,
+        protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
     )
 
 

@@ -46,6 +46,7 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
             recalls = map(Cell, metrics.recalls, score.chance[direction])
             rows.append((captions, f"{metrics.queries:,} {name}s", *recalls, metrics.median_rank))
     notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}"]
+    notes += dict.fromkeys(f"split {score.split}: {score.protocol.remark}" for score in scores if score.protocol)
     return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
 
 
