@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
+from keyword import iskeyword
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType
@@ -77,7 +78,7 @@ class Option:
     @property
     def name(self) -> str:
         """Name of the option without dashes, or of the argument: its key in files."""
-        return self.key.replace("_", "-")
+        return self.key.rstrip("_").replace("_", "-")
 
     @property
     def label(self) -> str:
@@ -274,7 +275,8 @@ def _option(name: str, hint: Any, opt: Opt, default: Any) -> Option:
 
 
 def _key(name: str, opt: Opt) -> str:
-    return (opt.name or name).replace("-", "_")
+    key = (opt.name or name).replace("-", "_")
+    return f"{key}_" if iskeyword(key) else key  # A parameter of Python has no keyword as its name.
 
 
 def _text_type(hint: Any) -> Any:
@@ -344,7 +346,7 @@ class Command(TyperCommand):
         params = typer.main.get_command(app).params
         for parameter in params:
             # Not by a common prefix, which would leave arguments out and take IMAGEPIVOT_VERSION for --version.
-            parameter.envvar = f"IMAGEPIVOT_{self.name}_{parameter.name}".upper().replace("-", "_")
+            parameter.envvar = f"IMAGEPIVOT_{self.name}_{parameter.name}".upper().rstrip("_").replace("-", "_")
             parameter.show_envvar = False  # type: ignore[attr-defined]
         return params
 

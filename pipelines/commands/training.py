@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
+from pipelines.commands.imports import Imports, import_modules
 from pipelines.commands.results import AsJson, LogJson, console, notes, print_dataset, print_line, remark
 from pipelines.jobs import ImageOptions
 from schemas.console import events
@@ -35,6 +36,7 @@ def train(
     job: TrainJob = TrainJob(tensorboard=True),
     list_presets: Annotated[bool, Opt("List the presets.")] = False,
     show: Annotated[bool, Opt("Print the full configuration without training.")] = False,
+    imports: Imports = (),
     log_json: LogJson = False,
 ) -> None:
     """Train a joint embedding of images and sentences.
@@ -46,6 +48,7 @@ def train(
     metrics.csv and curves.png. Ctrl-C saves after the current step; a second one exits immediately. --resume continues a stopped
     run: on a CPU to the same weights, if threads and datasets are unchanged.
     """
+    import_modules(imports)
     from train.config.presets import preset_names
     from train.config.sections import resolve, to_toml
 
@@ -76,6 +79,7 @@ def train(
 def evaluate(
     job: EvaluateJob,
     output: Annotated[str, Opt("Write scores to this JSON file.")] = "",
+    imports: Imports = (),
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
@@ -86,6 +90,7 @@ def evaluate(
 
     The file of --output also holds its inputs; with the same inputs nothing is evaluated again.
     """
+    import_modules(imports)
     from train.evaluation.scores import evaluate_run, evaluation_report
     from train.reports.tables import check_report, current_report, score_tables, write_report
 
@@ -146,12 +151,13 @@ def compare(
 
 
 @command("embed runs/c2c embeddings --features features --captions encoded")
-def embed(job: EmbedJob, log_json: LogJson = False) -> None:
+def embed(job: EmbedJob, imports: Imports = (), log_json: LogJson = False) -> None:
     """Write embeddings of images and captions into shards.
 
     OUTPUT/images is a dataset of kind features, OUTPUT/captions of kind embeddings with the keys of the captions. The same command
     resumes a stopped one. Other splits or languages are another dataset.
     """
+    import_modules(imports)
     from schemas.dataset import open_dataset
     from train.evaluation import embedding
 
@@ -167,11 +173,12 @@ def embed(job: EmbedJob, log_json: LogJson = False) -> None:
 
 
 @command('search runs/c2c "ein Hund im Schnee" --language de --features features')
-def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -> None:
+def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, log_json: LogJson = False) -> None:
     """List the best images for a sentence in any language of a run.
 
     The sentence is tokenized by the recipe of the captions that the run was trained on.
     """
+    import_modules(imports)
     from pipelines.text.queries import tokenize_query
     from schemas.dataset import open_dataset
     from train.evaluation.search import search as search_images
@@ -192,6 +199,7 @@ def search(job: SearchJob, as_json: AsJson = False, log_json: LogJson = False) -
 def sts(
     job: StsJob,
     output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
+    imports: Imports = (),
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
@@ -203,6 +211,7 @@ def sts(
     Sentence pairs are STS.input.X.txt with STS.gs.X.txt, tab-separated tables with columns score, sentence1 and sentence2, or files
     of the STS benchmark. Pairs without a score are skipped.
     """
+    import_modules(imports)
     from schemas.storage.folder import Folder
 
     if output:
@@ -239,7 +248,7 @@ def sts(
 
 
 @command("figures runs/mha-d figures --captions encoded --features regions --images photos")
-def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: LogJson = False) -> None:
+def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Imports = (), log_json: LogJson = False) -> None:
     """Draw figures of a run: retrieval examples, a t-SNE map and attention weights.
 
     OUTPUT/retrieval.png shows the best images for captions in each language, with the rank of the right one, which is framed;
@@ -248,6 +257,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), log_json: L
 
     OUTPUT/_made_from.json holds options, run and data (of pictures names and sizes); with the same inputs nothing is drawn again.
     """
+    import_modules(imports)
     import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
 
     from schemas.made_from import is_current

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import UsageError
 from tests.train.conftest import EDGES
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config import models as config_models
@@ -120,11 +120,14 @@ def test_registered_model_without_vectors(pairwise, toy, train_toy, tmp_path):
     assert not (tmp_path / "embedded").exists()
 
 
-def test_opening_a_run_of_an_unregistered_kind_is_refused(pairwise, train_toy, monkeypatch):
+def test_run_of_an_unregistered_kind_is_no_damaged_one(pairwise, train_toy, monkeypatch):
     folder = train_toy(pairwise.replace("44", "2")).folder
     monkeypatch.delitem(config_models._SECTIONS, "pairwise")
-    with pytest.raises(DatasetError, match=r"model\.kind is 'pairwise', expected one of 'vse': register a kind of your own"):
+    unknown = r"%s: model\.kind is 'pairwise', expected one of 'vse': import the module that registers it .* --import MODULE"
+    with pytest.raises(UsageError, match=unknown % r"best\.pt"):
         open_run(folder)
+    with pytest.raises(UsageError, match=unknown % r"last\.pt"):
+        train_toy(CONFIG, resume=True)
 
 
 @pytest.mark.slow
@@ -161,5 +164,9 @@ def test_command_loads_kinds_from_entry_points(toy, tmp_path):
         return done.stdout + done.stderr
 
     run("train", "own.toml", "run", *data, "--vocabulary", toy.vocabulary, "--device", "cpu")
-    assert "en" in run("evaluate", "run", *data, "--split", "test", "--device", "cpu")
-    assert "model.kind is 'counts', expected one of " in run("evaluate", "run", *data, "--split", "test", code=1, path=tmp_path)
+    evaluation = ("evaluate", "run", *data, "--split", "test", "--device", "cpu")
+    scores = run(*evaluation)
+    assert "en" in scores
+    assert "best.pt: model.kind is 'counts', expected one of 'dan', " in run(*evaluation, code=2, path=tmp_path)
+    (tmp_path / "own_edges.py").write_text(EDGES)
+    assert run(*evaluation, "--import", "own_edges", path=tmp_path) == scores

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
-from schemas.conversion import Tagged, hints_of
+from schemas.conversion import Tagged, convert, hints_of
 from schemas.errors import UsageError
 
 
@@ -19,6 +19,10 @@ def require(condition: bool, message: str) -> None:
     """Raise a `UsageError` if a condition is false."""
     if not condition:
         raise UsageError(message)
+
+
+class UnknownKindError(UsageError):
+    """A model kind is unknown to this process: its module is not imported."""
 
 
 def check_choices(section: str, values: Any) -> None:
@@ -100,17 +104,18 @@ class ModelConfig(Tagged):
         """Return the dataclass of a table's kind, and the table without ``kind``.
 
         Raises:
-            UsageError: the kind is unknown.
+            UsageError: the kind is not text.
+            UnknownKindError: the kind is unknown.
         """
-        kind = table.get("kind", VseConfig.kind)
+        kind = convert(table.get("kind", VseConfig.kind), str, f"{prefix}kind")
         if kind not in _SECTIONS:
             for entry in entry_points(group=ENTRY_POINTS):
                 if entry.name == kind:
                     entry.load()
         if kind not in _SECTIONS:
-            raise UsageError(
-                f"{prefix}kind is {kind!r}, expected one of {', '.join(map(repr, model_kinds()))}: register a kind of your own "
-                "with imagepivot.register_model first"
+            raise UnknownKindError(
+                f"{prefix}kind is {kind!r}, expected one of {', '.join(map(repr, model_kinds()))}: import the module that "
+                "registers it by imagepivot.register_model, on the command line with --import MODULE"
             )
         return _SECTIONS[kind], {key: value for key, value in table.items() if key != "kind"}
 

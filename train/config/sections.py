@@ -296,7 +296,7 @@ def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str] | No
             override(table, key, value)
         return convert(table, Config)
     except UsageError as error:
-        raise UsageError(f"{source}: {error}") from error
+        raise type(error)(f"{source}: {error}") from error
 
 
 def to_toml(config: Config) -> str:

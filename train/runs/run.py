@@ -14,6 +14,7 @@ from schemas.manifest import MANIFEST_NAME
 from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
+from train.config.models import UnknownKindError
 from train.config.sections import Config, differences, from_toml
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, damaged, read_checkpoint, stored_model
@@ -70,6 +71,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
 
     Raises:
         DatasetError: the folder holds no run, or a damaged one.
+        UsageError: this process does not know the run's model kind.
     """
     run_folder = Folder(os.fspath(folder))
     name = {"best": BEST, "last": LAST}[checkpoint]
@@ -81,10 +83,10 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
             "its first evaluation yet"
         ) from None
     source = run_folder.path_of(name)
+    config = _stored_config(stored, source)
     try:
-        config = from_toml(stored.config, source)
         vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
-    except (UsageError, ValueError) as error:
+    except ValueError as error:
         raise damaged(source, str(error)) from error
     model = stored_model(config.model, stored, source)
     return Run(
@@ -101,6 +103,15 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         started_from=stored.started_from,
         language_ids=stored.dimensions.language_ids,
     )
+
+
+def _stored_config(checkpoint: Checkpoint, source: str) -> Config:
+    try:
+        return from_toml(checkpoint.config, source)
+    except UnknownKindError:
+        raise
+    except UsageError as error:
+        raise damaged(source, str(error)) from error
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
@@ -177,10 +188,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
         DatasetError: something differs, which the message names.
     """
     source = folder.path_of(LAST)
-    try:
-        before = from_toml(old.config, source)
-    except UsageError as error:
-        raise damaged(source, str(error)) from error
+    before = _stored_config(old, source)
     changes = differences(before.lasting, from_toml(new.config, "the configuration").lasting)
     for name in ("seed", "precision"):
         if getattr(old, name) != getattr(new, name):

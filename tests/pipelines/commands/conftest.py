@@ -3,6 +3,7 @@
 from tests.train.conftest import (  # noqa: F401
     finished_run,
     gappy,
+    kinds,
     multi30k,
     toy,
     toy_2016,

@@ -100,6 +100,7 @@ def test_file_extends_a_preset(tmp_path):
         ("[loss]\nc2c_probability = 1.5", "loss.c2c_probability is 1.5, expected 0 to 1"),
         ("[loss]\nc2c_probability = 0.5\n[schedule]\nbatches = 'images'", "belongs to batches of 'tasks'"),
         ("[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
+        ("[model]\nkind = []", r"model\.kind is \[\], expected text in quotes"),
         ("[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
         ("[model]\nkind = 'scan'\nlambda_lse = 0", "model.lambda_lse is 0.0, expected more than 0"),
         (

@@ -1,0 +1,51 @@
+"""Option ``--import``: modules of users, which register their own model kinds."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from schemas.errors import ImagepivotError, UsageError
+from schemas.options import Opt
+
+Imports: TypeAlias = Annotated[
+    tuple[str, ...],
+    Opt(
+        "Import this Python module first, e.g. one that registers a model kind; repeatable.",
+        name="import",
+        metavar="MODULE",
+        is_repeated=True,
+    ),
+]
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules of installed packages or of the current folder, in order.
+
+    The folder is the last on the path, so that its files hide no installed module.
+
+    Raises:
+        UsageError: a module is missing, or fails while it is imported.
+    """
+    for name in names:
+        if (folder := str(Path.cwd())) not in sys.path:
+            sys.path.append(folder)
+        try:
+            importlib.import_module(name)
+        except ImagepivotError:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+                raise UsageError(
+                    f"--import is {name!r}, but there is no module {error.name!r}: expected the dotted name, without .py, of a "
+                    "module in the current folder or in an installed package"
+                ) from error
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise UsageError(
+                f"--import is {name!r}, which fails at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error}): "
+                "correct the module"
+            ) from error
