@@ -25,7 +25,7 @@ from schemas.footers import sha256_of_footer
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, numpy_type, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
-from schemas.parameters import feature_of
+from schemas.parameters import FeaturesParameters, feature_of
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
@@ -112,6 +112,11 @@ class Dataset:
     def spec(self) -> FeatureSpec | None:
         """Specification of the vectors; None for a kind without vectors."""
         return feature_of(self.manifest.parameters)
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Features of random weights, see `FeaturesParameters.untrained`."""
+        return () if self.spec is None else FeaturesParameters.from_json(self.manifest.parameters).untrained
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -144,11 +144,13 @@ class EmbeddingModel(_Stated):
         weights_sha256: SHA-256 of its parameters.
         similarity: name of the similarity that compares its embeddings.
         languages: languages of the text encoder; None for embeddings of images.
+        untrained: features of random weights that the model was trained on; None if trained.
     """
 
     weights_sha256: str
     similarity: str
     languages: tuple[str, ...] | None = None
+    untrained: tuple[str, ...] | None = None
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
@@ -176,9 +178,17 @@ class FeaturesParameters(_Stated):
     selection: Mapping[str, tuple[str, ...]] | None = None
 
     @property
-    def untrained(self) -> bool:
-        """Whether the extractor's weights are random."""
-        return bool((self.extractor or {}).get("untrained"))
+    def untrained(self) -> tuple[str, ...]:
+        """Features of random weights, e.g. ``resnet50-pool (random:0)``.
+
+        Embeddings name the features that their model was trained on.
+        """
+        if self.model is not None:
+            return self.model.untrained or ()
+        extractor = self.extractor or {}
+        if not extractor.get("untrained"):
+            return ()
+        return (f"{self.feature.name} ({(_object(extractor, 'weights') or {}).get('name', 'random')})",)
 
     @property
     def transform(self) -> Mapping[str, Any] | None:

@@ -10,7 +10,6 @@ from rich.rule import Rule
 
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
-from schemas.parameters import FeaturesParameters
 from train.evaluation.scores import score_run
 from train.evaluation.search import Gallery, Tokenize, embed_gallery, search_gallery
 from train.reports.tables import score_table
@@ -37,7 +36,7 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
     location = str(folder / "features")
     scores = score_run(run, captions=str(folder / "encoded"), features=location, splits=["test"])
     score_table(scores, title="scenes that were held out").render(console)
-    if FeaturesParameters.from_json(features.manifest.parameters).untrained:
+    if features.untrained:
         console.print("The features have random weights: they distinguish drawn scenes, but mean nothing for photographs.")
     else:
         console.print("Features are of EfficientNet-Lite0, trained on ImageNet; pools, crops and regions have random weights.")

@@ -20,6 +20,7 @@ from schemas.errors import UsageError
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.untrained import untrained_remark
 from schemas.writing.shard_writer import lock_folder
 from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml
@@ -147,6 +148,7 @@ def train(
             missing_features={missing.split: missing.to_dict() for missing in training_inputs.missing_features},
             started_from={} if source is None else provenance(source),
             contents=training_inputs.contents,
+            untrained=training_inputs.training.untrained if isinstance(training_inputs, TrainingInputs) else (),
         )
         remarks, is_whole = [], False
         if before is not None:
@@ -159,7 +161,8 @@ def train(
             raise holds_a_run(folder)
         weight_remarks = loop.begin(before, source)
         if processes.is_rank_zero:
-            remarks += [bfloat16_remark(job.precision, device.type), *weight_remarks, overlap_remark(config, job.corpus)]
+            remarks += [untrained_remark(start.untrained), bfloat16_remark(job.precision, device.type)]
+            remarks += [*weight_remarks, overlap_remark(config, job.corpus)]
             remarks += [missing.remark for missing in training_inputs.missing_features]
             remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
             for sentence in filter(None, remarks):
@@ -263,6 +266,8 @@ class _Loop:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:
                     log.write("feature_outliers", 0, outliers.to_dict())
+                if self.start.untrained:
+                    log.write("untrained", 0, {"features": list(self.start.untrained)})
                 if self.start.started_from:
                     log.write("started_from", 0, self.start.started_from)
             return self._run(log, interruption)

@@ -15,6 +15,7 @@ from pipelines.running.meter import show_progress
 from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt
+from schemas.untrained import untrained_remark
 
 
 @command("captions multi30k captions --format multi30k --languages en,de")
@@ -148,8 +149,9 @@ def features(
         plan_table(plan_dry_run(job, listing, remark)).render(console)
         return
     request = job.extractor
-    if any(name.startswith("random:") for name in (request.weights, request.name.rpartition("+")[2])):
-        remark("untrained: the weights are random, the features mean nothing")
+    seeds = [name for name in (request.weights, request.name.rpartition("+")[2]) if name.startswith("random:")]
+    if seeds:
+        remark(untrained_remark([f"{request.name} ({seeds[0]})"]))
     if execution.is_local:
         _remark_on_precision(request.precision, job.device)
     total = listing.count

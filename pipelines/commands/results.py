@@ -52,7 +52,7 @@ def print_dataset(manifest: Manifest, output: str) -> None:
     size = sum(entry.bytes for entry in manifest.shards)
     size_text = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
     facts = [f"{manifest.failed:,} failed", size_text, format_duration(time.monotonic() - _started)]
-    if (manifest.parameters.get("extractor") or {}).get("untrained"):
+    if any((manifest.parameters.get(source) or {}).get("untrained") for source in ("extractor", "model")):
         facts.append("untrained weights")
     rows = f"{manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)}"
     print_line(f"[bold]{manifest.kind}[/bold]: {rows} ({', '.join(facts)})")

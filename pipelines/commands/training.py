@@ -19,6 +19,7 @@ from schemas.errors import DatasetError
 from schemas.escapes import escape_text, to_json
 from schemas.options import Opt
 from schemas.process.shutdown import shutdown_notice
+from schemas.untrained import untrained_remark
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 from train.progress import CountDisplay, TrainingDisplay
 
@@ -185,7 +186,9 @@ def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, log_j
 
     total = open_dataset(job.features).manifest.rows if job.features else None
     with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
-        hits = search_images(job, tokenize_query, lambda words: remark(f"not in the vocabulary: {' '.join(words)}"), count)
+        hits = search_images(
+            job, tokenize_query, lambda words: remark(f"not in the vocabulary: {' '.join(words)}"), count, remark
+        )
     events.record(counts={"hits": len(hits)})
     ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
     table = Table((Column("", ""), "image_id", Column("score", ".3f")), ranks)
@@ -278,6 +281,8 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Im
     events.record(counts={"figures": len(drawn.names) - 1})
     for name, reason in drawn.refused.items():
         remark(f"no {name}: {reason}")
+    if drawn.untrained:
+        remark(untrained_remark(drawn.untrained))
     if not job.images:
         remark("no pictures without --images: image ids are drawn instead")
     print_line(f"examples: {escape(drawn.rule)}")

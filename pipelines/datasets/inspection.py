@@ -16,7 +16,7 @@ from schemas.console.tables import Cell, Column, Row, Table, number_columns
 from schemas.dataset import Dataset
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
-from schemas.parameters import FeaturesParameters
+from schemas.untrained import untrained_remark
 
 _MAX_TEXT = 60
 _MAX_REGIONS = 4
@@ -50,7 +50,7 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "bytes": _stored_bytes(manifest),
         "fingerprint": manifest.fingerprint,
-        "untrained": _is_untrained(dataset),
+        "untrained": bool(dataset.untrained),
         "parameters": manifest.parameters,
         "inputs": list(manifest.inputs),
         "libraries": manifest.libraries,
@@ -64,8 +64,8 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
 
 def _overview(dataset: Dataset) -> Iterator[Row]:
     manifest = dataset.manifest
-    if _is_untrained(dataset):
-        yield _name("note"), Cell("untrained: the weights are random, the features mean nothing", style="yellow")
+    if note := untrained_remark(dataset.untrained):
+        yield _name("note"), Cell(note, style="yellow")
     yield _name("kind"), manifest.kind
     size = _stored_bytes(manifest)
     unit, suffix = pick_unit_and_suffix(size, ["bytes", "KiB", "MiB", "GiB"], 1024)
@@ -103,10 +103,6 @@ def _plain(value: Any, empty: str) -> str:
         is_flat = not any(isinstance(item, (list, tuple, Mapping)) for item in value)
         return ", ".join(_plain(item, empty) for item in value) or empty if is_flat else canonical_json(value)
     return "" if value is None else str(value)
-
-
-def _is_untrained(dataset: Dataset) -> bool:
-    return dataset.spec is not None and FeaturesParameters.from_json(dataset.manifest.parameters).untrained
 
 
 def _stored_bytes(manifest: Manifest) -> int:

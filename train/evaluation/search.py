@@ -5,6 +5,7 @@ Letters: ``I`` images, ``E`` embedding width.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters, TextRecipe
 from schemas.storage.folder import Folder
+from schemas.untrained import untrained_remark
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import resolve_device
@@ -26,6 +28,8 @@ from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
+
+logger = logging.getLogger(__name__)
 
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 """Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
@@ -52,11 +56,12 @@ def search(
     tokenize: Tokenize | None = None,
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
     on_progress: Count = no_progress,
+    on_warning: Callable[[str], None] = logger.warning,
 ) -> list[Hit]:
     """Open a run and search images with it.
 
     ``tokenize`` follows the text recipe of the run's captions; a query of tokens needs none. ``report_unknown`` receives the tokens
-    that are not in the vocabulary, if any.
+    that are not in the vocabulary, if any. ``on_warning`` receives a sentence about features of random weights.
 
     Returns:
         The best images, best first.
@@ -78,6 +83,8 @@ def search(
     tokens = job.query.split() if job.tokenized or tokenize is None else tokenize(job.query, language, run.text, job.truecaser)
     gallery = embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
     hits = search_gallery(run, tokens, language, gallery, top=job.top)
+    if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):
+        on_warning(remark)
     if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
         report_unknown(unknown)
     return hits

@@ -72,6 +72,7 @@ class StsSystem:
         similarities: similarities of the pairs of each data set, float64 ``[N]``.
         language: language in which a run read the sentences; empty for other kinds.
         coverage: coverage of the words; None for systems that know all.
+        untrained: features of random weights that a run was trained on.
     """
 
     name: str
@@ -81,6 +82,7 @@ class StsSystem:
     correlations: tuple[Correlation, ...]
     language: str = ""
     coverage: Coverage | None = None
+    untrained: tuple[str, ...] = ()
 
     @property
     def means(self) -> Correlation:
@@ -113,6 +115,7 @@ class StsResult:
             "scores": {pairs.name: vars(correlations) for pairs, correlations in scores},
             "mean": vars(system.means),
             "coverage": None if system.coverage is None else vars(system.coverage),
+            "untrained": list(system.untrained),
         }
 
 
@@ -178,7 +181,8 @@ def score_sts(
         )
     vectors = dict(zip(sentences, _embed(run, tokens, language, on_progress), strict=True))
     text = "tokens as given" if tokenize is None or run.text is None else f"recipe {run.text.recipe}"
-    return _system(name or run.folder.location, "run", text, data, vectors, language=language, coverage=coverage)
+    fields = {"language": language, "coverage": coverage, "untrained": run.untrained}
+    return _system(name or run.folder.location, "run", text, data, vectors, **fields)
 
 
 def word_overlap(first: str, second: str) -> float:

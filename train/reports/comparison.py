@@ -13,6 +13,7 @@ from typing import Any
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
+from schemas.untrained import untrained_remark
 from train.config.sections import settings_of
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 from train.runs.history import History, read_history
@@ -39,6 +40,7 @@ class ComparedRun:
         settings: configuration by dotted key. Runs with a checkpoint also have ``seed``, ``precision``, numbers of images without
             features, and the first digits of fingerprints (``data: captions``) and content digests (``content: captions``).
         state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped.
+        untrained: features of random weights that the run was trained on.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ComparedRun:
     settings: Mapping[str, Any]
     state: str
     history: History
+    untrained: tuple[str, ...] = ()
 
     def scores(self, language: str) -> dict[tuple[str, str], float]:
         """Return a language's validation scores at the best step; empty if not evaluated.
@@ -68,6 +71,7 @@ class ComparedRun:
             "settings": dict(self.settings),
             "best": None if best is None else {key: value for key, value in best.items() if key != "event"},
             "speed": self.history.speed,
+            "untrained": list(self.untrained),
         }
 
 
@@ -188,7 +192,7 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
         settings |= {f"missing features: {split}": item.get("images") for split, item in checkpoint.missing_features.items()}
         settings |= {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
         settings |= {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
-    return ComparedRun(name, location, settings, state, read_history(folder))
+    return ComparedRun(name, location, settings, state, read_history(folder), checkpoint.untrained if checkpoint else ())
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -230,6 +234,9 @@ def _notes(runs: Sequence[ComparedRun]) -> list[str]:
             notes.append(
                 f"{language}: the runs were not measured on the same captions, so that their scores cannot be compared"
             )
+    if untrained := [run for run in runs if run.untrained]:
+        remark = untrained_remark(name for run in untrained for name in run.untrained)
+        notes.append(f"{', '.join(run.name for run in untrained)}: {remark}")
     if any(run.state == "unfinished" for run in runs) and len(runs) > 1:
         notes.append("unfinished runs are shown as far as they have come")
     return notes

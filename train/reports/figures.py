@@ -13,6 +13,7 @@ from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.made_from import write_made_from
 from schemas.storage.folder import Folder
+from schemas.untrained import untrained_remark
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
@@ -37,6 +38,7 @@ class Figures:
     Attributes:
         refused: reasons for figures that cannot be drawn, by name.
         rule: selection of the examples, in words.
+        untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
     """
 
     names: tuple[str, ...]
@@ -45,6 +47,7 @@ class Figures:
     rankings: tuple[Ranking, ...]
     map: EmbeddingMap | None
     attention: tuple[AttendedImage, ...]
+    untrained: tuple[str, ...] = ()
 
 
 def draw_figures(
@@ -99,7 +102,9 @@ def draw_figures(
             if job.only:
                 raise
             refused[name] = str(error)
-    figures = Figures((), refused, rule, results.get("retrieval", ()), results.get("map"), results.get("attention", ()))
+    figures = Figures(
+        (), refused, rule, results.get("retrieval", ()), results.get("map"), results.get("attention", ()), data.untrained
+    )
     shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right)}
     attended = {image.image_id for image in figures.attention}
     pictures: Mapping[str, Picture] = {}
@@ -127,6 +132,7 @@ def _write(
     if figures.rankings:
         note = f"Queries: {figures.rule}. A thick frame marks the right image."
         note += "" if pictures else " No pictures were given: ids of images stand for them."
+        note += f" {remark}." if (remark := untrained_remark(figures.untrained)) else ""
         plot_rankings(figures.rankings, pictures, folder, "retrieval.png", note=note)
         drawn.append("retrieval.png")
     if figures.map is not None:
@@ -140,6 +146,7 @@ def _write(
         "languages": list(data.captions.language_names),
         "portions": list(data.captions.portion_names),
         "fingerprints": dict(data.fingerprints),
+        "untrained": list(figures.untrained),
         "examples": figures.rule,
         "seed": job.seed,
         "retrieval": [ranking.to_dict() for ranking in figures.rankings],

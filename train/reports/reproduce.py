@@ -28,10 +28,11 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError
 from schemas.fingerprints import sha256_of_bytes
-from schemas.parameters import EncodedParameters, FeaturesParameters
+from schemas.parameters import EncodedParameters
 from schemas.process import steps
 from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
+from schemas.untrained import untrained_remark
 from schemas.vocabulary import SPECIALS
 from schemas.writing.shard_writer import lock_folder
 from train.config.sections import Config, resolve, to_toml
@@ -253,9 +254,11 @@ def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
             for language, names in portions.items():
                 by_split = needed_portions.setdefault(task.corpus.features, {})
                 by_split.setdefault(split, {}).setdefault(language, set()).update(names)
-    remarks, trains = [], not all(task.result.exists() for task in tasks)
+    remarks: list[str] = []
+    trains = not all(task.result.exists() for task in tasks)
     for location, by_split in needed_portions.items():
         features = open_dataset(location)
+        remarks += filter(None, [untrained_remark(features.untrained)])
         for split, by_language in by_split.items():
             all_portions = {language: sorted(names) for language, names in by_language.items()}
             chosen = read_captions(captions, split=split, portions=all_portions)
@@ -380,7 +383,7 @@ def _trained_content(task: Task) -> dict[str, Any]:
         "steps": checkpoint.progress.step,
         "step": checkpoint.progress.best_step,
         "feature": "" if features.spec is None else f"{features.spec.name}, {features.spec.source}".rstrip(", "),
-        "untrained": FeaturesParameters.from_json(features.manifest.parameters).untrained,
+        "untrained": list(checkpoint.untrained),
         "recipe": "" if text is None else text.recipe,
         "vocabulary": len(checkpoint.tokens) - len(SPECIALS),
         **counts,

@@ -8,6 +8,7 @@ from itertools import groupby, product
 from statistics import mean, stdev
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
+from schemas.untrained import untrained_remark
 from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
@@ -231,6 +232,8 @@ def _notes(rows: Sequence[RowSummary]) -> tuple[str, ...]:
         steps = sorted(result["step"] for result in results if "step" in result)
         changed = sorted({setting for result in results for setting in result["overrides"]})
         notes.append(f"Features: {'; '.join(sorted({row.feature for row in rows if row.results}))}.")
+        if untrained := untrained_remark(name for row in rows for name in row.untrained):
+            notes.append(f"{untrained}.")
         notes.append(f"{len(steps)} runs; the best model of each was reached after {steps[0]:,} to {steps[-1]:,} steps.")
         notes.append(f"Changed against the presets: {', '.join(changed)}." if changed else "The presets are unchanged.")
     else:

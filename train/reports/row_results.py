@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,13 @@ class RowSummary:
     def feature(self) -> str:
         """Name and source of the feature, marked if it is untrained."""
         return self._texts(lambda result: f"{result['feature']}{', untrained' if result.get('untrained') else ''}")
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Features of random weights, see `schemas.dataset.Dataset.untrained`."""
+        stored = ((result.get("untrained"), result["feature"]) for result in self.results)  # True in version 0.2.
+        names = ([feature] if untrained is True else untrained or [] for untrained, feature in stored)
+        return tuple(dict.fromkeys(chain.from_iterable(names)))
 
     @property
     def recipe(self) -> str:

@@ -77,7 +77,9 @@ class StsRows:
             for name, cell in cells.items()
         }
         names = {name: getattr(row.published, name) for name in ("name", "preset", "quoted")}
-        return {**names, "runs": [system.name for system in row.measured], "refused": row.refused, "scores": scores}
+        untrained = sorted({name for system in row.measured for name in system.untrained})
+        runs = [system.name for system in row.measured]
+        return {**names, "runs": runs, "refused": row.refused, "scores": scores, "untrained": untrained}
 
 
 def sts_paper(paper: str, table: int | None = None) -> StsPaper | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean, stdev
 from textwrap import wrap
 from typing import Any
@@ -13,9 +13,10 @@ from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
 from schemas.made_from import read_made_from
 from schemas.storage.folder import Folder, file_at
+from schemas.untrained import untrained_remark
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
 from train.evaluation.scores import Average, Score, averages
-from train.evaluation.sts import StsResult
+from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
 from train.reports.comparison import SCORES, SUM, Comparison
 from train.reports.gold_ranks import GoldRanks, RankedCaption
@@ -47,6 +48,7 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
             rows.append((captions, f"{metrics.queries:,} {name}s", *recalls, metrics.median_rank))
     notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}"]
     notes += dict.fromkeys(f"split {score.split}: {score.protocol.remark}" for score in scores if score.protocol)
+    notes += filter(None, [untrained_remark(name for score in scores for name in score.untrained)])
     return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
 
 
@@ -179,7 +181,7 @@ def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
             Cell(ABSENT) if None in vars(value).values() else Cell(value.pearson, value.spearman) for value in correlations
         )
         rows.append((f"{system.name} {system.language}".rstrip(), *measured))
-    notes = ["Pearson's r times 100, in brackets Spearman's rho times 100"]
+    notes = ["Pearson's r times 100, in brackets Spearman's rho times 100", *_untrained_systems(result.systems)]
     if any(tasks[index] is not None for index in indices):
         notes.append(f"{_QUOTED}: quoted in that paper from other work")
         for paper in STS_PAPERS:
@@ -190,6 +192,11 @@ def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
                 rows.append([Cell(text, style="dim") for text in (_quoted(row.name, row.quoted), *cells)])
     columns += [Column("mean", ".1f")] if has_means else []
     return Table(["", *columns], rows, "semantic textual similarity", notes)
+
+
+def _untrained_systems(systems: Iterable[StsSystem]) -> list[str]:
+    untrained = {system.name: untrained_remark(system.untrained) for system in systems}
+    return [f"{name}: {remark}" for name, remark in untrained.items() if remark]
 
 
 def _data_column(pairs: StsPairs, task: int | None) -> Column:
@@ -289,6 +296,7 @@ def _sts_row_notes(rows: StsRows) -> list[str]:
         *([f"Published numbers on {', '.join(absent)} are not shown: these pairs are not given."] if absent else []),
         *([f"Not a data set of the paper, by number of pairs or word overlap: {', '.join(unknown)}."] if unknown else []),
         *(f"{row.published.name} is not measured: {row.refused}" for row in rows.rows if row.refused),
+        *_untrained_systems(system for row in rows.rows for system in row.measured),
     ]
 
 

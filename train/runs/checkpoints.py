@@ -83,6 +83,7 @@ class Checkpoint:
         started_from: provenance of its initial weights, see `train.runs.init_from_run.WeightInit`; empty if they are random.
         contents: `schemas.manifest.Manifest.content_sha256` of the training datasets, by name; of datasets that changed, also the
             former ones, with the step of the change.
+        untrained: features of random weights that the run was trained on, see `schemas.dataset.Dataset.untrained`.
     """
 
     config: str
@@ -99,6 +100,7 @@ class Checkpoint:
     missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
@@ -182,6 +184,7 @@ def _load(file: pa.NativeFile, location: str) -> Any:
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of all content of a checkpoint, and return it."""
+    content.setdefault("untrained", ())  # Checkpoints of version 0.2 have no such field.
     known = {item.name for item in fields(Checkpoint)}
     if missing := sorted(known - content.keys()):
         raise damaged(location, f"{missing[0]} is missing")

@@ -8,7 +8,8 @@ Each line of ``log.jsonl`` is an object with a ``step`` and one of these values 
 * ``validation``: loss and terms on the validation split, per query.
 * ``timing``, after each evaluation: speed and shares of time, see `Stopwatch`, and the number of threads.
 * Before the first step: ``training_data``, numbers of captions and words; ``missing_features``, images without features;
-  ``feature_outliers``, features of zeros or of unusual norms; ``started_from``, initial weights from another run.
+  ``feature_outliers``, features of zeros or of unusual norms; ``untrained``, features of random weights; ``started_from``, initial
+  weights from another run.
 
 Only ``timing`` depends on a clock. The other lines of a killed and resumed run are those of an uninterrupted one; ``metrics.csv``
 and ``curves.png`` derive from them.

@@ -44,6 +44,7 @@ class Run:
     missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_from: Mapping[str, Any] = field(default_factory=dict)
     language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         kind, languages = self.config.model.kind, self.model.languages
@@ -102,6 +103,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         missing_features=stored.missing_features,
         started_from=stored.started_from,
         language_ids=stored.dimensions.language_ids,
+        untrained=stored.untrained,
     )
 
 

@@ -36,7 +36,7 @@ def test_overview_has_every_value_of_the_manifest(tmp_path):
     overview, columns, *_ = describe(dataset)
     assert overview.title == str(tmp_path / "[red]f")
     rows = overview.values
-    assert rows[0] == ["note", "untrained: the weights are random, the features mean nothing"]
+    assert rows[0] == ["note", "untrained: the weights of fake (random:0) are random, the features mean nothing"]
     assert rows[1:4:2] == [["kind", "features"], ["fingerprint", dataset.fingerprint]]
     assert rows[2][1].startswith("3 in 2 shards, ")
     extractor = rows.index(["extractor", ""])

@@ -209,7 +209,7 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
         assert result["words"] == {"+".join(data.portions): kept[row]}
         assert result["captions"] == captions
         assert result["vocabulary"] == 120
-        assert (result["feature"], result["untrained"], result["recipe"], result["steps"]) == ("toy", False, "raw", 4)
+        assert (result["feature"], result["untrained"], result["recipe"], result["steps"]) == ("toy", [], "raw", 4)
     assert kept["monolingual-en"] <= 30 < kept["multi-comparable"] < 120
 
     report = read_report(str(tmp_path), "kadar2018")
@@ -243,7 +243,10 @@ def test_row_summaries_name_the_training_data(finished, tmp_path):
     for seed in (0, 1):
         path = folder / "vse-en" / f"seed-{seed}.json"
         result = read_result(path)
-        write_result(path, result | {"untrained": True, "words": {"en": 30 - seed}, "feature": "toy, of some kind or other"})
+        write_result(
+            path,
+            result | {"untrained": ["toy (random:0)"], "words": {"en": 30 - seed}, "feature": "toy, of some kind or other"},
+        )
     report = read_report(str(tmp_path), "gella2017")
     trained = {table.title: table.rows for table in report.to_tables() if table.title.startswith("trained")}
     assert trained["trained on features toy, of some kind or other, untrained; captions raw; 90 words"] == [

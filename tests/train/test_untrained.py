@@ -1,0 +1,147 @@
+"""Features of random weights are named by everything that derives from them."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.dataset import open_dataset
+from tests.train.trainings import CONFIG, SMALL, events, reproduce_job, rewrite
+from train.config.sections import from_toml
+from train.evaluation.embedding import embed
+from train.evaluation.scores import evaluate_run
+from train.evaluation.search import search
+from train.evaluation.sts import sts
+from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
+from train.loop import train
+from train.reports.comparison import compare_runs
+from train.reports.figures import draw_figures
+from train.reports.reproduce import reproduce
+from train.reports.reproduce_report import read_report
+from train.reports.row_results import write_result
+from train.reports.tables import score_table, sts_report, sts_tables
+from train.runs.checkpoints import BEST, LAST
+from train.runs.run import open_run
+
+NAME = "toy (random:3)"
+REMARK = f"untrained: the weights of {NAME} are random, the features mean nothing"
+RANDOM = {"extractor": {"untrained": True, "weights": {"name": "random:3"}}, "extractor_fingerprint": "e" * 64}
+
+
+def with_random_weights(corpus: Corpus, folder: Path) -> Corpus:
+    return replace(corpus, features=rewrite(corpus.features, folder, lambda rows: rows, parameters=RANDOM))
+
+
+@pytest.fixture(scope="module")
+def corpus(toy, tmp_path_factory) -> Corpus:
+    return with_random_weights(toy, tmp_path_factory.mktemp("random") / "features")
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory) -> tuple[str, list[str]]:
+    """A run on features of random weights, and the warnings of its training."""
+    warnings: list[str] = []
+    folder = str(tmp_path_factory.mktemp("trained") / "run")
+    config = from_toml(CONFIG.replace("max_steps = 44", "max_steps = 2"), "test")
+    train(TrainJob(config, corpus, folder, device="cpu", curves=False), on_warning=warnings.append)
+    return folder, warnings
+
+
+def test_training_warns_and_keeps_the_names(trained):
+    folder, warnings = trained
+    assert REMARK in warnings
+    assert events(Path(folder), "untrained") == [{"event": "untrained", "step": 0, "features": [NAME]}]
+    assert open_run(folder).untrained == open_run(folder, checkpoint="last").untrained == (NAME,)
+
+
+def test_training_on_other_features_names_none(finished_run):
+    folder = finished_run[0]
+    assert (open_run(folder).untrained, events(folder, "untrained")) == ((), [])
+
+
+@pytest.mark.parametrize("name", [BEST, LAST])
+def test_checkpoint_of_version_0_2_is_read(copied_run, name):
+    content = torch.load(copied_run / name, weights_only=True)
+    del content["untrained"]
+    torch.save(content, copied_run / name)
+    assert open_run(copied_run, checkpoint=name.removesuffix(".pt")).untrained == ()
+
+
+def test_scores_name_the_features(trained, corpus):
+    scores = evaluate_run(EvaluateJob(trained[0], corpus.captions, corpus.features, splits=("test",)))
+    assert {tuple(score.to_dict()["untrained"]) for score in scores} == {(NAME,)}
+    assert list(score_table(scores, title="").notes)[-1] == REMARK
+
+
+def test_scores_of_other_features_have_no_remark(finished_run, toy):
+    scores = evaluate_run(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
+    assert not any("untrained" in score.to_dict() for score in scores)
+    assert len(score_table(scores, title="").notes) == 1
+
+
+def test_comparison_names_the_runs(trained, finished_run):
+    comparison = compare_runs([trained[0], finished_run[0]])
+    assert [run["untrained"] for run in comparison.to_dict()["runs"]] == [[NAME], []]
+    assert [note for note in comparison.notes if "untrained" in note] == [f"{comparison.runs[0].name}: {REMARK}"]
+
+
+def test_embeddings_name_the_features(trained, corpus, tmp_path):
+    manifests = embed(EmbedJob(trained[0], str(tmp_path), corpus.features, corpus.captions, device="cpu"))
+    assert [manifest.parameters["model"]["untrained"] for manifest in manifests] == [[NAME], [NAME]]
+    assert [open_dataset(tmp_path / name).untrained for name in ("images", "captions")] == [(NAME,), (NAME,)]
+
+
+@pytest.mark.parametrize("source", ["features", "embeddings"])
+def test_search_warns(trained, corpus, tmp_path, source):
+    embed(EmbedJob(trained[0], str(tmp_path), corpus.features, device="cpu"))
+    places = {"features": corpus.features, "embeddings": str(tmp_path)}
+    warnings: list[str] = []
+    job = SearchJob(trained[0], "en1 en2", "en", **{source: places[source]}, tokenized=True, device="cpu")
+    search(job, on_warning=warnings.append)
+    assert warnings == [REMARK]
+
+
+def test_search_in_other_features_is_silent(finished_run, toy, caplog):
+    with caplog.at_level(logging.WARNING):
+        search(SearchJob(str(finished_run[0]), "en1", "en", features=toy.features, tokenized=True, device="cpu"))
+    assert caplog.records == []
+
+
+def test_sts_names_the_features(trained, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten1 en2\n0\ten1\ten9\n3\ten4\ten4 en5\n")
+    result = sts(StsJob((trained[0], str(tmp_path / "pairs.tsv")), tokenized=True, device="cpu"))
+    assert [system["untrained"] for system in sts_report(result)["systems"]] == [[], [NAME]]
+    assert f"{trained[0]}: {REMARK}" in sts_tables(result)[0].notes
+
+
+def test_figures_name_the_features(trained, corpus, tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr("train.reports.figures.plot_rankings", lambda *args, note: notes.append(note))
+    job = FiguresJob(
+        trained[0], str(tmp_path), corpus.captions, corpus.features, only=("retrieval",), split="test", device="cpu"
+    )
+    monkeypatch.setattr("train.reports.figures.write_made_from", lambda *args: None)
+    assert draw_figures(job).untrained == (NAME,)
+    assert json.loads((tmp_path / "figures.json").read_text())["untrained"] == [NAME]
+    assert notes[0].endswith(f" {REMARK}.")
+
+
+def test_reproduce_warns_before_training(toy_2016, tmp_path, monkeypatch):
+    corpus = with_random_weights(toy_2016, tmp_path / "features")
+    monkeypatch.setattr("train.reports.reproduce._run_all", lambda tasks, job: ())
+    warnings: list[str] = []
+    job = reproduce_job("gella2017", str(tmp_path / "output"), corpus, overrides=SMALL, rows=("vse-*",), device="cpu")
+    reproduce(job, on_warning=warnings.append)
+    assert warnings == [REMARK]
+
+
+@pytest.mark.parametrize("stored", [[NAME], True])  # Version 0.2 stored True.
+def test_report_of_reproduce_names_the_features(tmp_path, stored):
+    result = {"feature": NAME, "untrained": stored, "overrides": [], "step": 4, "scores": []}
+    write_result(tmp_path / "results/gella2017/vse-en/seed-0.json", result)
+    report = read_report(str(tmp_path), "gella2017")
+    assert f"{REMARK}." in report.notes
+    assert f"{REMARK}." in report.to_markdown()
