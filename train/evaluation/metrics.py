@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from train.devices import upload
+from train.evaluation.statistics import CUTOFFS
 
 Scores = Callable[[slice, Tensor], Tensor]
 """A source of scores: from a slice of rows (images) and int64 indices of columns (captions) to scores ``[rows, columns]``.
 
 A higher score means more alike. Each score is requested once.
 """
-
-CUTOFFS = (1, 5, 10)
 
 EQUAL_WITHIN = 8 * torch.finfo(torch.float32).eps
 """Maximum difference of equal scores, 9.5e-7: eight times the distance of neighbouring float32 values at 1."""

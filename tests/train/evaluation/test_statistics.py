@@ -1,0 +1,273 @@
+"""Intervals and tests equal plain Python loops, hold the truth as often as promised and reject as seldom."""
+
+import math
+from itertools import combinations
+from statistics import NormalDist, mean
+
+import numpy as np
+import pytest
+
+from train.evaluation import statistics
+from train.evaluation.statistics import (
+    Interval,
+    bootstrap_intervals,
+    holm,
+    least_seed_p_value,
+    paired_p_values,
+    seed_p_value,
+)
+
+NORMAL = NormalDist()
+LAYOUTS = {"500 images with 1 caption": (500, 1, 0.0), "100 images with 5 captions": (100, 5, 0.5)}
+
+
+def draw_ranks(generator: np.random.Generator, layout: tuple[int, int, float], location: float, size: int = 1) -> np.ndarray:
+    """Draw log-normal ranks ``[size, Q]``; captions of one image are correlated."""
+    images, captions, correlation = layout
+    of_image = generator.standard_normal((images, 1))
+    of_caption = generator.standard_normal((size, images, captions))
+    normal = math.sqrt(correlation) * of_image + math.sqrt(1 - correlation) * of_caption
+    return (1 + np.floor(np.exp(location + 1.5 * normal))).astype(np.int64).reshape(size, -1)
+
+
+def loop_metrics(ranks: list[list[int]]) -> list[float]:
+    """Return R@1, R@5, R@10 and the median of queries, means over seeds."""
+    total = sum(map(len, ranks))
+    recalls = [100 * sum(rank <= cutoff for row in ranks for rank in row) / total for cutoff in (1, 5, 10)]
+    medians = [(sorted(row)[(len(row) - 1) // 2] + sorted(row)[len(row) // 2]) // 2 for row in ranks]
+    return [*recalls, sum(medians) / len(medians)]
+
+
+def loop_intervals(ranks: np.ndarray, images: list[str], resamples: int, seed: int) -> list[Interval]:
+    """Return BCa intervals of recalls and percentile intervals of the median, by one loop over resamples."""
+    names = sorted(set(images))
+    queries = {name: [query for query, image in enumerate(images) if image == name] for name in names}
+    generator = np.random.default_rng(seed)
+    resampled = []
+    for _ in range(resamples):
+        drawn = [names[index] for index in generator.integers(len(names), size=len(names), dtype=np.int32)]
+        chosen = [query for name in drawn for query in queries[name]]
+        resampled.append(loop_metrics([[row[query] for query in chosen] for row in ranks.tolist()]))
+    whole = loop_metrics(ranks.tolist())
+    intervals = []
+    for measure in range(4):
+        values = sorted(metrics[measure] for metrics in resampled)
+        levels = [0.025, 0.975]
+        if measure < 3:
+            below = sum(value < whole[measure] for value in values) + sum(value <= whole[measure] for value in values)
+            bias = NORMAL.inv_cdf(below / 2 / resamples)
+            cutoff = (1, 5, 10)[measure]
+            influence = [
+                sum((row[query] <= cutoff) - whole[measure] / 100 for row in ranks.tolist() for query in queries[name])
+                for name in names
+            ]
+            acceleration = sum(u**3 for u in influence) / 6 / sum(u**2 for u in influence) ** 1.5
+            shifted = [bias + NORMAL.inv_cdf(level) for level in levels]
+            levels = [NORMAL.cdf(bias + z / (1 - acceleration * z)) for z in shifted]
+        low = max(math.floor((resamples + 1) * levels[0]), 1)
+        high = min(math.ceil((resamples + 1) * levels[1]), resamples)
+        intervals.append(Interval(values[low - 1], values[high - 1]))
+    return intervals
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_intervals_equal_plain_loops(seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_AT_ONCE", 1000)  # Several chunks.
+    generator = np.random.default_rng(seeds)
+    images = [f"image-{generator.integers(25)}" for _ in range(60)]  # One to six captions each.
+    ranks = 1 + generator.integers(15, size=(seeds, 60))
+    intervals = bootstrap_intervals(ranks, np.array(images), resamples=400, seed=7)
+    expected = loop_intervals(ranks, images, 400, 7)
+    assert [intervals.recall_at_1, intervals.recall_at_5, intervals.recall_at_10, intervals.median_rank] == expected
+
+
+def test_intervals_of_one_seed_accept_a_vector() -> None:
+    ranks, images = 1 + np.arange(40) % 12, np.arange(40) // 2
+    assert bootstrap_intervals(ranks, images, resamples=99) == bootstrap_intervals(ranks[None], images, resamples=99)
+
+
+@pytest.mark.parametrize(("rank", "bounds"), [(99, (0, 3.6217)), (1, (96.3783, 100))])
+def test_intervals_without_misses_or_hits_are_those_of_a_binomial(rank: int, bounds: tuple[float, float]) -> None:
+    # scipy.stats.binomtest(0, 100).proportion_ci() ends at 0.036217.
+    interval = bootstrap_intervals(np.full(300, rank), np.repeat(np.arange(100), 3), resamples=99).recall_at_10
+    assert (interval.low, interval.high) == pytest.approx(bounds, abs=1e-4)
+
+
+def test_intervals_of_no_queries_are_rejected() -> None:
+    with pytest.raises(ValueError, match="intervals of no queries are undefined"):
+        bootstrap_intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def check_coverage(layout: tuple[int, int, float], draws: int, resamples: int, slack: float) -> None:
+    generator = np.random.default_rng(0)
+    images = np.repeat(np.arange(layout[0]), layout[1])
+    outside: dict[str, list[bool]] = {}
+    for _ in range(draws):
+        location = generator.uniform(-2.4, 4.8)
+        intervals = bootstrap_intervals(draw_ranks(generator, layout, location)[0], images, resamples=resamples)
+        truths = {f"recall_at_{cutoff}": 100 * NORMAL.cdf((math.log(cutoff) - location) / 1.5) for cutoff in (1, 5, 10)}
+        truths = {name: recall for name, recall in truths.items() if 5 <= recall <= 95}
+        for name, truth in (truths | {"median_rank": 1 + math.floor(math.exp(location))}).items():
+            interval = getattr(intervals, name)
+            outside.setdefault(name, []).append(not interval.low - 1e-9 <= truth <= interval.high + 1e-9)
+    coverage = {name: 100 - 100 * mean(misses) for name, misses in outside.items()}
+    assert len(coverage) == 4
+    for name, percent in coverage.items():
+        assert 93.5 - slack <= percent, coverage
+        assert name == "median_rank" or percent <= 96.5 + slack, coverage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_intervals_of_some_draws_hold_the_truth(layout: tuple[int, int, float]) -> None:
+    check_coverage(layout, draws=300, resamples=400, slack=2.5)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_intervals_of_10000_draws_hold_the_truth(layout: tuple[int, int, float]) -> None:
+    check_coverage(layout, draws=10_000, resamples=1000, slack=0)
+
+
+def loop_p_values(ranks_a: np.ndarray, ranks_b: np.ndarray, images: list[str]) -> list[float]:
+    """Return exact mid-p values, by one loop over all signs of images."""
+    names = sorted(set(images))
+    differences = []
+    for name in names:
+        queries = [query for query, image in enumerate(images) if image == name]
+        means = [
+            [sum(int(row[q] <= k) for row in ranks for q in queries) * 6 // len(ranks) for k in (1, 5, 10)]
+            for ranks in (ranks_a, ranks_b)
+        ]
+        first, second = means
+        differences.append([a - b for a, b in zip(first, second, strict=True)])
+    columns = [[difference[k] for difference in differences] for k in range(3)] + [[sum(item) for item in differences]]
+    values = []
+    for column in columns:
+        sums = [abs(sum(d if bits >> i & 1 else -d for i, d in enumerate(column))) for bits in range(1 << len(column))]
+        observed = abs(sum(column))
+        values.append(mean((s > observed) + (s == observed) / 2 for s in sums))
+    return values
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (2, 3)])
+def test_paired_p_values_near_all_signs_of_plain_loops(seeds: tuple[int, int]) -> None:
+    generator = np.random.default_rng(4)
+    images = [f"image-{index % 12}" for index in range(30)]
+    ranks_a, ranks_b = 1 + generator.integers(12, size=(seeds[0], 30)), 1 + generator.integers(20, size=(seeds[1], 30))
+    p_values = paired_p_values(ranks_a, ranks_b, np.array(images), draws=100_000)
+    assert list(p_values) == ["recall_at_1", "recall_at_5", "recall_at_10", "sum_of_recalls"]
+    assert list(p_values.values()) == pytest.approx(loop_p_values(ranks_a, ranks_b, images), abs=0.006)
+
+
+def test_paired_p_values_equal_plain_loops_over_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_AT_ONCE", 1000)  # Several chunks.
+    generator = np.random.default_rng(0)
+    images = np.repeat(np.arange(20), 2)
+    ranks_a, ranks_b = 1 + generator.integers(12, size=(2, 40))
+    differences: list[tuple[int, ...]] = []
+    for image in range(20):
+        hits = [[int((ranks[images == image] <= k).sum()) for k in (1, 5, 10)] for ranks in (ranks_a, ranks_b)]
+        first, second = hits
+        change = [a - b for a, b in zip(first, second, strict=True)]
+        differences.append((*change, sum(change)))
+    kinds = sorted(set(differences))
+    sizes = [differences.count(kind) for kind in kinds]
+    observed = [abs(sum(difference[k] for difference in differences)) for k in range(4)]
+    counts, signs = [1] * 4, np.random.default_rng(9)
+    for _ in range(500):
+        positive = signs.binomial(sizes, 0.5)
+        for k in range(4):
+            drawn = abs(sum((2 * int(n) - size) * kind[k] for n, size, kind in zip(positive, sizes, kinds, strict=True)))
+            counts[k] += (drawn > observed[k]) + (drawn >= observed[k])
+    assert list(paired_p_values(ranks_a, ranks_b, images, draws=500, seed=9).values()) == [n / 1002 for n in counts]
+
+
+def test_paired_p_values_of_equal_models_are_one_half_of_certainty() -> None:
+    ranks, images = 1 + np.arange(40) % 12, np.arange(40) // 2
+    assert paired_p_values(ranks, ranks, images, draws=99)["recall_at_1"] == pytest.approx(0.5)
+
+
+def test_paired_p_values_of_other_queries_are_rejected() -> None:
+    with pytest.raises(ValueError, match="3 and 2 queries, expected the same"):
+        paired_p_values(np.ones(3, int), np.ones(2, int), np.arange(3))
+
+
+def check_rejections(layout: tuple[int, int, float], draws: int, least: float, greatest: float) -> None:
+    generator = np.random.default_rng(0)
+    images = np.repeat(np.arange(layout[0]), layout[1])
+    rejected: dict[str, list[bool]] = {}
+    for _ in range(draws):
+        first, second = draw_ranks(generator, layout, generator.uniform(0.0, 2.0), size=2)
+        p_values = paired_p_values(first, second, images, draws=1000)
+        for cutoff in (1, 5, 10):
+            if ((first <= cutoff) != (second <= cutoff)).sum() >= 100:
+                rejected.setdefault(f"recall_at_{cutoff}", []).append(p_values[f"recall_at_{cutoff}"] <= 0.05)
+    shares = {name: 100 * mean(values) for name, values in rejected.items()}
+    assert len(shares) == 3
+    assert all(least <= share <= greatest for share in shares.values()), shares
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_paired_p_values_of_some_draws_reject_seldom(layout: tuple[int, int, float]) -> None:
+    check_rejections(layout, draws=300, least=1.5, greatest=9)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_paired_p_values_of_10000_draws_reject_5_percent(layout: tuple[int, int, float]) -> None:
+    check_rejections(layout, draws=10_000, least=4.3, greatest=5.7)
+
+
+def test_paired_p_values_detect_a_difference() -> None:
+    generator = np.random.default_rng(0)
+    layout = LAYOUTS["100 images with 5 captions"]
+    better, worse = draw_ranks(generator, layout, 1.0)[0], draw_ranks(generator, layout, 2.0)[0]
+    p_values = paired_p_values(better, worse, np.repeat(np.arange(100), 5))
+    assert (
+        p_values["recall_at_5"] == paired_p_values(worse, better, np.repeat(np.arange(100), 5))["recall_at_5"] == 0.5 / 10_001
+    )
+
+
+def loop_seed_p_value(first: list[float], second: list[float]) -> float:
+    scores = first + second
+    differences = []
+    for chosen in combinations(range(len(scores)), len(first)):
+        others = [score for index, score in enumerate(scores) if index not in chosen]
+        differences.append(abs(mean(scores[index] for index in chosen) - mean(others)))
+    return mean(difference >= abs(mean(first) - mean(second)) - 1e-9 for difference in differences)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), ([10.1, 10.2], [10.3, 10.1, 10.0]), ([0.1 + 0.2, 1.0, 0.5], [0.3, 1.0, 0.4])],
+)
+def test_seed_p_value_equals_plain_loops(first: list[float], second: list[float]) -> None:
+    assert seed_p_value(first, second) == pytest.approx(loop_seed_p_value(first, second), abs=1e-12)
+
+
+def test_seed_p_value_of_many_runs_is_near_that_of_all_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = [1.0, 2.5, 3.0, 3.5, 5.0], [2.0, 4.0, 4.5, 6.0, 7.0]
+    exact = seed_p_value(first, second)
+    monkeypatch.setattr(statistics, "_MAX_PARTITIONS", 100)
+    assert seed_p_value(first, second) == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 3), (2, 4), (5, 5)])
+def test_least_seed_p_value_is_that_of_separate_groups(sizes: tuple[int, int]) -> None:
+    first, second = [float(n) for n in range(sizes[0])], [100.0 + n for n in range(sizes[1])]
+    assert least_seed_p_value(*sizes) == pytest.approx(seed_p_value(first, second))
+
+
+def test_seed_p_value_of_one_run_is_rejected() -> None:
+    with pytest.raises(ValueError, match="groups of 1 and 2 runs, expected at least two runs each"):
+        seed_p_value([1.0], [2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("p_values", "adjusted"),
+    [([], []), ([0.2], [0.2]), ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.6, 0.5, 0.001], [1.0, 1.0, 0.003])],
+)
+def test_holm_multiplies_in_order_and_never_falls(p_values: list[float], adjusted: list[float]) -> None:
+    assert holm(p_values) == pytest.approx(adjusted)
