@@ -43,6 +43,9 @@ Count: TypeAlias = Callable[[int], object]
 Members: TypeAlias = Sequence[tuple[RetrievalModel, SplitData]]
 """Models of an ensemble, each with the split to evaluate on: the same captions and images, with the features that it takes."""
 
+Observe: TypeAlias = Callable[[Scores, Captions, np.ndarray, np.ndarray], Scores]
+"""Wrapper of a source of scores: takes the source, captions, their ranked rows, and the ranked images, both int64 indices."""
+
 
 def no_progress(done: int) -> None:
     """Ignore progress."""
@@ -107,7 +110,9 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
+def evaluate_ensemble(
+    members: Members, *, on_progress: Count = no_progress, observe: Observe | None = None
+) -> dict[str, RetrievalMetrics]:
     """Measure recall and median rank of the mean scores of models, by language.
 
     The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
@@ -116,11 +121,11 @@ def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> 
     Returns:
         Metrics by language, in the order of ``captions.language_names``; languages without captions are left out.
     """
-    ranks = ensemble_ranks(members, on_progress=on_progress)
+    ranks = ensemble_ranks(members, on_progress=on_progress, observe=observe)
     return {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
 
 
-def ensemble_ranks(members: Members, *, on_progress: Count = no_progress) -> dict[str, Ranks]:
+def ensemble_ranks(members: Members, *, on_progress: Count = no_progress, observe: Observe | None = None) -> dict[str, Ranks]:
     """Rank images and captions by mean scores, as in `evaluate_ensemble`."""
     models = [model for model, _ in members]
     images = [encode_images(model, data.features, on_progress=on_progress) for model, data in members]
@@ -128,7 +133,7 @@ def ensemble_ranks(members: Members, *, on_progress: Count = no_progress) -> dic
     def encode(language: str, rows: np.ndarray) -> list[Encoded]:
         return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
 
-    return _ranks_by_language(models, members[0][1].captions, images, encode)
+    return _ranks_by_language(models, members[0][1].captions, images, encode, observe)
 
 
 def _ranks_by_language(
@@ -136,10 +141,12 @@ def _ranks_by_language(
     captions: Captions,
     images: Sequence[Encoded],
     encode: Callable[[str, np.ndarray], Sequence[Encoded]],
+    observe: Observe | None = None,
 ) -> dict[str, Ranks]:
     """Rank images and captions by the mean score of models.
 
-    ``images`` are encoded by each model, and ``encode`` encodes rows of ``captions`` in a language with each.
+    ``images`` are encoded by each model, and ``encode`` encodes rows of ``captions`` in a language with each. ``observe`` wraps the
+    scores of each language.
     """
     results = {}
     for language in captions.language_names:
@@ -152,7 +159,9 @@ def _ranks_by_language(
             for model, encoded, encoded_captions in zip(models, images, encode(language, rows), strict=True)
         ]
         owners = torch.from_numpy(image_of_caption).long()
-        results[language] = retrieval_ranks(mean_scores(sources), len(candidates), owners, device=models[0].device)
+        scores = mean_scores(sources)
+        scores = scores if observe is None else observe(scores, captions, rows, candidates)
+        results[language] = retrieval_ranks(scores, len(candidates), owners, device=models[0].device)
     return results
 
 
@@ -237,7 +246,9 @@ def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.devic
     return Views(indices, None if batch.task == "c2c" else images[indices], tuple(zip(batch.languages, views, strict=True)))
 
 
-def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
+def evaluate_folds(
+    members: Members, folds: int, *, on_progress: Count = no_progress, observe: Observe | None = None
+) -> dict[str, RetrievalMetrics]:
     """Return the mean metrics over folds of the images, by language.
 
     A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
@@ -249,7 +260,7 @@ def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_prog
         UsageError: a language has fewer images than folds.
     """
     if folds == 1:
-        return evaluate_ensemble(members, on_progress=on_progress)
+        return evaluate_ensemble(members, on_progress=on_progress, observe=observe)
     captions = members[0][1].captions
     results = {}
     for language in captions.language_names:
@@ -257,7 +268,7 @@ def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_prog
             metrics = []
             for images in _folds(captions, language, folds):
                 selected = [(model, _select_images(data, language, images)) for model, data in members]
-                metrics.append(evaluate_ensemble(selected, on_progress=on_progress)[language])
+                metrics.append(evaluate_ensemble(selected, on_progress=on_progress, observe=observe)[language])
             results[language] = RetrievalMetrics(
                 _mean_metrics([fold.image_to_text for fold in metrics]), _mean_metrics([fold.text_to_image for fold in metrics])
             )

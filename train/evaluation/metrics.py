@@ -198,9 +198,13 @@ def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
     """Return the least score that equals the best right score of each item."""
     # NaN loses against every other score.
     best = right.new_full((size,), -torch.inf)
-    best = best.scatter_reduce(0, indices, right.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")
+    return least_equal(best.scatter_reduce(0, indices, right.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax"))
+
+
+def least_equal(scores: Tensor) -> Tensor:
+    """Return the least scores that are equal to right scores."""
     # Clamped, since infinity minus infinity is NaN.
-    return best.sub(best.abs().clamp(1, torch.finfo(best.dtype).max), alpha=EQUAL_WITHIN)
+    return scores.sub(scores.abs().clamp(1, torch.finfo(scores.dtype).max), alpha=EQUAL_WITHIN)
 
 
 def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_better: Tensor, column_better: Tensor) -> None:

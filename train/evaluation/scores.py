@@ -21,6 +21,7 @@ from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross
 from train.evaluation.evaluation import Count, Members, chance_in_folds, evaluate_folds, no_progress
 from train.evaluation.metrics import RetrievalMetrics
 from train.evaluation.protocols import ProtocolMatch, match_protocol
+from train.evaluation.relevance import Relevance, RelevanceMeter, own_captions
 from train.jobs import EvaluateJob
 from train.runs.run import Run, open_run
 
@@ -40,6 +41,7 @@ class Score:
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
         untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
+        relevance: measures over all right items, by definition of right items: ``captions`` for those of each image.
     """
 
     language: str
@@ -52,6 +54,7 @@ class Score:
     cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
     protocol: ProtocolMatch | None = None
     untrained: tuple[str, ...] = ()
+    relevance: Mapping[str, Relevance] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -63,6 +66,7 @@ class Score:
             "protocol": None if self.protocol is None else self.protocol.to_dict(),
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
+            "relevance": {name: relevance.to_dict() for name, relevance in self.relevance.items()},
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"cross_lingual": cross_lingual} if cross_lingual else {}),
@@ -204,16 +208,19 @@ def _score(members: Members, language: str, portion: str, folds: int, on_progres
     data = members[0][1]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
+    meter = RelevanceMeter({"captions": own_captions})
+    retrieval = evaluate_folds(_with_captions(members, chosen), folds, on_progress=on_progress, observe=meter.observe)[language]
     return Score(
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=evaluate_folds(_with_captions(members, chosen), folds, on_progress=on_progress)[language],
+        retrieval=retrieval,
         chance=chance_in_folds(chosen, language, folds),
         missing_features=data.missing_features,
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
         untrained=data.untrained,
+        relevance=meter.means(),
     )
 
 

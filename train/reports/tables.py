@@ -15,6 +15,7 @@ from schemas.made_from import read_made_from
 from schemas.storage.folder import Folder, file_at
 from schemas.untrained import untrained_remark
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
+from train.evaluation.relevance import RelevanceMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
@@ -32,8 +33,8 @@ _QUOTED = "*"
 
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
-    """Return the tables of `score_table`, of means, and of cross-lingual retrieval."""
-    return [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores)]
+    """Return tables of scores, means, cross-lingual retrieval and all right items."""
+    return [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
 
 
 def score_table(scores: Sequence[Score], *, title: str) -> Table:
@@ -89,6 +90,22 @@ def _cross_lingual_table(scores: Sequence[Score]) -> Table:
         "captions among captions of the same images",
         ["right: any caption of the same image"],
     )
+
+
+def _relevance_table(scores: Sequence[Score]) -> Table:
+    """Return a table of measures over all right items; recalls for files only."""
+    rows: list[Row] = []
+    for score in scores:
+        for definition, relevance in score.relevance.items():
+            name = "" if definition == "captions" else f" {definition}"
+            for queries, direction in (("images", "image_to_text"), ("texts", "text_to_image")):
+                metrics: RelevanceMetrics = getattr(relevance, direction)
+                cells = list(map(Cell, metrics.values, getattr(relevance, f"chance_{direction}").values))
+                captions = f"{score.language} {score.portion}{name}" if queries == "images" else Cell(score.split, style="dim")
+                rows.append((captions, f"{metrics.queries:,} {queries}", *cells[3:], *(cells[:3] if name else ())))
+    recalls = _RECALLS if any(len(score.relevance) > 1 for score in scores) else ()
+    columns = ["captions", "queries", *number_columns("nDCG@10", "R-Prec.", "mAP@R", spec=".1f"), *recalls]
+    return Table(columns, rows, "all right items", ["in percent, in brackets those of chance"])
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:

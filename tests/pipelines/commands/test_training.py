@@ -173,7 +173,8 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     ]
     table, _ = command(*arguments)
     for score in scores:
-        (line,) = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
+        line, right_items = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
+        assert f" {score.relevance['captions'].image_to_text.ndcg_at_10:.1f} (" in right_items
         assert f"{score.retrieval.image_to_text.recall_at_5:.1f} ({score.chance['image_to_text'][1]:.1f})" in line
     assert "27 texts" in table
 
@@ -235,7 +236,7 @@ def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, to
     folder = write_run(languages=("en", "de", "fr"))
     data = (*data_of(toy), "--split", "test")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
-    _, means, across = score_tables(scores, title="")
+    _, means, across, _ = score_tables(scores, title="")
     for average in averages(scores):
         (row,) = (row for row in means.values if row[0] == f"{average.portion} mean test")
         assert row[-2:] == [average.mean_recall, average.sum_of_recalls]

@@ -1,0 +1,145 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.escapes import to_json
+from train.evaluation.metrics import bidirectional_ranks, chance_recall
+from train.evaluation.relevance import PositionCounter, RelevanceMetrics
+from train.evaluation.scores import score_run
+from train.reports.tables import score_tables
+from train.runs.run import open_run
+
+NAMES = ("recall_at_1", "recall_at_5", "recall_at_10", "ndcg_at_10", "r_precision", "map_at_r")
+
+
+def plain_measures(order: list[bool]) -> list[float]:
+    """Compute the measures of a query by their definitions, from the relevance of its items in order."""
+    right = sum(order)
+    gain = sum(relevant / math.log2(place + 2) for place, relevant in enumerate(order[:10]))
+    ideal = sum(1 / math.log2(place + 2) for place in range(min(right, 10)))
+    precisions = [sum(order[:place]) / place if order[place - 1] else 0 for place in range(1, right + 1)]
+    return [
+        *(float(any(order[:cutoff])) for cutoff in (1, 5, 10)),
+        gain / ideal,
+        sum(order[:right]) / right,
+        sum(precisions) / right,
+    ]
+
+
+def plain_order(scores: list[float], right: set[int]) -> list[bool]:
+    """Return the relevance of items in order; wrong items precede right ones with an equal score."""
+    ranking = sorted(range(len(scores)), key=lambda item: (-scores[item], item in right))
+    return [item in right for item in ranking]
+
+
+def plain_relevance(scores: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) -> list[float]:
+    by_query: dict[int, set[int]] = {}
+    for query, item in zip(*(indices.tolist() for indices in pairs), strict=True):
+        by_query.setdefault(query, set()).add(item)
+    rows = [plain_measures(plain_order(scores[query].tolist(), items)) for query, items in by_query.items()]
+    return [100 * sum(column) / len(column) for column in zip(*rows, strict=True)]
+
+
+def relevance_of(scores: torch.Tensor, row_pairs, column_pairs, owners: np.ndarray):
+    counter = PositionCounter(lambda rows, columns: scores[rows][:, columns], row_pairs, column_pairs, tuple(scores.shape))
+    ranks = bidirectional_ranks(counter, torch.arange(len(scores)), torch.from_numpy(owners))
+    return counter.relevance(), ranks
+
+
+def pairs_of(rng: np.random.Generator, queries: int, items: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw 1 to ``most`` right items for about two thirds of the queries."""
+    chosen = [
+        (query, item)
+        for query in range(queries)
+        if rng.random() < 0.7
+        for item in rng.choice(items, rng.integers(1, most + 1), False)
+    ]
+    return tuple(rng.permutation(chosen).T)
+
+
+@pytest.mark.parametrize("values", [3, 10**6], ids=["ties", "no ties"])
+@pytest.mark.parametrize("scores_at_once", [1, 60, 10**6])
+def test_measures_equal_the_definitions(values, scores_at_once, monkeypatch):
+    monkeypatch.setattr("train.evaluation.metrics._SCORES_AT_ONCE", scores_at_once)
+    rng = np.random.default_rng(values)
+    scores = rng.permutation(10**6)[: 20 * 60].reshape(20, 60) % values / values
+    tensor = torch.from_numpy(scores).float()
+    row_pairs, column_pairs = pairs_of(rng, 20, 60, 25), pairs_of(rng, 60, 20, 12)
+    relevance, ranks = relevance_of(tensor, row_pairs, column_pairs, np.repeat(np.arange(20), 3))
+    for name, found, pairs, matrix in (
+        ("rows", relevance.image_to_text, row_pairs, scores),
+        ("columns", relevance.text_to_image, column_pairs, scores.T),
+    ):
+        assert found.values == pytest.approx(plain_relevance(matrix, pairs), abs=1e-12), name
+        assert found.queries == len(set(pairs[0].tolist()))
+    plain = bidirectional_ranks(lambda rows, columns: tensor[rows][:, columns], torch.arange(20), torch.arange(60) // 3)
+    assert all(map(torch.equal, ranks, plain))
+    assert torch.equal(tensor, torch.from_numpy(scores).float())
+
+
+def test_right_items_without_a_number_are_last():
+    scores = torch.tensor([[torch.nan, 0.5, torch.nan], [0.1, 0.2, torch.nan]])
+    pairs = (np.array([0, 1]), np.array([0, 1]))
+    relevance, _ = relevance_of(scores, pairs, pairs, np.array([0, 1, 1]))
+    # Row 0: place 3 of 3. Row 1: after the NaN of column 2. Columns 0 and 1: place 2 and, behind 0.5, place 2 of 2.
+    assert relevance.image_to_text.ndcg_at_10 == pytest.approx(100 * (1 / math.log2(4) + 1 / math.log2(3)) / 2)
+    assert relevance.text_to_image.ndcg_at_10 == pytest.approx(100 / math.log2(3))
+    assert relevance.image_to_text.recall_at_5 == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("captions", [1, 5])
+def test_ndcg_and_hit_rate_equal_those_of_mteb(captions):
+    from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
+
+    rng = np.random.default_rng(captions)
+    images, texts = rng.standard_normal((40, 8)), rng.standard_normal((40, captions, 8))
+    scores = (images @ (images[:, None] + 2 * texts).reshape(-1, 8).T).astype(np.float32)
+    assert len(np.unique(scores)) == scores.size
+    owners = np.repeat(np.arange(40), captions)
+    caption = np.arange(len(owners))
+    relevance, _ = relevance_of(torch.from_numpy(scores), (owners, caption), (caption, owners), owners)
+    for found, matrix, right in (
+        (relevance.image_to_text, scores, lambda query: [f"{item}" for item in np.flatnonzero(owners == query)]),
+        (relevance.text_to_image, scores.T, lambda query: [f"{owners[query]}"]),
+    ):
+        results = {f"{query}": {f"{item}": float(score) for item, score in enumerate(row)} for query, row in enumerate(matrix)}
+        expected = calculate_retrieval_scores(
+            results, {query: dict.fromkeys(right(int(query)), 1) for query in results}, [1, 10]
+        )
+        each = [score["ndcg_cut_10"] for score in expected.all_scores.values()]
+        assert found.ndcg_at_10 / 100 == pytest.approx(sum(each) / len(each), abs=1e-12)
+        assert round(found.ndcg_at_10 / 100, 5) == expected.ndcg["NDCG@10"]
+        assert round(found.recall_at_1 / 100, 5) == expected.hit_rate["HitRate@1"]
+        assert 0 < found.recall_at_1 < found.recall_at_10 < 100
+
+
+@pytest.mark.slow
+def test_chance_is_the_mean_over_random_orders():
+    queries = np.repeat([0, 1, 2], [1, 4, 12])
+    rng = np.random.default_rng(0)
+    rows = [[plain_measures((rng.permutation(15) < right).tolist()) for right in (1, 4, 12)] for _ in range(4_000)]
+    chance = RelevanceMetrics.of_chance(queries, 15)
+    assert chance.values == pytest.approx(100 * np.mean(rows, axis=(0, 1)), abs=1)
+    assert chance.recall_at_5 == pytest.approx(np.mean([chance_recall(5, right, 15) for right in (1, 4, 12)]))
+    assert RelevanceMetrics.of_chance(np.array([0]), 1).values == (100,) * 6
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_score_states_measures_over_the_captions_of_each_image(folds, write_run, toy):
+    run = open_run(write_run(languages=("en", "de", "fr")))
+    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
+    for score in scores:
+        relevance = score.relevance["captions"]
+        assert relevance.image_to_text.values[:3] == pytest.approx(score.retrieval.image_to_text.recalls)
+        assert relevance.text_to_image.values[:3] == pytest.approx(score.retrieval.text_to_image.recalls)
+        assert relevance.image_to_text.queries == score.retrieval.image_to_text.queries
+        assert relevance.chance_text_to_image.values[:3] == pytest.approx(score.chance["text_to_image"])
+    stored = json.loads(to_json(scores[0].to_dict()))["relevance"]["captions"]["image_to_text"]
+    assert set(stored) == {*NAMES, "queries"}
+    table = score_tables(scores, title="")[-1]
+    assert table.rows[0][2].value == scores[0].relevance["captions"].image_to_text.ndcg_at_10
+    assert len(table.columns) == len(table.rows[0]) == 5
