@@ -376,6 +376,9 @@ class ReproduceJob(BriefRepr):
         Opt("Train only presets that match this pattern, e.g. [i]'bilingual*'[/i]; repeatable.", is_repeated=True),
     ] = ()
     table: Annotated[int | None, Opt("Train only the rows of this table.", min_=1)] = None
+    split: Annotated[
+        str, Opt("Evaluate on this split, without published numbers. Default: the papers' test images of 2016.")
+    ] = ""
     sts: Annotated[
         tuple[str, ...],
         Opt(
@@ -397,6 +400,8 @@ class ReproduceJob(BriefRepr):
         _check_least(self, seeds=1, workers=0)
         if self.table is not None and self.rows:
             raise UsageError("--table and --rows both select rows: give only one of them")
+        if self.split and (self.paper, self.table) == ("gella2017", 3):
+            raise UsageError("table 3 of gella2017 ranks captions of the test images of 2016: leave --split out")
         if is_remote(self.output):
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy it when it is done")
         object.__setattr__(self, "output", _path(self.output))

@@ -300,9 +300,9 @@ def reproduce(
 ) -> None:
     """Train the rows of a paper's tables, and compare the results with published ones.
 
-    Each row is trained with several seeds and evaluated on the test images of 2016. OUTPUT/PAPER.md and OUTPUT/PAPER.png hold the
-    report on all results in OUTPUT; run the command again for rows with other captions or another vocabulary. The same command
-    resumes a stopped one.
+    Each row is trained with several seeds and evaluated on the test images of 2016, or on --split. OUTPUT/PAPER.md, PAPER.json
+    and PAPER.png hold the report on all results in OUTPUT; run the command again for rows with other captions or another
+    vocabulary. The same command resumes a stopped one.
 
     A failed or killed run does not stop the others. The report lists it with the reason, the exit code is 3, and the same command
     retries it.
@@ -341,6 +341,7 @@ def reproduce(
     written = f"{job.output}/{job.paper}.md"
     try:
         Folder(job.output).write(f"{job.paper}.md", report.to_markdown().encode())
+        Folder(job.output).write(f"{job.paper}.json", (to_json(report.to_dict(), indent=2) + "\n").encode())
         if plot and report.begun.sections:
             plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
             written += f" and {job.output}/{job.paper}.png"

@@ -28,7 +28,7 @@ def plot_report(report: Report, path: Path) -> None:
     panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for section, panel in zip(report.sections, panels, strict=True):
         _draw(section, panel)
-    panels[-1].set_xlabel("R@10, percent: ● measured, ○ published\nblue: image to text, orange: text to image")
+    panels[-1].set_xlabel("R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image")
     figure.suptitle(f"{report.paper}: measured beside published")
     with Folder(str(path.parent)).replace(path.name) as file:
         figure.savefig(file, format="png", dpi=150)
@@ -44,6 +44,8 @@ def _draw(section: Section, panel: Axes) -> None:
             cell = line.cells[direction, _MEASURE]
             if cell.published is not None:
                 panel.plot(cell.published, height, marker="o", mfc="none", color=colour)
+            if cell.chance is not None:
+                panel.plot(cell.chance, height, marker="x", markersize=4, color=colour)
             if cell.mean is not None and (direction, _MEASURE) in section.columns:
                 panel.errorbar(cell.mean, height, xerr=cell.deviation or 0.0, marker="o", color=colour, capsize=2)
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, ImagepivotError
+from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.parameters import EncodedParameters
 from schemas.process import steps
@@ -106,7 +106,7 @@ class Task:
         if self.members:
             configs = {"members": {member.preset: to_toml(member.config) for member in self.members}}
         data = {"fingerprints": dict(self.fingerprints), "contents": dict(self.contents)}
-        return {**configs, **data, "precision": self.job.precision, "seed": self.seed}
+        return {**configs, **data, "precision": self.job.precision, "seed": self.seed, "split": self.job.split}
 
     def is_done(self) -> bool:
         """Return whether the result exists.
@@ -116,7 +116,7 @@ class Task:
         """
         if not self.result.exists():
             return False
-        stored = read_result(self.result)
+        stored = {"split": "", **read_result(self.result)}  # Results of version 0.2 have no such key.
         if differing := [name for name, value in self.identity.items() if stored.get(name) != value]:
             raise DatasetError(
                 f"{str(self.result)!r} was measured with other {' and '.join(differing)}: nothing was trained. Choose another "
@@ -147,7 +147,7 @@ class Task:
         """Return the command that measures the run, or the ensemble of its members."""
         runs = (str(task.run) for task in self.members or (self,))
         data = {name: getattr(self.corpus, name) for name in ("captions", "features", "token_features")}
-        return ["evaluate", *runs, *self._options(device, **data, output=output)]
+        return ["evaluate", *runs, *self._options(device, **data, split=self.job.split, output=output)]
 
     def _options(self, device: str, **options: Any) -> list[str]:
         options |= {"device": device, "log_json": True, "memory_map": self.job.memory_map}
@@ -236,19 +236,23 @@ def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
     """
     captions = open_dataset(job.captions, kind="encoded")
     labels = labels_of(captions)
-    available = {(language, portion) for split, language, portion in labels if split in TEST_SPLITS}
+    test_splits = (job.split,) if job.split else TEST_SPLITS
+    available = {(language, portion) for split, language, portion in labels if split in test_splits}
     # Portions by features, split and language, so that each split is read once for all rows.
     needed_portions: dict[str, dict[str | tuple[str, ...], dict[str, set[str]]]] = {}
     for task in {task.preset: task for task in tasks if not task.members}.values():
         data = task.config.data
         needed = {(language, portion) for language, portions in data.portions.items() for portion in portions}
-        needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == task.preset}
+        if not job.split:
+            needed |= {(row.language, row.portion) for row in rows_of_paper(job.paper) if row.preset == task.preset}
+        elif job.split in data.splits:
+            raise UsageError(f"--split is {job.split!r}, which {task.preset} is trained on: name another split")
         if missing := sorted(needed - available):
             raise DatasetError(
                 f"{task.preset} needs captions of {', '.join(map(' '.join, missing))}, which {job.captions!r} does not have "
-                f"in split {' or '.join(TEST_SPLITS)}: encode captions that have them, or choose other rows with --rows"
+                f"in split {' or '.join(test_splits)}: encode captions that have them, or choose other rows with --rows"
             )
-        measured = {split: portions_in(labels, split, data.languages) for split in TEST_SPLITS}
+        measured = {split: portions_in(labels, split, data.languages) for split in test_splits}
         validated = validation_portions(task.config, job.captions)
         for split, portions in ((data.split, data.portions), (data.validation_split, validated), *measured.items()):
             for language, names in portions.items():

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from statistics import mean, stdev
+from typing import Any
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from schemas.untrained import untrained_remark
+from train.data.splits import TEST_SPLITS
+from train.evaluation.protocols import PROTOCOLS
 from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
+
+_OTHER_SET = "†"
+_SETS = {
+    portion: next(protocol for protocol in PROTOCOLS if split in protocol.splits)
+    for portion, split in zip(("comparable", "translation"), TEST_SPLITS, strict=True)
+}
+"""Protocol of all three papers by portion."""
 
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measure of a row: the published number, if any, and the number of each run."""
+    """One measure of a row: the published number, if any, and the number of each run.
+
+    Attributes:
+        chance: expectation of a random ranking of the same gallery; None if unknown.
+        is_other_set: whether the published number was measured on other images or captions.
+    """
 
     published: float | None
     values: tuple[float, ...]
+    chance: float | None = None
+    is_other_set: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -40,8 +57,13 @@ class Measurement:
         return measured if self.deviation is None else f"{measured} ± {self.deviation:.1f}"
 
     def to_cell(self) -> Cell:
-        """Return mean and deviation, and the published number in brackets."""
-        return Cell(self.text, self.published)
+        """Return mean and deviation, with the published number in brackets."""
+        published = self.published
+        return Cell(self.text, published if published is None or not self.is_other_set else f"{published} {_OTHER_SET}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**vars(self), "values": list(self.values), "mean": self.mean, "deviation": self.deviation}
 
 
 @dataclass(frozen=True)
@@ -58,6 +80,19 @@ class Line:
         """Number of runs, and number of all runs if any failed."""
         return f"{self.runs} of {self.runs + self.failed}" if self.failed else str(self.runs)
 
+    def chance(self, columns: Iterable[tuple[str, str] | None]) -> tuple[str | None, ...]:
+        """Format the recalls of chance."""
+        values = (self.cells[column].chance if column else None for column in columns)
+        return tuple(None if value is None else f"{value:.1f}" for value in values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        scores: dict[str, dict[str, Any]] = {direction: {} for direction in DIRECTIONS}
+        for (direction, measure), cell in self.cells.items():
+            scores[direction][measure] = cell.to_dict()
+        names = {name: getattr(self.row, name) for name in ("name", "preset", "language", "portion")}
+        return {**names, "runs": self.runs, "failed": self.failed, **scores}
+
 
 @dataclass(frozen=True)
 class Section:
@@ -67,6 +102,11 @@ class Section:
     columns: tuple[tuple[str, str], ...]
     lines: tuple[Line, ...]
 
+    @property
+    def galleries(self) -> Mapping[str, Line]:
+        """A measured line for each language, for the recalls of chance."""
+        return {line.row.language: line for line in self.lines if line.runs}
+
     def to_table(self) -> Table:
         """Return the table with a row for each row of the paper."""
         measures = [f"{direction.replace('_', ' ')} {_SHORT[measure]}" for direction, measure in self.columns]
@@ -74,6 +114,7 @@ class Section:
             (line.row.name, line.row.language, line.runs_text, *(line.cells[column].to_cell() for column in self.columns))
             for line in self.lines
         ]
+        rows += [("chance", language, None, *line.chance(self.columns)) for language, line in self.galleries.items()]
         return Table(["row", "language", *number_columns("runs", *measures)], rows, self.title)
 
     def to_narrow_table(self) -> Table:
@@ -89,7 +130,13 @@ class Section:
                 rows.append((f"  {direction.replace('_', ' ')}", *(cell.text if cell else None for cell in cells)))
                 published = [cell.published if cell else None for cell in cells]
                 if any(number is not None for number in published):
-                    rows.append([Cell(value, style="dim") for value in ("    published", *published)])
+                    mark = f" {_OTHER_SET}" if any(cell and cell.is_other_set for cell in cells) else ""
+                    rows.append([Cell(value, style="dim") for value in (f"    published{mark}", *published)])
+        for language, line in self.galleries.items():
+            rows.append((Cell(f"chance, {language}", style="bold"),))
+            for direction in dict.fromkeys(direction for direction, _ in self.columns):
+                columns = [(direction, measure) for measure in measures]
+                rows.append((f"  {direction.replace('_', ' ')}", *line.chance(columns)))
         headings = [_SHORT[measure].removesuffix(" rank") for measure in measures]
         return Table(["", *number_columns(*headings)], rows, self.title)
 
@@ -119,6 +166,16 @@ class Report:
         """The report without tables that have no trained rows."""
         begun = (section for section in self.sections if any(line.runs for line in section.lines))
         return replace(self, sections=tuple(begun))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        tables = [
+            {"title": section.title, "rows": [line.to_dict() for line in section.lines]}
+            for section in (*self.sections, *self.further)
+        ]
+        failed = [{"preset": run.preset, "seed": run.seed, **vars(run.failure)} for run in self.failed]
+        untrained = sorted({name for row in self.rows for name in row.untrained})
+        return {"paper": self.paper, "notes": list(self.notes), "untrained": untrained, "tables": tables, "failed": failed}
 
     def to_markdown(self) -> str:
         """Return the report as Markdown."""
@@ -179,13 +236,18 @@ def read_report(output: str, paper: str) -> Report:
     """
     published = rows_of_paper(paper)
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
+    begun = tuple(row for row in rows.values() if row.results or row.failed)
+    is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
     seen = {(row.preset, row.language, row.portion) for row in published}
     for table, table_rows in groupby(published, key=lambda row: row.table):
-        lines = tuple(_line(row, rows[row.preset]) for row in table_rows)
+        paper_rows = tuple(table_rows)
         columns = tuple(
-            column for column in SCORES if any(line.cells[column].published is not None for line in lines)
+            (direction, measure)
+            for direction, measure in SCORES
+            if any(getattr(getattr(row, direction), measure) is not None for row in paper_rows)
         ) or tuple(product(DIRECTIONS, MEASURES[:3]))
+        lines = tuple(_line(row if is_paper_split else _without_numbers(row), rows[row.preset]) for row in paper_rows)
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
         unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen)]
@@ -193,40 +255,58 @@ def read_report(output: str, paper: str) -> Report:
             title = f"{table} ({portion} captions), not in the paper".capitalize()
             portion_lines = tuple(_line(row, rows[row.preset]) for row in unpublished if row.portion == portion)
             further.append(Section(title, columns, portion_lines))
-    begun = tuple(row for row in rows.values() if row.results or row.failed)
-    return Report(paper, _notes(begun), tuple(sections), tuple(further), begun)
+    return Report(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
+
+
+def _without_numbers(row: PublishedRow) -> PublishedRow:
+    return replace(row, image_to_text=Measures(), text_to_image=Measures())
 
 
 def _unpublished(row: PublishedRow, summary: RowSummary, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
     """Return rows for measured languages and portions not in ``seen``, and add them."""
     rows = []
-    for language, portion in sorted({(score["language"], score["portion"]) for r in summary.results for score in r["scores"]}):
+    for language, portion in sorted({(score["language"], score["portion"]) for score in summary.scores}):
         if (row.preset, language, portion) not in seen:
             seen.add((row.preset, language, portion))
-            rows.append(replace(row, language=language, portion=portion, image_to_text=Measures(), text_to_image=Measures()))
+            rows.append(replace(_without_numbers(row), language=language, portion=portion))
     return rows
 
 
 def _line(row: PublishedRow, summary: RowSummary) -> Line:
-    scores = [
-        score
-        for result in summary.results
-        for score in result["scores"]
-        if (score["language"], score["portion"]) == (row.language, row.portion)
-    ]
+    scores = [score for score in summary.scores if (score["language"], score["portion"]) == (row.language, row.portion)]
+    chance = scores[0].get("chance", {}) if scores else {}
+    recalls = {direction: dict(zip(MEASURES, values, strict=False)) for direction, values in chance.items()}
     cells = {
         (direction, measure): Measurement(
             published=getattr(getattr(row, direction), measure),
             values=tuple(float(score[direction][measure]) for score in scores),
+            chance=recalls.get(direction, {}).get(measure),
+            is_other_set=any(_other_set(score) for score in scores),
         )
         for direction, measure in SCORES
     }
     return Line(row, len(scores), cells, len(summary.failed))
 
 
-def _notes(rows: Sequence[RowSummary]) -> tuple[str, ...]:
+def _other_set(score: Mapping[str, Any]) -> str:
+    """Return the size of an evaluated set that differs from the papers' set, or ""."""
+    images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
+    protocol = _SETS.get(score["portion"])
+    is_paper_set = protocol and score["split"] in TEST_SPLITS and images == protocol.images and captions in protocol.captions
+    return "" if is_paper_set else f"{score['language']} {score['portion']}: {images:,} images and {captions:,} captions"
+
+
+def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ...]:
     notes = ["Each number is the mean of the runs ± their standard deviation, with the published one beside or below it."]
     results = [result for row in rows for result in row.results]
+    scores = [score for row in rows for score in row.scores]
+    if not is_paper_split:
+        splits = ", ".join(sorted({score["split"] for score in scores}))
+        notes = [f"Each number is the mean of the runs ± their standard deviation, on split {splits}."]
+        notes.append("Published numbers, of the test images of 2016, are left out.")
+    elif sets := sorted(set(filter(None, map(_other_set, scores)))):
+        sizes = "; ".join(f"{portion} {set_.images:,} and {set_.captions[0]:,}" for portion, set_ in _SETS.items())
+        notes.append(f"{_OTHER_SET} published on another set ({sizes}) than measured ({'; '.join(sets)}).")
     failed = sum(len(row.failed) for row in rows)
     if results:
         steps = sorted(result["step"] for result in results if "step" in result)

@@ -160,6 +160,11 @@ class RowSummary:
         return f"{len(self.results)} of {len(self.results) + len(self.failed)}"
 
     @property
+    def scores(self) -> list[Mapping[str, Any]]:
+        """Scores of all runs, see `train.evaluation.scores.Score.to_dict`."""
+        return [score for result in self.results for score in result["scores"]]
+
+    @property
     def feature(self) -> str:
         """Name and source of the feature, marked if it is untrained."""
         return self._texts(lambda result: f"{result['feature']}{', untrained' if result.get('untrained') else ''}")

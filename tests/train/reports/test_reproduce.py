@@ -110,6 +110,36 @@ def test_missing_language_is_refused_before_training(toy, toy_2016, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("train", "--split is 'train', which gella2017/vse-en is trained on: name another split"),
+        ("mine", "gella2017/vse-en needs captions of en comparable, which .* does not have in split mine"),
+    ],
+)
+def test_split_of_training_or_without_captions_is_refused(toy_2016, tmp_path, split, message):
+    with pytest.raises((UsageError, DatasetError), match=message):
+        run(job_of(toy_2016, tmp_path / "o", rows=("vse-en",), split=split))
+    assert not (tmp_path / "o").exists()
+
+
+def test_split_beside_ranks_of_captions_is_refused(toy_2016, tmp_path):
+    with pytest.raises(UsageError, match="table 3 of gella2017 ranks captions of the test images of 2016: leave --split out"):
+        job_of(toy_2016, tmp_path / "o", rows=(), table=3, split="val")
+
+
+@pytest.mark.slow
+def test_rows_are_evaluated_on_the_split(toy_2016, tmp_path):
+    job = job_of(toy_2016, tmp_path / "o", rows=("vse-en",), seeds=1, split="val")
+    assert run(job) == [("gella2017/vse-en", 0)]
+    result = read_result(tmp_path / "o/results/gella2017/vse-en/seed-0.json")
+    opened = open_run(tmp_path / "o/runs/gella2017/vse-en/seed-0")
+    scores = score_run(opened, captions=toy_2016.captions, features=toy_2016.features, splits=["val"])
+    assert result["scores"] == [score.to_dict() for score in scores]
+    with pytest.raises(DatasetError, match="was measured with other split: nothing was trained"):
+        run(replace(job, split=""))
+
+
 @pytest.mark.slow
 def test_unmonitored_language_needs_no_validation_captions(toy_2016, tmp_path):
     def change(rows):
@@ -301,8 +331,9 @@ def test_narrow_tables_have_lines_for_each_direction(finished, paper):
                     *(c.text for c in cells),
                 ]
                 if published := [cell.published for cell in cells if cell.published is not None]:
-                    assert [value for value in next(rows) if value is not None] == ["    published", *published]
-        assert next(rows, None) is None
+                    mark = " †" if line.runs else ""  # The toy is not the papers' set.
+                    assert [value for value in next(rows) if value is not None] == [f"    published{mark}", *published]
+        assert all(str(row[0]).startswith(("chance, ", "  ")) for row in rows)
 
 
 @pytest.mark.parametrize(("values", "text"), [((), "–"), ((12.34,), "12.3"), ((10.0, 20.0, 30.0), "20.0 ± 10.0")])

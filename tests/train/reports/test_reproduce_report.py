@@ -1,0 +1,105 @@
+"""The report on stored results: chance, other sets, other splits."""
+
+import json
+
+import pytest
+
+from train.reports.plots import plot_report
+from train.reports.reproduce_report import Report, read_report
+from train.reports.row_results import write_result
+
+RECALLS = {"recall_at_1": 30.0, "recall_at_5": 60.0, "recall_at_10": 72.0, "median_rank": 3}
+CHANCE = {"image_to_text": [0.5, 2.5, 5.0], "text_to_image": [0.1, 0.5, 1.0]}
+
+
+def score(images=1000, captions=5000, *, split="test_2016", language="en", gain=0.0) -> dict:
+    measures = {name: value + gain for name, value in RECALLS.items()}
+    directions = {"image_to_text": {"queries": images, **measures}, "text_to_image": {"queries": captions, **measures}}
+    return {"language": language, "portion": "comparable", "split": split, **directions, "chance": CHANCE}
+
+
+@pytest.fixture
+def report_on(tmp_path):
+    """Write a result for each score, as those of several seeds, and read the report."""
+
+    def read(*scores: dict, preset: str = "gella2017/vse-en") -> Report:
+        for seed, value in enumerate(scores):
+            result = {"feature": "toy", "untrained": [], "overrides": [], "step": 4, "scores": [value]}
+            write_result(tmp_path / "results" / preset / f"seed-{seed}.json", result)
+        return read_report(str(tmp_path), "gella2017")
+
+    return read
+
+
+def rows_of(report: Report, name: str) -> list[list]:
+    """Return the row of the first table with a name, and the lines below it up to the next row."""
+    rows = report.to_tables()[0].values
+    start = next(index for index, row in enumerate(rows) if str(row[0]).startswith(name))
+    end = next((index for index in range(start + 1, len(rows)) if not str(rows[index][0]).startswith(" ")), len(rows))
+    return rows[start:end]
+
+
+def test_chance_follows_the_rows_of_its_language(report_on):
+    report = report_on(score())
+    assert rows_of(report, "chance, ") == [
+        ["chance, en", None, None, None, None],
+        ["  image to text", "0.5", "2.5", "5.0", None],
+        ["  text to image", "0.1", "0.5", "1.0", None],
+    ]
+    assert "| chance | en |  | 0.5 | 2.5 | 5.0 |  | 0.1 | 0.5 | 1.0 |  |" in report.to_markdown()
+    assert "chance, de" not in str([table.values for table in report.to_tables()])  # No row of table 2 is trained.
+
+
+def test_published_numbers_on_the_same_set_have_no_mark(report_on):
+    report = report_on(score())
+    assert rows_of(report, "VSE, en")[2] == ["    published", 31.6, 60.4, 72.7, 3]
+    assert "30.0 (31.6)" in report.to_markdown()
+    assert not [note for note in report.notes if "another set" in note]
+
+
+@pytest.mark.parametrize("sizes", [(1000, 4999), (999, 5000)])
+def test_published_numbers_on_another_set_are_marked(report_on, sizes):
+    report = report_on(score(*sizes))
+    assert rows_of(report, "VSE, en")[2][0] == "    published †"
+    assert "30.0 (31.6 †)" in report.to_markdown()
+    (note,) = (note for note in report.notes if "another set" in note)
+    measured = f"en comparable: {sizes[0]:,} images and {sizes[1]:,} captions"
+    assert (
+        note
+        == f"† published on another set (comparable 1,000 and 5,000; translation 1,000 and 1,000) than measured ({measured})."
+    )
+    assert report.to_dict()["tables"][0]["rows"][0]["image_to_text"]["recall_at_1"]["is_other_set"] is True
+
+
+def test_report_on_another_split_has_no_published_numbers(report_on):
+    report = report_on(score(split="mine"))
+    assert rows_of(report, "VSE, en") == [
+        ["VSE, en, 1 run", None, None, None, None],
+        ["  image to text", "30.0", "60.0", "72.0", "3.0"],
+        ["  text to image", "30.0", "60.0", "72.0", "3.0"],
+    ]
+    assert "31.6" not in report.to_markdown()
+    assert "on split mine." in report.notes[0]
+    assert report.notes[1] == "Published numbers, of the test images of 2016, are left out."
+
+
+def test_report_as_json_has_all_values(report_on):
+    report = report_on(score(), score(gain=2.0))
+    stored = json.loads(json.dumps(report.to_dict()))
+    row = stored["tables"][0]["rows"][0]
+    assert [row[key] for key in ("name", "preset", "language", "portion", "runs", "failed")] == [
+        *("VSE", "gella2017/vse-en", "en", "comparable", 2, 0)
+    ]
+    cell = row["text_to_image"]["recall_at_5"]
+    assert (cell["published"], cell["values"], cell["mean"], cell["chance"]) == (53.6, [60.0, 62.0], 61.0, 0.5)
+    assert cell["deviation"] == pytest.approx(2**0.5)
+    assert (stored["paper"], stored["untrained"], stored["failed"]) == ("gella2017", [], [])
+
+
+def test_picture_marks_chance(report_on, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: figures.append(figure))
+    plot_report(report_on(score()).begun, tmp_path / "report.png")
+    panel = figures[0].axes[0]
+    assert [line.get_xdata()[0] for line in panel.lines if line.get_marker() == "x"] == [5.0, 1.0]
+    assert "× chance" in panel.get_xlabel()
