@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, cast
 
 from schemas.conversion import key_value_pairs
@@ -185,9 +185,22 @@ class EvaluateJob(BriefRepr):
     folds: Annotated[int, Opt("Average over this many folds of the images (5 for COCO 1K).")] = 1
     cross_lingual: Annotated[bool, Opt("Rank captions among those in each other language, too.")] = False
     token_features: TokenFeatures = ""
+    relevance: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Measure with the right items of this file of ECCV Caption or CxC, too; repeatable.",
+            metavar="FILE",
+            is_repeated=True,
+        ),
+    ] = ()
+    annotations: Annotated[
+        str, Opt("Read ids of captions for --relevance from this JSON file of COCO or Karpathy's splits.", metavar="FILE")
+    ] = ""
 
     def __post_init__(self) -> None:
         _check_least(self, folds=1)
+        if bool(self.relevance) != bool(self.annotations) or (self.relevance and self.folds > 1):
+            raise UsageError("--relevance needs --annotations, and one gallery of all images: give both, without --folds")
         if not self.runs:
             raise UsageError("no run to evaluate: give one or more folders of runs")
         for index, run in enumerate(self.runs):
@@ -202,7 +215,10 @@ class EvaluateJob(BriefRepr):
     def made_from(self) -> dict[str, Any]:
         """Return the inputs of the scores, see `schemas.made_from`."""
         names = ("splits", "languages", "portion", "folds", "cross_lingual", "allow_missing_features")
-        return _made_from("evaluate", self, names, ("runs", "captions", "features", "token_features"))
+        inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations")
+        sides = "image_to_caption", "caption_to_image"
+        files = {name.replace(*pair) for name in self.relevance for pair in (sides, sides[::-1])}  # One names both.
+        return _made_from("evaluate", replace(self, relevance=tuple(sorted(files))), names, inputs)
 
 
 @dataclass(frozen=True, repr=False)

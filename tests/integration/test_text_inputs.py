@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipelines.text.truecasing import load_truecasers, truecaser_inputs
 from schemas.errors import ImagepivotError
 from schemas.vector_files import read_vector_file
 from train.config.sections import resolve
+from train.evaluation.relevance_files import read_relevance
 
 
 def captions(format_: str) -> Callable[[Path], Any]:
@@ -51,6 +53,15 @@ def region_lines(header: str = "") -> str:
     return header + "".join(f"{name}\t640\t480\t1\t{box}\t{feature}\n" for name in ("ä", "b"))
 
 
+def right_items(path: Path) -> Any:
+    if path.name != "a_image_to_caption.json":
+        (path.parent / "a_image_to_caption.json").write_text('{"1": [2]}')
+    (path.parent / "a_caption_to_image.json").write_text('{"2": [1]}')
+    (path.parent / "captions.json").write_text(COCO_IDS)
+    annotations = path if path.name == "dataset_x.json" else path.parent / "captions.json"
+    return replace(read_relevance([str(path.parent / "a_image_to_caption.json")], str(annotations))["a"], location="")
+
+
 def word_vectors(path: Path) -> Any:
     found = read_vector_file(str(path), {"ä", "b"}, expected="")
     return found.words, {word: vector.tolist() for word, vector in found.vectors.items()}
@@ -61,6 +72,7 @@ COCO = {
     "annotations": [{"image_id": 1, "caption": "Größe"}, {"image_id": 1, "caption": "b"}],
 }
 KARPATHY = {"images": [{"filename": "a.jpg", "split": "train", "sentences": [{"raw": "Größe"}, {"raw": "b"}]}]}
+COCO_IDS = json.dumps({"annotations": [{"image_id": 1, "id": 2}, {"image_id": 1, "id": 3}]}, indent=1)
 HEADER = "image_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"
 TRUECASER = "dog (3/4) Dog (1)\nthe (2/2)\n"
 CONFIG = 'extends = "demo"\ndescription = """two\nlines"""\n[schedule]\nmax_steps = 7\n'
@@ -83,6 +95,8 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
     "configuration": ("c.toml", CONFIG, lambda path: resolve(str(path))),
     "word vectors": ("a.vec", "2 2\nä 1 2\nb 3 4\n", word_vectors),
+    "right items": ("a_image_to_caption.json", '{"1": [2]}', right_items),
+    "ids of captions": ("dataset_x.json", COCO_IDS, right_items),
     "truecaser": ("en.model", TRUECASER, lambda path: truecaser_inputs(load_truecasers(str(path.parent)))),
 }
 

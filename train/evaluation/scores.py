@@ -21,7 +21,8 @@ from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross
 from train.evaluation.evaluation import Count, Members, chance_in_folds, evaluate_folds, no_progress
 from train.evaluation.metrics import RetrievalMetrics
 from train.evaluation.protocols import ProtocolMatch, match_protocol
-from train.evaluation.relevance import Relevance, RelevanceMeter, own_captions
+from train.evaluation.relevance import Relevance, RelevanceMeter, RightItems, own_captions
+from train.evaluation.relevance_files import read_relevance
 from train.jobs import EvaluateJob
 from train.runs.run import Run, open_run
 
@@ -41,7 +42,8 @@ class Score:
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
         untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
-        relevance: measures over all right items, by definition of right items: ``captions`` for those of each image.
+        relevance: measures over all right items, by definition of right items: ``captions`` for those of each image, and names of
+            files.
     """
 
     language: str
@@ -114,6 +116,8 @@ def score_ensemble(
     folds: int = 1,
     cross_lingual: bool = False,
     token_features: str = "",
+    relevance: Sequence[str] = (),
+    annotations: str = "",
 ) -> list[Score]:
     """Evaluate open runs on one device as an ensemble, by their mean scores.
 
@@ -127,7 +131,9 @@ def score_ensemble(
             the split is unknown, or the runs cannot form an ensemble.
         UsageError: a run does not know a language; no captions have the split, language or portion; the images are fewer than the
             folds; or, with ``cross_lingual``, no image has captions in two languages.
+        InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
+    definitions: dict[str, RightItems] = {"captions": own_captions, **read_relevance(relevance, annotations)}
     known = check_members(runs)
     token_width = check_tokens(runs, token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
@@ -161,7 +167,9 @@ def score_ensemble(
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
-                _score(members, language, name, folds, on_progress) for language, names in portions.items() for name in names
+                _score(members, language, name, folds, definitions, on_progress)
+                for language, names in portions.items()
+                for name in names
             ]
             scores += _add_cross_lingual(members, new, on_progress) if cross_lingual else new
     if cross_lingual and not any(score.cross_lingual for score in scores):
@@ -204,11 +212,13 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(members: Members, language: str, portion: str, folds: int, on_progress: Count) -> Score:
+def _score(
+    members: Members, language: str, portion: str, folds: int, definitions: Mapping[str, RightItems], on_progress: Count
+) -> Score:
     data = members[0][1]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
-    meter = RelevanceMeter({"captions": own_captions})
+    meter = RelevanceMeter(definitions)
     retrieval = evaluate_folds(_with_captions(members, chosen), folds, on_progress=on_progress, observe=meter.observe)[language]
     return Score(
         language=language,

@@ -1,0 +1,168 @@
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import InputError, UsageError
+from train.data.captions import Captions
+from train.evaluation.metrics import bidirectional_ranks
+from train.evaluation.relevance import PositionCounter
+from train.evaluation.relevance_files import read_relevance
+from train.evaluation.scores import evaluate_run
+from train.jobs import EvaluateJob
+from train.reports.tables import score_tables
+
+IMAGES = [391895, 60623, 483108, 384213]
+# Ids of COCO's captions, five of each image in order.
+CAPTION_IDS = {image: [100 * image + number for number in (3, 9, 4, 1, 7)] for image in IMAGES}
+
+
+@pytest.fixture
+def captions() -> Captions:
+    """Five captions of each image, without the last one of the second image."""
+    names = tuple(sorted(f"COCO_val2014_{image:012d}" for image in IMAGES))
+    images = np.repeat(np.arange(4, dtype=np.int32), 5)
+    every = Captions(
+        np.arange(20, dtype=np.int32), np.arange(21), images, np.zeros(20, np.int8), np.zeros(20, np.int8),
+        np.tile(np.arange(5, dtype=np.int16), 4), names, ("en",), ("comparable",), "test",
+    )  # fmt: skip
+    return every.select(np.delete(np.arange(20), 9))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Files in the layouts of eccv-caption's data, and of COCO's and Karpathy's captions."""
+    rng = np.random.default_rng(0)
+    every = [caption for ids in CAPTION_IDS.values() for caption in ids]
+    for name, queries in (("eccv", 3), ("cxc", 4)):
+        to_captions = {image: list({*CAPTION_IDS[image], *map(int, rng.choice(every, 3))}) for image in IMAGES[:queries]}
+        owner = {caption: image for image, ids in CAPTION_IDS.items() for caption in ids}
+        to_images = {caption: list({owner[caption], *map(int, rng.choice(IMAGES, 2))}) for caption in every[::queries]}
+        (tmp_path / f"{name}_image_to_caption.json").write_text(json.dumps(to_captions))
+        (tmp_path / f"{name}_caption_to_image.json").write_text(json.dumps(to_images))
+    annotations = [
+        (image, caption) for number in range(5) for image in IMAGES for caption in CAPTION_IDS[image][number : number + 1]
+    ]
+    coco = {"images": [], "annotations": [{"image_id": image, "id": caption} for image, caption in annotations]}
+    (tmp_path / "captions_val2014.json").write_text(json.dumps(coco))
+    sentences = {image: [{"sentid": caption, "raw": "text"} for caption in ids] for image, ids in CAPTION_IDS.items()}
+    karpathy = {"images": [{"cocoid": image, "sentences": sentences[image]} for image in IMAGES]}
+    (tmp_path / "dataset_coco.json").write_text(json.dumps(karpathy))
+    return tmp_path
+
+
+@pytest.mark.parametrize("annotations", ["captions_val2014.json", "dataset_coco.json"])
+def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
+    from eccv_caption._metrics import compute_eccv_metrics, compute_r_at_k
+
+    locations = [str(files / "eccv_image_to_caption.json"), str(files / "cxc_caption_to_image.json")]
+    definitions = read_relevance(locations, str(files / annotations))
+    assert list(definitions) == ["eccv", "cxc"]
+    scores = torch.from_numpy(np.random.default_rng(1).permutation(4 * 19).reshape(4, 19) / 100).float()
+    images = [int(name[-12:]) for name in captions.image_ids]
+    keys = [CAPTION_IDS[images[image]][index] for image, index in zip(captions.images, captions.indices, strict=True)]
+    retrieved = {
+        "image_to_caption": {
+            image: [keys[n] for n in np.argsort(-row)] for image, row in zip(images, scores.numpy(), strict=True)
+        },
+        "caption_to_image": {
+            key: [images[n] for n in np.argsort(-row)] for key, row in zip(keys, scores.numpy().T, strict=True)
+        },
+    }
+    for name, definition in definitions.items():
+        counter = PositionCounter(
+            lambda rows, columns: scores[rows][:, columns], *definition(captions, np.arange(19), np.arange(4)), (4, 19)
+        )
+        bidirectional_ranks(counter, torch.arange(4), torch.from_numpy(captions.images).long())
+        relevance = counter.relevance()
+        for direction, found in (("image_to_caption", relevance.image_to_text), ("caption_to_image", relevance.text_to_image)):
+            stored = json.loads((files / f"{name}_{direction}.json").read_text())
+            present = {*keys} if direction == "image_to_caption" else {*images}
+            right = {int(key): [item for item in items if item in present] for key, items in stored.items()}
+            right = {key: items for key, items in right.items() if key in retrieved[direction]}
+            expected = compute_eccv_metrics(retrieved[direction], right)
+            recalls = [compute_r_at_k(retrieved[direction], right, cutoff) for cutoff in (1, 5, 10)]
+            assert found.values[:3] == pytest.approx([100 * recall for recall in recalls], abs=1e-12)
+            assert found.r_precision == pytest.approx(100 * expected["eccv_rprecision"], abs=1e-12)
+            assert found.map_at_r == pytest.approx(100 * expected["eccv_map_at_r"], abs=1e-12)
+            assert found.queries == len(right)
+            assert 0 < found.map_at_r < 100
+
+
+@pytest.mark.slow
+def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
+    data = Path(find_spec("eccv_caption").origin).parent / "data"
+    owners = json.loads((data / "original_caption_to_image.json").read_text())
+    annotations = {"annotations": [{"image_id": image, "id": int(caption)} for caption, (image,) in owners.items()]}
+    (tmp_path / "captions_val2014.json").write_text(json.dumps(annotations))
+    names = tuple(f"COCO_val2014_{image:012d}" for image in sorted({image for (image,) in owners.values()}))
+    labels = np.zeros(25_000, np.int8)
+    images, indices = np.repeat(np.arange(5_000, dtype=np.int32), 5), np.tile(np.arange(5, dtype=np.int16), 5_000)
+    captions = Captions(labels, np.arange(25_001), images, labels, labels, indices, names, ("en",), ("comparable",), "test")
+    locations = [str(data / f"{name}_image_to_caption.json") for name in ("eccv", "cxc")]
+    definitions = read_relevance(locations, str(tmp_path / "captions_val2014.json"))
+    for name, definition in definitions.items():
+        pairs = definition(captions, np.arange(25_000), np.arange(5_000))
+        for direction, (queries, found) in zip(("image_to_caption", "caption_to_image"), pairs, strict=True):
+            stored = json.loads((data / f"{name}_{direction}.json").read_text())
+            # Two right captions of ECCV Caption are not among the five of their images.
+            assert sum(map(len, stored.values())) - len(queries) == (
+                2 if (name, direction) == ("eccv", "image_to_caption") else 0
+            )
+            assert len(np.unique(queries)) == len(stored)
+            assert len(np.unique(np.stack([queries, found]), axis=1).T) == len(queries)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("eccv.json", "{}", UsageError, "expected NAME_image_to_caption.json or NAME_caption_to_image.json"),
+        ("mine_image_to_caption.json", "{}", InputError, "mine_caption_to_image.json' does not exist"),
+        ("eccv_image_to_caption.json", "[1", InputError, "eccv_image_to_caption.json' is not JSON"),
+        ("eccv_image_to_caption.json", '{"1": 5}', InputError, "expected a list"),
+        ("captions_val2014.json", '{"annotations": [{"id": 5}]}', InputError, "has no ids of captions"),
+    ],
+)
+def test_files_of_another_layout_are_refused(name, content, error, message, files):
+    (files / name).write_text(content)
+    location = files / name if "captions_" not in name else files / "cxc_image_to_caption.json"
+    with pytest.raises(error, match=message):
+        read_relevance([str(location)], str(files / "captions_val2014.json"))
+
+
+def test_data_of_other_images_are_refused(captions, files):
+    definition = read_relevance([str(files / "cxc_image_to_caption.json")], str(files / "dataset_coco.json"))["cxc"]
+    other = replace(captions, image_ids=("a", "b", "c1", "d"))
+    with pytest.raises(UsageError, match=r"cxc_image_to_caption.json' has no right items among the images .* of split 'test'"):
+        definition(other, np.arange(19), np.arange(4))
+
+
+def test_job_needs_relevance_annotations_and_one_gallery():
+    job = EvaluateJob("run", "captions", "features", relevance=("a_image_to_caption.json",), annotations="b.json")
+    for change in ({"annotations": ""}, {"relevance": ()}, {"folds": 5}):
+        with pytest.raises(UsageError, match="--relevance needs --annotations, and one gallery"):
+            replace(job, **change)
+
+
+def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
+    ids = {image: [10 * image + number for number in range(3)] for image in range(9)}
+    karpathy = [{"cocoid": image, "sentences": [{"sentid": caption} for caption in own]} for image, own in ids.items()]
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": karpathy}))
+    (tmp_path / "own_image_to_caption.json").write_text(json.dumps(ids))
+    images = {caption: [image] for image, own in ids.items() for caption in own}
+    (tmp_path / "own_caption_to_image.json").write_text(json.dumps(images))
+    files = {"relevance": (str(tmp_path / "own_caption_to_image.json"),), "annotations": str(tmp_path / "dataset.json")}
+    job = EvaluateJob(write_run(), toy.captions, toy.features, ("test",), ("en",), "comparable", **files)
+    (score,) = evaluate_run(job)
+    assert list(score.relevance) == ["captions", "own"]
+    assert score.relevance["own"] == score.relevance["captions"]
+    table = score_tables([score], title="")[-1]
+    assert [column if isinstance(column, str) else column.heading for column in table.columns][-3:] == ["R@1", "R@5", "R@10"]
+    assert [len(row) for row in table.rows] == [5, 5, 8, 8]
+    before = job.made_from()
+    (tmp_path / "own_image_to_caption.json").write_text(json.dumps({**ids, 9: [1]}))
+    assert job.made_from() != before
