@@ -2,8 +2,9 @@
 
 * ``c2i``: images against their captions, in each language of the batch: equation 1 of Gella et al. 2017 (PIVOT), and the task of
   that name in Kádár et al. 2018, figure 2;
-* ``c2c``: captions against captions, for every two languages of the batch: equation 2 of Gella et al. 2017, whose sum over
-  ``(c1, c2)`` covers all pairs of languages, in the model's order (PARALLEL); and the other task of Kádár et al.;
+* ``c2c``: captions against captions, once for every two languages of the batch: equation 2 of Gella et al. 2017 (PARALLEL), and
+  the other task of Kádár et al. Scores are S(c1, c2) with c1 of the language that ``data.portions`` names first, and never
+  S(c2, c1): the order similarity puts c1 in the place of the image;
 * ``diversity``: the attention heads of each image and caption against each other, within a view (``images``, ``de``) and between
   views of the same image: equations 5 and 6 of Huang et al. 2019.
 

@@ -123,15 +123,14 @@ class TrainingInputs:
         return tuple(outliers for outliers in by_split if outliers is not None)
 
     def counts(self, config: Config) -> dict[str, dict[str, int]]:
-        """Count captions by language, and words with vectors by encoder."""
+        """Count captions by language, and words with embeddings, if the model has any, by encoder."""
         dimensions, captions, languages = self.dimensions, self.training.captions, self.dimensions.languages
         all_ids = range(dimensions.vocabulary_size)
         encoders = {"+".join(languages): languages} if config.model.mixes_languages else {name: (name,) for name in languages}
         ids = {name: dimensions.language_ids.get(members[0], all_ids) for name, members in encoders.items()}
-        counts = {
-            "captions": {name: len(captions.rows_of(name)) for name in languages},
-            "words": {name: len(encoder_ids) - len(SPECIALS) for name, encoder_ids in ids.items()},
-        }
+        counts = {"captions": {name: len(captions.rows_of(name)) for name in languages}}
+        if not dimensions.token_width:  # Token vectors replace word embeddings.
+            counts["words"] = {name: len(encoder_ids) - len(SPECIALS) for name, encoder_ids in ids.items()}
         if self.word_vectors is not None:
             counts["pretrained"] = {name: self.word_vectors.count(encoders[name], ids[name]) for name in encoders}
         return counts

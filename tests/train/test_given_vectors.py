@@ -23,6 +23,7 @@ from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.row_datasets import corpora_of, skip_remarks
 from train.reports.row_results import read_result
+from train.runs.history import read_history
 from train.runs.run import open_run
 from train.training_data import load_training_inputs
 
@@ -186,6 +187,8 @@ def test_training_with_token_features(train_toy, toy_tokens, tmp_path):
     assert run.fingerprints["token_model"] == "f" * 64
     assert not any("words" in name for name in weights(tmp_path / "run"))
     assert run.language_ids == {}
+    (counts,) = read_history(run.folder).of("training_data")
+    assert set(counts) == {"event", "step", "captions"}  # No words: the model has no word embeddings.
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,11 @@
 """Dual attention networks for matching (m-DAN): the model kind ``dan``.
 
 Nam, Ha, Kim (2017): Dual Attention Networks for Multimodal Reasoning and Matching (arXiv 1611.00471). Details follow the
-reimplementation github.com/JunweiLiang/DualAttentionNetwork (``model.py``), which reaches the paper's recalls. Only the placement
-of dropout is simpler, see `AttentionSteps`.
+reimplementation github.com/JunweiLiang/DualAttentionNetwork (``model.py``), which reaches the paper's recalls. Differences:
+
+* The placement of dropout is simpler, see `AttentionSteps`.
+* Matrices begin with Xavier's weights, not normal ones, and c_0 of an image has no bias.
+* The mean of a sentence is over its own words, as in the paper, not over the longest sentence of the batch.
 
 Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``T`` tokens, ``H`` width of a
 context vector, ``K`` steps, ``E`` = (K + 1) * H embedding width. In `AttentionSteps`, ``W`` is the width of a region or token,

@@ -60,6 +60,7 @@ class PublishedSts:
         numbers: published number for each of ``tasks``.
         quoted: whether the paper quotes it from other work.
         preset: preset that trains it; empty if none does.
+        unmeasured: reason not to measure a row that the paper measured; empty for quoted rows and rows with a preset.
     """
 
     name: str
@@ -67,6 +68,7 @@ class PublishedSts:
     tasks: tuple[str, ...] = TASKS
     quoted: bool = False
     preset: str = ""
+    unmeasured: str = ""
 
     @property
     def values(self) -> tuple[float | None, ...]:

@@ -240,6 +240,7 @@ def read_report(output: str, paper: str) -> Report:
     is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
     seen = {(row.preset, row.language, row.portion) for row in published}
+    homes = {(row.preset, row.language) for row in published}
     for table, table_rows in groupby(published, key=lambda row: row.table):
         paper_rows = tuple(table_rows)
         columns = tuple(
@@ -250,7 +251,7 @@ def read_report(output: str, paper: str) -> Report:
         lines = tuple(_line(row if is_paper_split else _without_numbers(row), rows[row.preset]) for row in paper_rows)
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
-        unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen)]
+        unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen, homes)]
         for portion in dict.fromkeys(row.portion for row in unpublished):
             title = f"{table} ({portion} captions), not in the paper".capitalize()
             portion_lines = tuple(_line(row, rows[row.preset]) for row in unpublished if row.portion == portion)
@@ -262,11 +263,17 @@ def _without_numbers(row: PublishedRow) -> PublishedRow:
     return replace(row, image_to_text=Measures(), text_to_image=Measures())
 
 
-def _unpublished(row: PublishedRow, summary: RowSummary, seen: set[tuple[str, str, str]]) -> list[PublishedRow]:
-    """Return rows for measured languages and portions not in ``seen``, and add them."""
+def _unpublished(
+    row: PublishedRow, summary: RowSummary, seen: set[tuple[str, str, str]], homes: set[tuple[str, str]]
+) -> list[PublishedRow]:
+    """Return rows for measured languages and portions not in ``seen``, and add them.
+
+    ``homes`` are the presets and languages with a published row: their further portions belong below that row alone.
+    """
     rows = []
     for language, portion in sorted({(score["language"], score["portion"]) for score in summary.scores}):
-        if (row.preset, language, portion) not in seen:
+        is_below = language == row.language or (row.preset, language) not in homes
+        if is_below and (row.preset, language, portion) not in seen:
             seen.add((row.preset, language, portion))
             rows.append(replace(_without_numbers(row), language=language, portion=portion))
     return rows

@@ -29,7 +29,7 @@ class StsRow:
 
     Attributes:
         measured: the runs of its preset, or the baseline in its row.
-        refused: reason if the runs cannot be measured; else empty.
+        refused: reason if the row or its runs cannot be measured; else empty.
     """
 
     published: PublishedSts
@@ -135,7 +135,7 @@ def sts_rows(
     overlap = score_overlap(data)
     rows = [StsRow(table.rows[0], (overlap,))]
     for published in table.rows[1:]:
-        systems, refused = [], ""
+        systems, refused = [], published.unmeasured
         for folder in finished_runs(output, published.preset) if published.preset else ():
             run, name = open_run(folder, device=resolve_device(device)), f"{published.preset}/{folder.name}"
             try:

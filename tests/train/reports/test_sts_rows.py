@@ -69,10 +69,13 @@ def test_sts_rows_equal_sts_with_published_values(trained, pairs, sts_pairs, tmp
 
 
 def test_quoted_row_of_another_paper_is_measured(trained, pairs):
-    rows = {row.published.name: row for row in sts_rows("huang2019", str(trained), pairs, tokenize).rows}
+    rows_of_huang = sts_rows("huang2019", str(trained), pairs, tokenize)
+    rows = {row.published.name: row for row in rows_of_huang.rows}
     assert len(rows["VSE (Kiros et al.)"].measured) == 2
     assert [system.name for system in rows["VSE (Kiros et al.)"].measured] == [f"gella2017/vse-en/seed-{n}" for n in (0, 1)]
-    assert rows["SCAN (Lee et al.)"].published.preset == ""
+    assert {name for name, row in rows.items() if row.refused} == {"SCAN (Lee et al.)"}
+    (note,) = (note for note in sts_row_tables(rows_of_huang)[-1].notes if "not measured" in note)
+    assert note.startswith("SCAN (Lee et al.) is not measured: it has no vector of a sentence")
     assert sts_paper("gella2017", 3) is None
 
 
