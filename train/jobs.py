@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, cast
 
 from schemas.conversion import key_value_pairs
@@ -13,6 +13,7 @@ from schemas.storage.locations import is_remote, local_path
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 if TYPE_CHECKING:
+    from train.chance import Chance
     from train.config.sections import Config
     from train.data.splits import MissingFeatures
     from train.runs.checkpoints import TrainingProgress
@@ -156,11 +157,13 @@ class Result:
     Attributes:
         folder: folder of the run, for `train.runs.open_run`.
         progress: steps, best score, and the reason to stop.
+        chance: recalls of a random ranking by language of the best score; empty for other training inputs than datasets.
     """
 
     folder: str
     progress: TrainingProgress
     missing_features: tuple[MissingFeatures, ...] = ()
+    chance: Mapping[str, Chance] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,7 +28,7 @@ from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import DistributedContext, join_processes
 from train.jobs import DivergedError, Result, TrainJob
-from train.losses import Objective, per_query, terms_of
+from train.losses import LossSums, Objective, is_at_margin, terms_of
 from train.models.catalogue import build_model
 from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
 from train.progress import Report
@@ -67,12 +67,9 @@ class Step:
         """Sum of the objective over the batches."""
         return torch.stack([loss for loss, _ in self.losses]).sum()
 
-    def per_query(self) -> tuple[float, dict[str, float]]:
-        """Return objective and losses as means over queries."""
-        return per_query((batch, *losses) for batch, losses in zip(self.batches, self.losses, strict=True))
-
 
 _LOG_EVERY_STEPS = 10
+_MIN_STEPS_AT_MARGIN = 100  # Of a collapse, also where an epoch has fewer: embeddings may begin nearly equal.
 
 _NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES)))
 _TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
@@ -155,7 +152,7 @@ def train(
             remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
             is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
-        loop = _Loop(job, config, training_inputs, start, processes, device, on_report)
+        loop = _Loop(job, config, training_inputs, start, processes, device, on_report, on_warning)
         reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
@@ -168,10 +165,10 @@ def train(
             for sentence in filter(None, remarks):
                 on_warning(sentence)
         if before is not None and reason:
-            return Result(job.output, replace(before.progress, stop_reason=reason), training_inputs.missing_features)
+            return loop.result(replace(before.progress, stop_reason=reason))
         with defer_signals() as interruption, loop.batches.prefetching():
             progress = loop.run(interruption)
-    return Result(job.output, progress, training_inputs.missing_features)
+    return loop.result(progress)
 
 
 class _Loop:
@@ -186,11 +183,15 @@ class _Loop:
         processes: DistributedContext,
         device: torch.device,
         on_report: Watch,
+        on_warning: Remark,
     ) -> None:
         self.job, self.config, self.training_inputs, self.start = job, config, training_inputs, start
-        self.processes, self.device, self.on_report = processes, device, on_report
+        self.processes, self.device, self.on_report, self.on_warning = processes, device, on_report, on_warning
         self.folder = Folder(job.output)
+        self.chance = training_inputs.chance() if isinstance(training_inputs, TrainingInputs) else {}
         self.progress = TrainingProgress()
+        self.loss = 0.0  # Of the last line of the log.
+        self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # On the device, not yet in the progress.
         self.saved_step = 0  # Step of last.pt.
         self.stopwatch = Stopwatch()
         self.batches = BatchLoader(training_inputs, training_inputs.sampler(config, job.seed), processes, device)
@@ -262,6 +263,7 @@ class _Loop:
             if not self.progress.step:
                 if isinstance(self.training_inputs, TrainingInputs):
                     log.write("training_data", 0, self.training_inputs.counts(self.config))
+                    log.write("chance", 0, {language: chance.to_dict() for language, chance in self.chance.items()})
                 for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:
@@ -283,10 +285,10 @@ class _Loop:
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY_STEPS == 0 or self.device.type == "cpu":
                 self._check_finite(done, weights=saves)
-            if log is not None and step % _LOG_EVERY_STEPS == 0:
+            if step % _LOG_EVERY_STEPS == 0:
                 self._log_step(log, done)
             if evaluates:
-                self._evaluate(log, done)
+                self._evaluate(log)
                 self._stop_if_over()
             signal = self.processes.all_reduce_max(interruption.received)
             if signal:
@@ -326,18 +328,18 @@ class _Loop:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm or torch.inf)
         self.optimizer.step()
         self.progress = replace(self.progress, step=self.progress.step + 1)
+        self.new_losses += [(batch, *loss) for batch, loss in zip(batches, losses, strict=True)]
         self.stopwatch.count(sum(batch.pairs for batch in batches))
         return Step(tuple(batches), tuple(losses), norm)
 
-    def _evaluate(self, log: RunLog | None, done: Step) -> None:
+    def _evaluate(self, log: RunLog | None) -> None:
         """Measure recalls on the validation split on rank 0, and broadcast the score."""
         score = 0.0
         if log is not None:
             with self.stopwatch.measure("evaluation"):
                 validation = self.training_inputs.evaluate(self.model, self.config, self.terms)
             results = validation.retrieval
-            monitored = self.config.schedule.monitor_languages or self.config.data.languages
-            score = sum(results[language].sum_of_recalls for language in monitored)
+            score = sum(results[language].sum_of_recalls for language in self.config.monitored)
             if not all(map(isfinite, (validation.loss or 0.0, *validation.terms.values()))):
                 score = nan
         score = self.processes.broadcast(score, self.device)
@@ -351,7 +353,9 @@ class _Loop:
         self.progress = self.progress.evaluated(score)
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
-            self.on_report(replace(self._report(done.per_query()[0], scores), validation_loss=validation.loss))
+            losses = self._add_losses()
+            loss = losses.per_query()[0] if losses.sums else self.loss
+            self.on_report(replace(self._report(loss, scores), validation_loss=validation.loss))
 
     def _check_finite(self, done: Step, *, weights: bool) -> None:
         """Raise a `DivergedError` before invalid values are written.
@@ -374,27 +378,68 @@ class _Loop:
             f"optimizer.learning_rate, or look at feature outliers if any were reported, and train {where}"
         )
 
-    def _log_step(self, log: RunLog, done: Step) -> None:
-        loss, terms = done.per_query()
-        log.write(
-            "step",
-            self.progress.step,
-            {
-                "loss": loss,
-                "terms": terms,
-                "task": "+".join(dict.fromkeys(batch.task for batch in done.batches)),
-                "languages": list(dict.fromkeys(language for batch in done.batches for language in batch.languages)),
-                "gradient_norm": float(done.norm),
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
-            },
-        )
-        self.on_report(self._report(loss, {}))
+    def _add_losses(self) -> LossSums:
+        """Add the losses of new steps to the progress; this synchronises with a GPU."""
+        self.progress = replace(self.progress, losses=self.progress.losses.add(self.new_losses))
+        self.new_losses = []
+        return self.progress.losses
+
+    def _log_step(self, log: RunLog | None, done: Step) -> None:
+        """Log mean losses since the last line, and begin the next mean."""
+        losses = self._add_losses()
+        self.progress = replace(self.progress, losses=LossSums())
+        self.loss, terms = losses.per_query()
+        if log is not None:
+            log.write(
+                "step",
+                self.progress.step,
+                {
+                    "loss": self.loss,
+                    "terms": terms,
+                    "task": "+".join(losses.tasks),
+                    "languages": list(losses.languages),
+                    "gradient_norm": float(done.norm),
+                    "learning_rate": self.optimizer.param_groups[0]["lr"],
+                },
+            )
+            self.on_report(self._report(self.loss, {}))
+        self._warn_of_collapse(log, terms)
+
+    def _warn_of_collapse(self, log: RunLog | None, terms: Mapping[str, float]) -> None:
+        """Warn once of a loss that stays at the margin for an epoch."""
+        loss, steps, limit = self.config.loss, self.progress.steps_at_margin, max(self.epoch_steps, _MIN_STEPS_AT_MARGIN)
+        if loss.hinges != "max" or steps >= limit:
+            return
+        is_warm = self.progress.step >= loss.sum_warmup_steps + _LOG_EVERY_STEPS
+        steps = steps + _LOG_EVERY_STEPS if is_warm and is_at_margin(terms, loss.margin) else 0
+        self.progress = replace(self.progress, steps_at_margin=steps)
+        if log is not None and steps >= limit:
+            log.write("collapse", self.progress.step, {"margin": loss.margin, "steps": steps})
+            self.on_warning(
+                f"the training has collapsed: for {steps:,} steps the loss has stayed at the margin {loss.margin:g}, its value if "
+                f"all scores are equal. Train again with the sum of hinges at first, e.g. --set loss.sum_warmup_steps={limit}, or "
+                f"with a lower optimizer.learning_rate than {self.config.optimizer.learning_rate:g}"
+            )
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
         progress, schedule = self.progress, self.config.schedule
         limit = max_total_steps(schedule, self.epoch_steps)
-        stops_early = schedule.patience > 0
-        return Report(progress.step, limit, self.batches.epoch, loss, scores, progress.best_score, stops_early=stops_early)
+        return Report(
+            progress.step,
+            limit,
+            self.batches.epoch,
+            loss,
+            scores,
+            progress.best_score,
+            chance=self.chance,
+            monitored=self.config.monitored,
+            stops_early=schedule.patience > 0,
+        )
+
+    def result(self, progress: TrainingProgress) -> Result:
+        """Return the result of the training."""
+        chance = {language: self.chance[language] for language in self.config.monitored if self.chance}
+        return Result(self.job.output, progress, self.training_inputs.missing_features, chance)
 
     def stop_reason(self, progress: TrainingProgress) -> str:
         """Return the reason to stop, see `train.schedules.stop_reason`."""
@@ -406,9 +451,11 @@ class _Loop:
     def _save(self, name: str) -> None:
         if name == LAST:
             self.saved_step = self.progress.step
+        self._add_losses()
         if not self.processes.is_rank_zero:
             return
-        checkpoint = replace(self.start, model=self.model.state_dict(), progress=replace(self.progress, stop_reason=""))
+        progress = replace(self.progress, stop_reason="", losses=LossSums())
+        checkpoint = replace(self.start, model=self.model.state_dict(), progress=progress)
         if name == LAST:
             optimizer, sampler = self.optimizer.state_dict(), self.batches.state()
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)

@@ -15,8 +15,8 @@ Shapes: ``B`` rows, or true pairs, in the batch, ``K`` heads, ``H`` width of a h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations, combinations_with_replacement
 from typing import Any
@@ -81,6 +81,9 @@ def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
         hinges = (margin - 1 + first @ second.transpose(1, 2)).relu()  # [B, K, K]
     return hinges.masked_fill(torch.eye(heads, dtype=torch.bool, device=a.device), 0).sum()
 
+
+MARGIN_TOLERANCE = 0.02
+"""Maximum relative distance from the margin of the mean loss of a collapsed model."""
 
 GatherRows = Callable[[Encoded, int], Encoded]
 """Function from this process's rows and the number of rows in the batch to all rows."""
@@ -193,21 +196,53 @@ def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tens
     return total, by_name
 
 
-def per_query(batches: Iterable[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> tuple[float, dict[str, float]]:
-    """Return the objective and the losses as means over queries.
+@dataclass(frozen=True)
+class LossSums:
+    """Sums of losses over batches.
 
-    Rows are queries in both directions. A loss is averaged over its own batches.
+    Attributes:
+        sums: sum of each loss and number of its queries, by name; the name of the objective is empty.
+        tasks: tasks of the batches.
+        languages: languages of the batches; None for mixed languages.
     """
-    named = [
-        (name, value, 2 * len(batch.images)) for batch, loss, terms in batches for name, value in {"": loss, **terms}.items()
-    ]
-    sums: dict[str, tuple[float, int]] = {}
-    # A single copy, which synchronises with a GPU once.
-    for (name, _, count), value in zip(named, torch.stack([value for _, value, _ in named]).tolist(), strict=True):
-        total, queries = sums.get(name, (0.0, 0))
-        sums[name] = total + value, queries + count
-    means = {name: total / queries for name, (total, queries) in sums.items()}
-    return means.pop(""), means
+
+    sums: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
+    languages: tuple[str | None, ...] = ()
+
+    def add(self, batches: Sequence[tuple[Batch, Tensor, Mapping[str, Tensor]]]) -> LossSums:
+        """Return the sums with those of more batches: objective and losses by name.
+
+        Rows are queries in both directions. This synchronises with a GPU once.
+        """
+        if not batches:
+            return self
+        named = [
+            (name, value, 2 * len(batch.images))
+            for batch, loss, terms in batches
+            for name, value in {"": loss, **terms}.items()
+        ]
+        sums = dict(self.sums)
+        for (name, _, count), value in zip(named, torch.stack([value for _, value, _ in named]).tolist(), strict=True):
+            total, queries = sums.get(name, (0.0, 0))
+            sums[name] = total + value, queries + count
+        tasks = dict.fromkeys([*self.tasks, *(batch.task for batch, *_ in batches)])
+        languages = dict.fromkeys([*self.languages, *(name for batch, *_ in batches for name in batch.languages)])
+        return LossSums(sums, tuple(tasks), tuple(languages))
+
+    def per_query(self) -> tuple[float, dict[str, float]]:
+        """Return the objective and the losses as means over their queries."""
+        means = {name: total / queries for name, (total, queries) in self.sums.items()}
+        return means.pop(""), means
+
+
+def is_at_margin(terms: Mapping[str, float], margin: float) -> bool:
+    """Return whether all ranking losses of the hardest negatives equal the margin.
+
+    This is the loss per query of a collapsed model: if all scores are equal, the largest hinge of each query is the margin.
+    """
+    ranking = [value for name, value in terms.items() if name.partition("/")[0] in ("c2i", "c2c")]
+    return all(abs(value - margin) <= MARGIN_TOLERANCE * margin for value in ranking)
 
 
 class Objective(nn.Module):

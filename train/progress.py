@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schemas.console.progress import ProgressDisplay, Snapshot, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from train.chance import Chance
 
 
 @dataclass(frozen=True)
@@ -18,9 +21,11 @@ class Report:
 
     Attributes:
         steps: maximum number of steps; None without a limit, with early stopping alone.
-        loss: loss of the last step, per query.
+        loss: mean loss of the last logged steps, per query.
         scores: sum of recalls on the validation split by language; empty except directly after an evaluation.
         best: best sum of recalls so far, over all monitored languages; -1 before the first evaluation.
+        chance: recalls of a random ranking by language; empty if unknown.
+        monitored: languages of ``best``.
         validation_loss: loss on the validation split, per query; None except directly after an evaluation.
         stops_early: early stopping may end the training before ``steps``.
     """
@@ -31,13 +36,15 @@ class Report:
     loss: float
     scores: dict[str, float]
     best: float
+    chance: Mapping[str, Chance] = field(default_factory=dict)
+    monitored: tuple[str, ...] = ()
     validation_loss: float | None = None
     stops_early: bool = False
 
     @property
     def line(self) -> str:
         """Epoch, loss and best score, for people."""
-        best = f", best {self.best:.1f}" if self.best >= 0 else ""
+        best = f", best {self._best}" if self.best >= 0 else ""
         return f"epoch {self.epoch}, loss {self.loss:.4g}{best}"
 
     @property
@@ -45,7 +52,24 @@ class Report:
         """Scores of the evaluation, for people."""
         scores = ", ".join(f"{language} {score:.1f}" for language, score in self.scores.items())
         loss = "" if self.validation_loss is None else f"; validation loss {self.validation_loss:.4f}"
-        return f"step {self.step:,}: sum of recalls {scores}; best {self.best:.1f}{loss}"
+        return f"step {self.step:,}: sum of recalls {scores}; best {self._best}{loss}"
+
+    @property
+    def _best(self) -> str:
+        return format_score(self.best, [self.chance[language] for language in self.monitored if language in self.chance])
+
+
+def format_score(score: float, chances: Collection[Chance]) -> str:
+    """Format a sum of recalls with its maximum and that of chance, if known.
+
+    >>> from train.chance import Chance
+    >>> format_score(217.34, [Chance((5.0, 25.0, 50.0), (5.0, 25.0, 50.0), images=20)])
+    '217.3 of 600 (chance 160.0)'
+    """
+    if not chances:
+        return f"{score:.1f}"
+    chance = sum(chance.sum_of_recalls for chance in chances)
+    return f"{score:.1f} of {600 * len(chances):,} (chance {chance:.1f})"
 
 
 class TrainingDisplay(ProgressDisplay):
@@ -58,6 +82,7 @@ class TrainingDisplay(ProgressDisplay):
         now = time.monotonic()
         first_step, first_time = self._first = self._first or (report.step, now)
         more = {name: getattr(report, name) for name in ("epoch", "loss", "scores", "best", "validation_loss")}
+        more["chance"] = {language: chance.sum_of_recalls for language, chance in report.chance.items()}
         counts = {"steps": report.step}
         snapshot = _TrainingSnapshot("train", "steps", counts, now - first_time, report.steps, first_step, more, report=report)
         if report.scores and not self._log_json:

@@ -16,6 +16,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from schemas.parameters import VocabularyParameters
 from schemas.vocabulary import SPECIALS, Vocabulary
+from train.chance import Chance
 from train.config.sections import Config
 from train.data.captions import ByImage, Captions, labels_of, no_captions
 from train.data.feature_checks import FeatureOutliers, find_feature_outliers
@@ -25,7 +26,7 @@ from train.data.splits import MissingFeatures, SplitData, open_data
 from train.data.token_features import check_token_features
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.devices import upload
-from train.evaluation.evaluation import Validation, validate
+from train.evaluation.evaluation import Validation, chance, validate
 from train.jobs import Corpus
 from train.losses import Inputs, Term
 from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
@@ -135,6 +136,16 @@ class TrainingInputs:
             counts["pretrained"] = {name: self.word_vectors.count(encoders[name], ids[name]) for name in encoders}
         return counts
 
+    def chance(self) -> dict[str, Chance]:
+        """Return the recalls of a random ranking of the validation split by language."""
+        captions = self.validation.captions
+        rows = {name: captions.rows_of(name) for name in captions.language_names}
+        return {
+            name: Chance(**chance(captions, name), images=len(np.unique(captions.images[indices])))
+            for name, indices in rows.items()
+            if len(indices)
+        }
+
     def sampler(self, config: Config, seed: int) -> Sampler:
         """Build the sampler of a configuration."""
         return build_sampler(config, self.training.captions, seed)
@@ -224,7 +235,7 @@ def validation_portions(config: Config, location: str) -> dict[str, tuple[str, .
     Raises:
         DatasetError: a monitored language lacks captions.
     """
-    data, monitored = config.data, config.schedule.monitor_languages or config.data.languages
+    data, monitored = config.data, config.monitored
     captions = open_dataset(location, kind="encoded")
     available = {labels[1:] for labels in labels_of(captions) if labels[0] == data.validation_split}
     present = {

@@ -21,7 +21,7 @@ from schemas.options import Opt
 from schemas.process.shutdown import shutdown_notice
 from schemas.untrained import untrained_remark
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
-from train.progress import CountDisplay, TrainingDisplay
+from train.progress import CountDisplay, TrainingDisplay, format_score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,16 +63,19 @@ def train(
         return
 
     from train import loop
+    from train.chance import is_above_chance
 
     with (
         shutdown_notice("stopped before training began; nothing was changed"),
         TrainingDisplay(notes, log_json=log_json) as watch,
     ):
-        progress = loop.train(job, watch, remark).progress
+        result = loop.train(job, watch, remark)
+    progress, chances = result.progress, tuple(result.chance.values())
     events.record(counts={"steps": progress.step})
+    at_chance = "" if not chances or is_above_chance(progress.best_score, chances) else "; this is not better than chance"
     print_line(
         f"[bold]run[/bold]: {progress.step:,} steps in {escape(job.output)}, ended by {progress.stop_reason}; best sum of recalls "
-        f"{progress.best_score:.1f} at step {progress.best_step:,}"
+        f"{format_score(progress.best_score, chances)} at step {progress.best_step:,}{at_chance}"
     )
 
 

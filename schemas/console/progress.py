@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LIVE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
 _JSON_SECONDS = 1.0
-_WIDE = 120  # Columns of a terminal that fit bar and details into one line.
+_WIDE = 140  # Columns of a terminal that fit bar and details into one line.
 _MAX_NAME = 30
 _MIN_TIME_CONSTANT = 60.0  # Seconds.
 
@@ -228,9 +228,10 @@ class ProgressDisplay:
             name = snapshot.task if len(snapshot.task) <= _MAX_NAME else f"…{snapshot.task[1 - _MAX_NAME :]}"
             label, counter = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[count]}")
             head = (SpinnerColumn(), label, BarColumn(20), counter, TextColumn(snapshot.unit))
-            tail = (TextColumn("{task.fields[details]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+            details, times = TextColumn("{task.fields[details]}"), (TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
             is_wide = self._console.width >= _WIDE
-            self._lines = [Progress(*head, *tail)] if is_wide else [Progress(*head), Progress(TextColumn(" "), *tail)]
+            columns = [(*head, details, *times)] if is_wide else [(*head, *times), (TextColumn(" "), details)]
+            self._lines = [Progress(*line) for line in columns]
             for progress in self._lines:
                 progress.add_task(name, total=snapshot.total, count="", details="", left="")
             self._live = Live(Group(*self._lines), console=self._console, transient=True, refresh_per_second=5)

@@ -95,6 +95,21 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return write_toy(tmp_path_factory.mktemp("toy"))
 
 
+@pytest.fixture
+def with_equal_features(tmp_path: Path) -> Callable[[Corpus], Corpus]:
+    """Write nearly equal features, from which no ranking is learned."""
+
+    def write(corpus: Corpus) -> Corpus:
+        rng = np.random.default_rng(0)
+
+        def equal(rows: list[dict]) -> list[dict]:
+            return [row | {"feature": (1 + 0.01 * rng.standard_normal(8)).astype(np.float32)} for row in rows]
+
+        return replace(corpus, features=rewrite(corpus.features, tmp_path / "equal", equal))
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def write_words(toy: Corpus) -> Callable[..., str]:
     """Write word vectors ``[4]`` of English and German, similar for neighbouring topics, without some words."""

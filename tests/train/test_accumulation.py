@@ -98,9 +98,9 @@ def test_accumulated_steps_equal_a_reference_in_float64(toy, train_toy, tmp_path
     captions, features = training_inputs.training.captions, training_inputs.training.features[:]
     sampler = build_sampler(config, captions, 0)
     reference = Reference(dict(build_model(config.model, training_inputs.dimensions, 0).state_dict()), 6, 4)
-    epochs = 0
+    epochs, queries, named, total = 0, 0, {}, 0.0
     for _ in range(10):
-        losses, queries, named = [], 0, {}
+        losses = []
         while len(losses) < batches:
             batch = sampler.next()
             sides = [
@@ -115,10 +115,11 @@ def test_accumulated_steps_equal_a_reference_in_float64(toy, train_toy, tmp_path
             if sampler.epoch > epochs:  # An epoch ends with a step of what is left.
                 epochs = sampler.epoch
                 break
+        total += float(sum(losses).detach())
         norm = reference.learn(losses)
     assert epochs > 0
     (line,) = events(tmp_path / "run", "step")
-    assert line["loss"] == pytest.approx(float(sum(losses).detach()) / queries, rel=1e-4)
+    assert line["loss"] == pytest.approx(total / queries, rel=1e-4)  # Over all ten steps since the start.
     assert line["gradient_norm"] == pytest.approx(norm, rel=1e-4)
     assert line["terms"] == {
         name: pytest.approx(sum(loss for loss, _ in parts) / sum(count for _, count in parts), rel=1e-4)
@@ -154,8 +155,9 @@ def test_accumulation_of_one_batch_is_the_default(finished_run, train_toy, tmp_p
 def test_accumulation_resumes_bit_for_bit(train_toy, tmp_path):
     text = several(CONFIG, 3)
     train_toy(text, "whole")
-    train_toy(text.replace("max_steps = 44", "max_steps = 20"), "parts")
+    train_toy(text.replace("max_steps = 44", "max_steps = 13"), "parts")  # Between two lines of losses.
     train_toy(text, "parts", resume=True)
     assert_equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    assert events(tmp_path / "parts", "step") == events(tmp_path / "whole", "step")
     with pytest.raises(DatasetError, match=r"holds another run \(schedule\.grad_accum_steps: was 3, now 2"):
         train_toy(several(CONFIG, 2), "parts", resume=True)

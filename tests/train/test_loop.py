@@ -65,6 +65,34 @@ def test_sum_warmup_steps_precede_max_hinges(train_toy, tmp_path):
     assert maxima[0] < 0.7 * sums[0]
 
 
+MAX_HINGES = ENGLISH.replace("[loss]", '[loss]\nhinges = "max"').replace("17", "300").replace("44", "300")
+
+
+@pytest.mark.slow
+def test_collapse_is_reported_once(toy, with_equal_features, tmp_path):
+    warnings = []
+    job = TrainJob(from_toml(MAX_HINGES, "test"), with_equal_features(toy), str(tmp_path / "run"), device="cpu", curves=False)
+    train(replace(job, config=replace(job.config, schedule=replace(job.config.schedule, max_steps=57))))
+    train(replace(job, resume=True), on_warning=warnings.append)
+    (line,) = events(tmp_path / "run", "collapse")
+    at_margin = [abs(entry["terms"]["c2i/en"] - 0.2) < 0.004 for entry in events(tmp_path / "run", "step")]
+    last = line["step"] // 10
+    assert (line["margin"], line["steps"], at_margin[last - 10 : last]) == (0.2, 100, [True] * 10)
+    assert not any(all(at_margin[end - 10 : end]) for end in range(10, last))
+    (warning,) = warnings
+    assert f"for 100 steps the loss has stayed at the margin {0.2}" in warning
+    assert "--set loss.sum_warmup_steps=100, or with a lower optimizer.learning_rate than 0.01" in warning
+
+
+@pytest.mark.slow
+def test_training_with_max_hinges_reports_no_collapse(train_toy, tmp_path):
+    train_toy(MAX_HINGES)
+    losses = [line["loss"] for line in events(tmp_path / "run", "step")]
+    assert min(abs(loss - 0.2) for loss in losses) < 0.004  # It passes the margin.
+    assert losses[-1] < 0.15
+    assert events(tmp_path / "run", "collapse") == []
+
+
 def test_emulated_bfloat16_is_reported(train_toy, monkeypatch, tmp_path, caplog):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")

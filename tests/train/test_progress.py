@@ -2,16 +2,22 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from schemas.console import events
 from train import progress
+from train.chance import Chance
 from train.progress import CountDisplay, Report, TrainingDisplay
 
+CHANCE = {name: Chance((1.0, 5.0, 10.0), (2.0, 10.0, 20.0), images=50) for name in ("en", "de", "fr")}
 REPORT = Report(step=1200, steps=5000, epoch=1, loss=12.345, scores={}, best=-1.0)
 EVALUATED = Report(step=1210, steps=None, epoch=1, loss=12.0, scores={"en": 100.0, "de": 55.55}, best=155.55)
+EVALUATED = replace(EVALUATED, chance=CHANCE, monitored=("en", "de"))
+
+SCORES = "en 100.0, de 55.5; best 155.6 of 1,200 (chance 96.0)"
 
 
 class Clock:
@@ -41,11 +47,11 @@ def shown(clock, times: list[float]) -> str:
 def test_training_display_without_a_terminal(clock):
     text = shown(clock, times=[0.0, 5.0, 15.0])
     assert text.splitlines() == [
-        "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6",
-        "step 1,210: epoch 1, loss 12, best 155.6, 1.0 steps/s",
+        f"step 1,210: sum of recalls {SCORES}",
+        "step 1,210: epoch 1, loss 12, best 155.6 of 1,200 (chance 96.0), 1.0 steps/s",
     ]
     quick = shown(clock, times=[0.0, 5.0, 9.0])
-    assert quick.splitlines() == ["step 1,210: sum of recalls en 100.0, de 55.5; best 155.6"]
+    assert quick.splitlines() == [f"step 1,210: sum of recalls {SCORES}"]
 
 
 @pytest.fixture
@@ -134,14 +140,15 @@ def test_live_lines_fit_the_terminal(width, clock):
     with TrainingDisplay(console) as watch:
         watch(EVALUATED)
         clock.now += 100
-        watch(Report(step=2210, steps=5000, epoch=12, loss=123.456, scores={}, best=1234.5, stops_early=True))
+        more = {"chance": CHANCE, "monitored": tuple(CHANCE), "stops_early": True}
+        watch(Report(step=2210, steps=5000, epoch=12, loss=123.456, scores={}, best=1234.5, **more))
     with CountDisplay(console, "evaluate", unit="vectors", total=31014) as count:
         count(12000)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= width
     shown = " ".join(" ".join(lines).split())
-    assert "step 1,210: sum of recalls en 100.0" in shown
+    assert "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6 of 1,200 (chance 96.0)" in shown
     assert "2210/5000 steps" in shown
     assert "at most 4 min 39 s left" in shown
-    assert "epoch 12, loss 123.5, best 1234.5" in shown
+    assert "epoch 12, loss 123.5, best 1234.5 of 1,800 (chance 144.0)" in shown
     assert "12000/31014 vectors" in shown

@@ -252,6 +252,11 @@ class Config:
         )
 
     @property
+    def monitored(self) -> tuple[str, ...]:
+        """Languages of the sum of recalls that early stopping monitors."""
+        return self.schedule.monitor_languages or self.data.languages
+
+    @property
     def lasting(self) -> Config:
         """The part that must be unchanged to resume a run: all but budget and description."""
         # A cosine schedule depends on the budget.

@@ -29,7 +29,7 @@ from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
 from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Ranks, RecallMetrics, RetrievalMetrics, Scores, chance_recall, retrieval_ranks
-from train.losses import Term, Views, named_losses, per_query
+from train.losses import LossSums, Term, Views, named_losses
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
 _BATCH = 512
@@ -231,7 +231,7 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
         losses = [
             (batch, *named_losses(terms, _views(images, captions, batch, device), config.loss.hinges)) for batch in batches
         ]
-        return Validation(retrieval, *per_query(losses))
+        return Validation(retrieval, *LossSums().add(losses).per_query())
 
 
 def _encode_all_captions(model: RetrievalModel, captions: Captions) -> Encoded:

@@ -26,6 +26,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
 from train.config.models import ModelConfig
+from train.losses import LossSums
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, RetrievalModel
 
@@ -52,6 +53,8 @@ class TrainingProgress:
         best_step: step of the maximum.
         evals_since_best: number of evaluations after that step.
         stop_reason: ``patience``, ``epochs`` or ``steps`` if the run has ended; else empty.
+        losses: losses of the steps since the last line of the log.
+        steps_at_margin: number of the last steps with a loss at the margin; constant after the warning of a collapse.
     """
 
     step: int = 0
@@ -59,6 +62,8 @@ class TrainingProgress:
     best_step: int = 0
     evals_since_best: int = 0
     stop_reason: str = ""
+    losses: LossSums = field(default_factory=LossSums)
+    steps_at_margin: int = 0
 
     def evaluated(self, score: float) -> TrainingProgress:
         """Return the progress after an evaluation; of equal scores the earlier is best."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from itertools import accumulate
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
@@ -28,8 +29,14 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
     Raises:
         DatasetError: the picture cannot be written.
     """
-    figure, (losses, rate, *recalls) = new_figure(2, 2, sharex=True)
-    _draw_losses(losses, history)
+    kinds = history.loss_kinds or ("",)
+    rows = len(kinds) // 2 + 2  # The last one has recalls.
+    figure, panels = new_figure(rows, 2, sharex=True)
+    losses, rate, recalls = panels[: len(kinds)], panels[len(kinds)], panels[-2:]
+    for panel in panels[len(kinds) + 1 : -2]:
+        panel.set_visible(False)
+    for kind, panel in zip(kinds, losses, strict=True):
+        _draw_losses(panel, history, kind)
     draw_series(rate, *history.series("step", "learning_rate"), style_of(0)._replace(marker=""))
     rate.set_ylabel("learning rate")
     rate.set_ylim(bottom=0)
@@ -40,6 +47,7 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
             for cutoff, dashes in _CUTOFFS.items():
                 style = style_of(index)._replace(linestyle=dashes)
                 draw_series(panel, *history.recall(language, direction, cutoff), style, offset=index)
+        _draw_chance(panel, history, direction)
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
         panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)  # 100 %, and the height of a marker.
@@ -49,18 +57,39 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
             panel.axvline(best["step"], color=GREY, linewidth=0.8, zorder=1)
         handles = _handles(history.languages, best["step"])
         figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=TINY, frameon=False)
-    for panel in (losses, rate, *recalls):
+    for panel in (*losses, rate, *recalls):
         mark_empty(panel)
-    losses.set_xlim(0, 1.02 * max(history.last_step, 1))
+    rate.set_xlim(0, 1.02 * max(history.last_step, 1))
     save(figure, folder, name)
 
 
-def _draw_losses(panel: Axes, history: History) -> None:
+def _draw_chance(panel: Axes, history: History, direction: str) -> None:
+    """Draw recalls of chance; languages with equal galleries share lines."""
+    languages: dict[tuple[float, ...], list[str]] = {}
+    for language in history.languages:
+        recalls = history.chance(language).get(direction, {})
+        languages.setdefault(tuple(recalls.get(f"recall_at_{cutoff}", nan) for cutoff in (1, 5, 10)), []).append(language)
+    for recalls, names in languages.items():
+        if not isnan(sum(recalls)):
+            numbers = " / ".join(f"{recall:.1f}" for recall in recalls)
+            draw_chance(panel, recalls, plain(" ".join(["chance", numbers, *(names if len(languages) > 1 else [])])))
+
+
+def draw_chance(panel: Axes, scores: Sequence[float], text: str) -> None:
+    """Draw thin dashed lines at scores, with a text above the greatest."""
+    for score in scores:
+        panel.axhline(score, color=GREY, linestyle=(0, (4, 3)), linewidth=0.6, zorder=1)
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (0, 1.5), "textcoords": "offset points"}
+    panel.annotate(text, (1, max(scores)), ha="right", va="bottom", fontsize=TINY, color=GREY, **place)
+
+
+def _draw_losses(panel: Axes, history: History, kind: str) -> None:
     # A language has one style in all panels; terms of no language, or of two, follow.
     training, validation = history.losses(), history.losses("validation")
     languages = {name: name.removeprefix("c2i/") for name in {**training, **validation}}
     order = list(dict.fromkeys([*history.languages, *languages.values()]))
-    for name in sorted(languages, key=lambda name: order.index(languages[name])):
+    names = [name for name in languages if name.partition("/")[0] == kind]
+    for name in sorted(names, key=lambda name: order.index(languages[name])):
         index, label = order.index(languages[name]), plain(name.replace("/", ", "))
         if name in training:
             draw_series(panel, *training[name], style_of(index), smooth=True, pale=True, offset=index, label=label)
@@ -70,8 +99,8 @@ def _draw_losses(panel: Axes, history: History) -> None:
     panel.set_ylabel("loss per query")
     panel.set_ylim(bottom=0)
     if panel.lines:
-        smoothed = any(is_smoothed(series.values) for series in training.values())
-        title = "running means; pale: each batch" if smoothed else None
+        smoothed = any(is_smoothed(training[name].values) for name in names if name in training)
+        title = "running means; pale: as logged" if smoothed else None
         # Above the panel, to hide no line.
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "alignment": "left"}
         panel.legend(fontsize=TINY, frameon=False, title=title, title_fontsize=TINY, ncols=2, **place)

@@ -51,6 +51,11 @@ class History:
         return {name: self.series(event, "terms", name) for name in terms}
 
     @property
+    def loss_kinds(self) -> tuple[str, ...]:
+        """Kinds of terms, which differ in scale: ``c2c``, ``c2i``, ``diversity``."""
+        return tuple(dict.fromkeys(name.partition("/")[0] for event in ("step", "validation") for name in self.losses(event)))
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """Languages that were evaluated in both directions, in the order of the log."""
         items = [item for entry in self.of("evaluation") for item in entry.items() if isinstance(item[1], Mapping)]
@@ -59,6 +64,11 @@ class History:
     def recall(self, language: str, direction: str, cutoff: int) -> Series:
         """Return R@1, R@5 or R@10 of a language on the validation split, in percent."""
         return self.series("evaluation", language, direction, f"recall_at_{cutoff}")
+
+    def chance(self, language: str) -> Mapping[str, Any]:
+        """Return `train.chance.Chance.to_dict`; empty if unknown."""
+        logged = [entry[language] for entry in self.of("chance") if isinstance(entry.get(language), Mapping)]
+        return logged[-1] if logged else {}
 
     @property
     def speed(self) -> dict[str, float]:

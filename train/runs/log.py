@@ -2,14 +2,16 @@
 
 Each line of ``log.jsonl`` is an object with a ``step`` and one of these values of ``event``:
 
-* ``step``, every few steps: loss and its terms, per query; task and languages of the batch; norm of the gradient before clipping;
-  learning rate.
+* ``step``, every few steps: means per query of the loss and its terms since the last line, with tasks and languages of these
+  batches; norm of the last gradient before clipping; learning rate.
+* ``collapse``, at most once: the loss has stayed at the margin for an epoch.
 * ``evaluation``: recalls on the validation split.
 * ``validation``: loss and terms on the validation split, per query.
 * ``timing``, after each evaluation: speed and shares of time, see `Stopwatch`, and the number of threads.
-* Before the first step: ``training_data``, numbers of captions and words; ``missing_features``, images without features;
-  ``feature_outliers``, features of zeros or of unusual norms; ``untrained``, features of random weights; ``started_from``, initial
-  weights from another run.
+* Before the first step: ``training_data``, numbers of captions and words; ``chance``, recalls of a random ranking of the
+  validation split and its number of images, by language; ``missing_features``, images without features;
+  ``feature_outliers``, features of zeros or of unusual norms; ``untrained``, features of random weights;
+  ``started_from``, initial weights from another run.
 
 Only ``timing`` depends on a clock. The other lines of a killed and resumed run are those of an uninterrupted one; ``metrics.csv``
 and ``curves.png`` derive from them.

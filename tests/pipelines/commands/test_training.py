@@ -21,6 +21,7 @@ from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
+from train.evaluation.evaluation import chance
 from train.evaluation.scores import averages, evaluation_report, score_ensemble, score_run
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
@@ -28,6 +29,7 @@ from train.jobs import StsJob
 from train.reports.comparison import compare_runs
 from train.reports.tables import score_tables, sts_report
 from train.runs.run import open_run
+from train.training_data import load_training_inputs
 
 
 @pytest.fixture
@@ -99,6 +101,7 @@ def test_run_from_a_file(train, tmp_path):
     output, _ = train("run", *settings, "--max-steps", "12")
     assert "12 steps in" in output
     assert "ended by steps; best sum of recalls" in output
+    assert "of 600 (chance 242.3) at step" in output
     run = open_run(tmp_path / "run")
     assert (run.model.width, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
     assert not (tmp_path / "run" / "tensorboard").exists()
@@ -112,6 +115,18 @@ def test_run_from_a_file(train, tmp_path):
     assert "20 steps in" in train("run", *settings[:6], "--max-steps", "20", "--resume")[0]
     assert (tmp_path / "run" / "tensorboard").is_dir()
     assert (tmp_path / "run" / "curves.png").is_file()
+
+
+@pytest.mark.slow
+def test_training_at_chance(command, with_equal_features, toy, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL.replace('en = ["comparable"]', 'en = ["comparable"], de = ["comparable"]'))
+    equal = with_equal_features(toy)
+    given = ("train", tmp_path / "small.toml", *data_of(equal), "--vocabulary", toy.vocabulary)
+    out, notes = command(*given, tmp_path / "run", "--set", "loss.hinges=max")
+    captions = load_training_inputs(resolve(str(tmp_path / "small.toml")), equal, seed=0).validation.captions
+    both = [sum(map(sum, chance(captions, language).values())) for language in ("en", "de")]
+    assert re.search(rf"of 1,200 \(chance {sum(both):.1f}\) at step \d+; this is not better than chance\n$", out)
+    assert f"of 1,200 (chance {sum(both):.1f})" in notes
 
 
 def test_presets_are_listed(command):

@@ -30,13 +30,20 @@ def points(line) -> list[tuple[float, float]]:
 @pytest.mark.slow
 def test_curves_of_a_run(drawn):
     figure = drawn(HISTORY)
-    losses, rate, *recalls = figure.axes
-    assert {line.get_label(): points(line) for line in losses.lines} == {
+    captions, images, rate, unused, *recalls = figure.axes  # Losses of captions alone have a panel of their own.
+    assert {line.get_label(): points(line) for line in captions.lines} == {"c2c": [(10, 3.0), (30, 1.0)]}
+    assert {line.get_label(): points(line) for line in images.lines} == {
         "c2i, en": [(20, 2.0)],
         "c2i, en, validation": [(40, 1.5)],
-        "c2c": [(10, 3.0), (30, 1.0)],
     }
+    assert not unused.get_visible()
     assert [points(line) for line in rate.lines] == [[(10, 0.1), (20, 0.2), (30, 0.3)]]
+    assert [text.get_text() for panel in recalls for text in panel.texts] == ["chance 0.2 / 1.2 / 2.5 en"]
+    chance = recalls[1].lines[6:9]
+    assert [set(line.get_ydata()) for line in chance] == [{0.25}, {1.25}, {2.5}]
+    assert {line.is_dashed() for line in chance} == {True}
+    for line in chance:
+        line.remove()
     for panel in recalls:
         *lines, best = panel.lines
         assert [points(line) for line in lines] == [
@@ -44,8 +51,9 @@ def test_curves_of_a_run(drawn):
             *([(40, 6.0)], [(40, 5.0)], [(40, 4.0)]),
         ]
         assert set(best.get_xdata()) == {20}
-    assert [panel.get_ylabel() for panel in figure.axes] == [
-        *("loss per query", "learning rate", "validation recall, image to text (%)", "validation recall, text to image (%)")
+    assert [panel.get_ylabel() for panel in (captions, images, rate)] == ["loss per query", "loss per query", "learning rate"]
+    assert [panel.get_ylabel() for panel in recalls] == [
+        *("validation recall, image to text (%)", "validation recall, text to image (%)")
     ]
     assert [panel.get_xlabel() for panel in recalls] == ["step", "step"]
     (legend,) = figure.legends
@@ -53,12 +61,12 @@ def test_curves_of_a_run(drawn):
 
 
 def test_language_looks_the_same_in_all_panels(drawn):
-    losses, _, recalls, _ = drawn(HISTORY).axes
-    (english,) = (line for line in losses.lines if line.get_label() == "c2i, en")
+    captions, images, _, _, recalls, _ = drawn(HISTORY).axes
+    (english,) = (line for line in images.lines if line.get_label() == "c2i, en")
     assert {(line.get_color(), line.get_marker()) for line in recalls.lines[:3]} == {
         (english.get_color(), english.get_marker())
     }
-    (neither,) = (line for line in losses.lines if line.get_label() == "c2c")
+    (neither,) = (line for line in captions.lines if line.get_label() == "c2c")
     assert neither.get_color() not in {line.get_color() for line in recalls.lines[:6]}
 
 

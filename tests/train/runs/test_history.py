@@ -35,6 +35,11 @@ ENTRIES = (
     {"event": "evaluation", "step": 40, "score": 50.0, "en": retrieval(2.0), "de": retrieval(4.0)},
     timing(40, 100, 5.0, 5.0),
     {"event": "validation", "step": 40, "loss": 1.5, "terms": {"c2i/en": 1.5}},
+    {
+        "event": "chance",
+        "step": 0,
+        "en": {"images": 9, "text_to_image": {f"recall_at_{k}": 0.25 * k for k in (1, 5, 10)}, "sum_of_recalls": 8.5},
+    },
 )
 HISTORY = History(ENTRIES)
 
@@ -49,6 +54,9 @@ def test_series():
     assert HISTORY.recall("de", "image_to_text", 1) == Series((40,), (4.0,))
     assert HISTORY.series("evaluation", "en", "sum_of_recalls") == Series((20, 40), (12.0, 18.0))
     assert HISTORY.last_step == 40
+    assert HISTORY.loss_kinds == ("c2c", "c2i")
+    assert HISTORY.chance("en")["text_to_image"]["recall_at_5"] == 1.25
+    assert HISTORY.chance("de") == {}
 
 
 def test_of_equal_scores_the_first_is_the_best():

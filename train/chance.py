@@ -1,0 +1,50 @@
+"""Scores of a random ranking, beside which measured ones are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Chance:
+    """Recalls of a random ranking: R@1, R@5 and R@10 in percent.
+
+    Attributes:
+        images: number of images of the gallery.
+    """
+
+    image_to_text: tuple[float, ...]
+    text_to_image: tuple[float, ...]
+    images: int
+
+    @property
+    def sum_of_recalls(self) -> float:
+        """Sum of the six recalls."""
+        return sum(self.image_to_text) + sum(self.text_to_image)
+
+    @property
+    def standard_error(self) -> float:
+        """Upper bound of the standard error of the sum of recalls.
+
+        All queries of an image count as one draw, in both directions, as if they hit and missed together.
+        """
+        errors = 0.0
+        for recalls in (self.image_to_text, self.text_to_image):
+            first, fifth, tenth = (recall / 100 for recall in recalls)
+            # Of the number of hits at the three cutoffs: a hit at rank 1 is also one at the others.
+            errors += 100 * sqrt(max(0.0, 5 * first + 3 * fifth + tenth - (first + fifth + tenth) ** 2) / self.images)
+        return errors
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON, with the keys of retrieval metrics."""
+        names = ("recall_at_1", "recall_at_5", "recall_at_10")
+        recalls = {name: dict(zip(names, getattr(self, name), strict=True)) for name in ("image_to_text", "text_to_image")}
+        return {"images": self.images, **recalls, "sum_of_recalls": self.sum_of_recalls}
+
+
+def is_above_chance(score: float, chances: Collection[Chance]) -> bool:
+    """Return whether a sum over languages exceeds chance by two standard errors."""
+    return score > sum(chance.sum_of_recalls + 2 * chance.standard_error for chance in chances)
