@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from extractors import RegionOptions as RegionOptions
     from extractors import decode, entries, load, names
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
+    from pipelines.datasets.duplicates import find_duplicates as find_duplicates
     from pipelines.datasets.view import draw_view as draw_view
     from pipelines.datasets.view import read_pictures as read_pictures
     from pipelines.exchange.exporting import export_dataset as export_dataset
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pipelines.inputs.images import open_images as open_images
     from pipelines.jobs import CaptionsJob as CaptionsJob
     from pipelines.jobs import DiffJob as DiffJob
+    from pipelines.jobs import DuplicatesJob as DuplicatesJob
     from pipelines.jobs import EncodeJob as EncodeJob
     from pipelines.jobs import FeaturesJob as FeaturesJob
     from pipelines.jobs import ImageOptions as ImageOptions
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
     from schemas.dataset import Dataset as Dataset
     from schemas.dataset import open_dataset as open_dataset
+    from schemas.duplicates import Duplicate as Duplicate
     from schemas.errors import DatasetError as DatasetError
     from schemas.errors import ImagepivotError as ImagepivotError
     from schemas.errors import InputError as InputError

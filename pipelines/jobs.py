@@ -476,3 +476,31 @@ class DiffJob(BriefRepr):
     a: Annotated[str, Opt("Folder of a dataset.")]
     b: Annotated[str, Opt("Folder of another dataset of the same kind.")]
     tolerance: Annotated[float, Opt("Treat real numbers that differ by at most this as equal.", min_=0)] = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class DuplicatesJob(BriefRepr):
+    """Job of ``imagepivot duplicates``.
+
+    Its images may also be the result of `open_images`.
+
+    Raises:
+        UsageError: the cosine is out of range.
+
+    Examples:
+        >>> job = imagepivot.DuplicatesJob("features", "captions", images="photos")
+        >>> imagepivot.find_duplicates(job)
+        []
+    """
+
+    features: Annotated[str, Opt("Folder of features or regions.")]
+    captions: Annotated[str, Opt("Folder of captions or encoded captions, which have the splits.", is_argument=True)] = ""
+    images: Annotated[str | Source, Opt("Compare pictures at this location, too, as for features.")] = ""
+    min_cosine: Annotated[
+        float | None, Opt("Match features of this cosine. Default: 0.93; of untrained networks 0.999999.", metavar="NUM")
+    ] = None
+    reading: ImageOptions = field(default_factory=ImageOptions)
+
+    def __post_init__(self) -> None:
+        if self.min_cosine is not None and not 0 < self.min_cosine <= 1:
+            raise UsageError(f"--min-cosine is {self.min_cosine}, expected a number above 0 and at most 1")

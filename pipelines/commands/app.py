@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _PANELS = {
     "Data": (
         *(data.captions, data.vocabulary, data.encode, data.word_vectors, data.token_features),
-        *(datasets.inspect, datasets.validate),
+        *(datasets.inspect, datasets.validate, datasets.duplicates),
     ),
     "Features": (data.features, data.extractors, datasets.view, doctor.doctor),
     "Training": (training.train, training.reproduce, build.build_, demo.demo),

@@ -10,7 +10,7 @@ from rich.markup import escape
 from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, LogJson, console, finish, notes, print_line, remark
 from pipelines.exchange.jobs import ExportJob, ImportJob
-from pipelines.jobs import DiffJob, ViewJob
+from pipelines.jobs import DiffJob, DuplicatesJob, ViewJob
 from pipelines.running.meter import show_progress
 from schemas.console import events
 from schemas.console.tables import render_tables
@@ -179,3 +179,37 @@ def diff(job: DiffJob, log_json: LogJson = False) -> None:
         raise typer.Exit(1)
     same = "the same rows" if not job.tolerance else f"the same rows within {job.tolerance:g}"
     print_line(f"{escape(job.a)} and {escape(job.b)} hold {same}")
+
+
+@command("duplicates features captions --images photos --output duplicates.csv")
+def duplicates(
+    job: DuplicatesJob,
+    output: Annotated[str, Opt("Write all groups to this CSV file.")] = "",
+    as_json: AsJson = False,
+    log_json: LogJson = False,
+) -> None:
+    """Find equal and nearly equal images and captions, across and within splits.
+
+    Images match by the [b]bytes[/b] of their files, their [b]pixels[/b], a perceptual [b]hash[/b] or the [b]cosine[/b] of their
+    features; captions by their [b]text[/b] or its [b]words[/b], in any case and punctuation. Pixels and hashes need --images.
+
+    The file of --output has a row per image or caption of a group.
+    """
+    from pipelines.datasets.duplicates import count_table, find_duplicates
+    from schemas.duplicates import duplicates_csv
+    from schemas.storage.folder import file_at
+
+    with show_progress(notes, "duplicates", unit="images", log_json=log_json) as meter:
+        members = find_duplicates(job, meter, remark)
+    counts = {"groups": len({member.group for member in members}), "members": len(members)}
+    events.record(counts=counts)
+    table = count_table(members)
+    if as_json:
+        typer.echo(table.to_json())
+    else:
+        render_tables(console, [table])
+        print_line(f"[bold]duplicates[/bold]: {counts['groups']:,} groups of {counts['members']:,} images and captions")
+    if output:
+        folder, name = file_at(output)
+        folder.write(name, duplicates_csv(members).encode())
+        remark(f"written: {output}", style="")

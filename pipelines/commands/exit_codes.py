@@ -27,6 +27,7 @@ _EXTRAS = {
     "fasttext": frozenset({"gensim"}),
     "timm": frozenset({"timm"}),
     "bert": frozenset({"transformers", "huggingface_hub"}),
+    "duplicates": _MODELS | {"imagehash", "scipy", "faiss"},
 }
 _EXTRAS["all"] = frozenset().union(*(_EXTRAS[extra] for extra in ("pipelines", "train", "figures", "hdf5", "timm")))
 """Modules by extra."""
@@ -37,6 +38,7 @@ _NEEDS = {
     **dict.fromkeys(("view", "demo"), "all"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
+    "duplicates": "duplicates",
 }
 """Extras that cover all of a command."""
 

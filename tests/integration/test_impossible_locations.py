@@ -41,6 +41,7 @@ LINES = {
     "inspect": "inspect features",
     "validate": "validate features",
     "diff": "diff features features",
+    "duplicates": "duplicates features captions",
     "view": "view features photos --image 1 -o drawing.png",
     "evaluate": "evaluate run --captions encoded --features features",
     "compare": "compare run",

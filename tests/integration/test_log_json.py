@@ -17,7 +17,18 @@ from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 
 LONG = (
-    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "import", "export", "diff"),
+    *(
+        "captions",
+        "vocabulary",
+        "encode",
+        "word-vectors",
+        "token-features",
+        "features",
+        "import",
+        "export",
+        "diff",
+        "duplicates",
+    ),
     *("train", "evaluate", "embed", "search", "sts", "figures", "reproduce"),
 )
 

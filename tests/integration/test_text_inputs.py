@@ -17,6 +17,7 @@ from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions import EVERYTHING, open_source
 from pipelines.inputs.images import open_images
 from pipelines.text.truecasing import load_truecasers, truecaser_inputs
+from schemas.duplicates import read_duplicates
 from schemas.errors import ImagepivotError
 from schemas.vector_files import read_vector_file
 from train.config.sections import resolve
@@ -77,6 +78,8 @@ HEADER = "image_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"
 TRUECASER = "dog (3/4) Dog (1)\nthe (2/2)\n"
 CONFIG = 'extends = "demo"\ndescription = """two\nlines"""\n[schedule]\nmax_steps = 7\n'
 
+DUPLICATES = 'group,kind,similarity,image_id,split,language,portion,index\n0,hash,0.9,ä,train,,,\n0,hash,0.9,b,"test,val",,,\n'
+
 # Name of the file, its text with LF, and what reads it.
 INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "captions of multi30k": ("train.en", "Größe\nb\n", multi30k("raw")),
@@ -97,6 +100,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "word vectors": ("a.vec", "2 2\nä 1 2\nb 3 4\n", word_vectors),
     "right items": ("a_image_to_caption.json", '{"1": [2]}', right_items),
     "ids of captions": ("dataset_x.json", COCO_IDS, right_items),
+    "duplicates": ("d.csv", DUPLICATES, lambda path: read_duplicates(str(path))[0]),
     "truecaser": ("en.model", TRUECASER, lambda path: truecaser_inputs(load_truecasers(str(path.parent)))),
 }
 

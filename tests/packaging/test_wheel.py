@@ -72,6 +72,7 @@ NEEDS = {
     "sts run pairs.txt": "train",
     "reproduce kadar2018 out --captions encoded --features features --vocabulary vocabulary": "train",
     "figures run out --captions encoded --features features": "figures",
+    "duplicates features": "duplicates",
 }
 BARE = {"inspect", "validate", "doctor", "diff", "word-vectors"}
 

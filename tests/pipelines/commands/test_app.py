@@ -17,7 +17,7 @@ from schemas.manifest import Manifest, ShardEntry
 
 COMMANDS = (
     *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "extractors", "import", "export"),
-    *("inspect", "view", "validate", "diff", "doctor", "build", "demo"),
+    *("inspect", "view", "validate", "diff", "duplicates", "doctor", "build", "demo"),
     *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "reproduce"),
 )
 ROOT = Path(cli.__file__).parents[1]

@@ -1,0 +1,90 @@
+"""Lists of duplicates: groups of images or captions, a CSV row per member."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from schemas.console.tables import Table
+from schemas.errors import InputError
+from schemas.fingerprints import sha256_of_bytes
+from schemas.storage.folder import file_at
+from schemas.text import decode_text
+
+KINDS = ("bytes", "pixels", "hash", "cosine", "text", "words")
+"""Kinds of match of images (bytes to cosine) and captions, the strongest first."""
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Image or caption of a group.
+
+    Attributes:
+        kind: strongest match with another member, of `KINDS`.
+        similarity: highest similarity of this kind to another member, at most 1.
+        split: its split, or several joined by commas; empty if unknown.
+        language: language of a caption; empty for an image, as ``portion`` and ``index``.
+
+    Examples:
+        >>> imagepivot.Duplicate(0, "hash", 0.98, image_id="img-00", split="train").language
+        ''
+    """
+
+    group: int
+    kind: str
+    similarity: float
+    image_id: str
+    split: str
+    language: str = ""
+    portion: str = ""
+    index: str = ""
+
+
+_COLUMNS = tuple(item.name for item in fields(Duplicate))
+
+
+def duplicates_csv(duplicates: Sequence[Duplicate]) -> str:
+    """Return a list as CSV."""
+    return Table(_COLUMNS, [astuple(duplicate) for duplicate in duplicates]).to_csv()
+
+
+def read_duplicates(location: str) -> tuple[list[Duplicate], str]:
+    """Read a list, and return it with the SHA-256 of the file.
+
+    Raises:
+        InputError: the file does not exist, is no such list, or has no splits.
+    """
+    folder, name = file_at(location)
+    try:
+        data = folder.read(name)
+        header, *rows = csv.reader(io.StringIO(decode_text(data, location), newline=""), strict=True)
+        if tuple(header) != _COLUMNS:
+            raise ValueError(f"its columns are {','.join(header)[:80]!r}, expected {','.join(_COLUMNS)!r}")
+        duplicates = [Duplicate(int(row[0]), row[1], float(row[2]), *row[3:]) for row in rows]
+        if rows and not any(duplicate.split for duplicate in duplicates):
+            raise ValueError("it has no splits")
+    except FileNotFoundError:
+        raise InputError(f"{location!r} does not exist: {_ADVICE}") from None
+    except (ValueError, TypeError, IndexError, csv.Error) as error:
+        raise InputError(f"{location!r} is not a list of duplicates with splits ({error}): {_ADVICE}") from error
+    return duplicates, sha256_of_bytes(data)
+
+
+_ADVICE = "write it with imagepivot duplicates FEATURES CAPTIONS --output FILE"
+
+
+def find_leaks(
+    duplicates: Sequence[Duplicate], is_inside: Callable[[str], bool], is_outside: Callable[[str], bool]
+) -> list[Duplicate]:
+    """Return the members in some splits of groups with another member in other splits."""
+    outsiders: dict[int, set[Duplicate]] = {}
+    for duplicate in duplicates:
+        if any(map(is_outside, duplicate.split.split(","))):
+            outsiders.setdefault(duplicate.group, set()).add(duplicate)
+    return [
+        duplicate
+        for duplicate in duplicates
+        if any(map(is_inside, duplicate.split.split(","))) and outsiders.get(duplicate.group, set()) - {duplicate}
+    ]
