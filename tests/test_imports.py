@@ -88,7 +88,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("batch_loader", "config", "data", "devices", "distributed", "jobs", "losses", "models", "progress", "runs"),
             *("schedules", "training_data"),
         },
-        "reports": {"config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs", "training_data"},
+        "reports": {"chance", "config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs", "training_data"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
     },
 }

@@ -132,8 +132,8 @@ def compare(
 ) -> None:
     """Compare runs: differences of configurations, progress and scores.
 
-    Scores are those of the best step on the validation split. Runs that differ only in seeds are also averaged. Runs may have any
-    model, languages and data, and may still be training; notes name scores that are not comparable.
+    Scores are those of the best step on the validation split, by language, beside those of chance. Runs that differ only in seeds
+    are also averaged. Runs may have any model, languages and data, and may still be training; notes name differing data.
     """
     from train.reports.comparison import compare_runs
 

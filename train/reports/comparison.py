@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product, takewhile
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from schemas.untrained import untrained_remark
+from train.chance import Chance, is_above_chance
 from train.config.sections import settings_of
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 from train.runs.history import History, read_history
@@ -30,6 +31,42 @@ SUM = ("", "sum_of_recalls")
 
 _SEED = "seed"
 
+Scores = Mapping[tuple[str, str], float]
+"""Scores by direction and measure."""
+
+
+class Gallery(NamedTuple):
+    """Images and captions that are ranked together."""
+
+    language: str
+    portion: str
+    split: str
+    images: int
+    captions: int
+
+    @property
+    def name(self) -> str:
+        """Language, portion and split."""
+        return " ".join(filter(None, self[:3]))
+
+    @property
+    def size(self) -> str:
+        """Numbers of images and captions, for people."""
+        return f"{self.images:,} images, {self.captions:,} captions"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Scores of a model on a gallery.
+
+    Attributes:
+        scores: scores by `SCORES` and `SUM`.
+        chance: scores of a random ranking, without median ranks; empty if unknown.
+    """
+
+    scores: Scores
+    chance: Scores = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class ComparedRun:
@@ -41,6 +78,7 @@ class ComparedRun:
             features, and the first digits of fingerprints (``data: captions``) and content digests (``content: captions``).
         state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped.
         untrained: features of random weights that the run was trained on.
+        measured: scores at the best step, by gallery.
     """
 
     name: str
@@ -49,16 +87,7 @@ class ComparedRun:
     state: str
     history: History
     untrained: tuple[str, ...] = ()
-
-    def scores(self, language: str) -> dict[tuple[str, str], float]:
-        """Return a language's validation scores at the best step; empty if not evaluated.
-
-        Keys are `SCORES` and `SUM`.
-        """
-        metrics = (self.history.best or {}).get(language)
-        if not isinstance(metrics, Mapping) or language not in self.history.languages:
-            return {}
-        return {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
+    measured: Mapping[Gallery, Measurement] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -82,10 +111,11 @@ class SeedGroup:
     name: str
     runs: tuple[ComparedRun, ...]
 
-    def scores(self, language: str, statistic: Callable[[list[float]], float]) -> dict[tuple[str, str], float]:
-        """Return a statistic of `ComparedRun.scores`; empty if a run has none."""
-        scores = [run.scores(language) for run in self.runs]
-        return {pair: statistic([values[pair] for values in scores]) for pair in scores[0]} if all(scores) else {}
+    def scores(self, gallery: Gallery, statistic: Callable[[list[float]], float]) -> Scores:
+        """Return a statistic of the scores of the runs; empty if a run has none."""
+        measured = [run.measured[gallery].scores for run in self.runs if gallery in run.measured]
+        is_complete = len(measured) == len(self.runs)
+        return {pair: statistic([scores[pair] for scores in measured]) for pair in (*SCORES, SUM) if is_complete}
 
 
 @dataclass(frozen=True)
@@ -103,9 +133,16 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def languages(self) -> tuple[str, ...]:
-        """All languages in which a run was evaluated."""
-        return tuple(dict.fromkeys(language for run in self.runs for language in run.history.languages))
+    def galleries(self) -> tuple[Gallery, ...]:
+        """All galleries of the runs; those of a language follow each other."""
+        galleries = dict.fromkeys(gallery for run in self.runs for gallery in run.measured)
+        languages = list(dict.fromkeys(gallery.language for gallery in galleries))
+        return tuple(sorted(galleries, key=lambda gallery: languages.index(gallery.language)))
+
+    def chance(self, gallery: Gallery) -> Scores:
+        """Return the scores of a random ranking; empty if unknown."""
+        measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
+        return next((measurement.chance for measurement in measured if measurement.chance), {})
 
     def label(self, run: ComparedRun) -> str:
         """Return the name of a run, or of its group."""
@@ -114,27 +151,34 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-
-        def nested(scores: Mapping[tuple[str, str], float]) -> dict[str, Any]:
-            tree: dict[str, Any] = {}
-            for (direction, measure), value in scores.items():
-                (tree.setdefault(direction, {}) if direction else tree)[measure] = value
-            return tree
-
         return {
             "runs": [run.to_dict() for run in self.runs],
             "differences": {key: list(values) for key, values in self.differences.items()},
-            "groups": [
-                {
-                    "name": group.name,
-                    "runs": [run.name for run in group.runs],
-                    "mean": {language: nested(group.scores(language, mean)) for language in self.languages},
-                    "deviation": {language: nested(group.scores(language, stdev)) for language in self.languages},
-                }
-                for group in self.groups
+            "galleries": [
+                {**gallery._asdict(), "chance": _nested(self.chance(gallery)), "scores": self._scores_of(gallery)}
+                for gallery in self.galleries
             ],
+            "groups": [{"name": group.name, "runs": [run.name for run in group.runs]} for group in self.groups],
             "notes": list(self.notes),
         }
+
+    def _scores_of(self, gallery: Gallery) -> list[dict[str, Any]]:
+        groups = [group for group in self.groups if group.scores(gallery, mean)]
+        statistics = {"mean": mean, "deviation": stdev}
+        return [
+            *({"name": run.name, **_nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured),
+            *(
+                {"name": group.name, **{name: _nested(group.scores(gallery, value)) for name, value in statistics.items()}}
+                for group in groups
+            ),
+        ]
+
+
+def _nested(scores: Scores) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (direction, measure), value in scores.items():
+        (tree.setdefault(direction, {}) if direction else tree)[measure] = value
+    return tree
 
 
 def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
@@ -192,7 +236,23 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
         settings |= {f"missing features: {split}": item.get("images") for split, item in checkpoint.missing_features.items()}
         settings |= {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
         settings |= {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
-    return ComparedRun(name, location, settings, state, read_history(folder), checkpoint.untrained if checkpoint else ())
+    history, untrained = read_history(folder), checkpoint.untrained if checkpoint else ()
+    return ComparedRun(name, location, settings, state, history, untrained, logged_scores(settings, history))
+
+
+def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery, Measurement]:
+    """Return the scores of a run's best evaluation, by gallery."""
+    best, measured = history.best or {}, {}
+    for language in history.languages:
+        metrics, random = best.get(language), history.chance(language)
+        if isinstance(metrics, Mapping):
+            portions = ",".join(sorted(settings.get("data.portions", {}).get(language, ())))
+            sizes = (metrics[direction].get("queries", 0) for direction in DIRECTIONS)
+            gallery = Gallery(language, portions, settings.get("data.validation_split", ""), *sizes)
+            scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
+            chance = {pair: random[pair[0]][pair[1]] for pair in SCORES if pair[1] in random.get(pair[0], {})}
+            measured[gallery] = Measurement(scores, chance | {SUM: random[SUM[1]]} if random else {})
+    return measured
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -220,23 +280,40 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _notes(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return warnings about runs on different captions, and unfinished runs."""
+    """Return warnings about other data, chance, untrained features, unfinished runs."""
     notes = []
-    for language in dict.fromkeys(language for run in runs for language in run.history.languages):
-        captions = set()
-        for run in runs:
-            metrics = (run.history.best or {}).get(language)
-            if isinstance(metrics, Mapping) and language in run.history.languages:
-                portions = tuple(run.settings.get("data.portions", {}).get(language, ()))
-                sources = [run.settings.get(key) for key in ("data: captions", "data.validation_split")]
-                captions.add((*sources, portions, *(metrics[direction].get("queries") for direction in DIRECTIONS)))
-        if len(captions) > 1:
-            notes.append(
-                f"{language}: the runs were not measured on the same captions, so that their scores cannot be compared"
-            )
+    for data in ("captions", "features", "extractor", "vocabulary"):
+        for key in (f"data: {data}", f"content: {data}"):
+            names = _names_by((run.settings[key], run.name) for run in runs if key in run.settings)
+            if len(names) > 1:
+                notes.append(f"not the same {data} ({key.partition(':')[0]}): {_listing(names)}")
+                break
+    for place in dict.fromkeys(gallery[:3] for run in runs for gallery in run.measured):
+        names = _names_by((gallery.size, run.name) for run in runs for gallery in run.measured if gallery[:3] == place)
+        if len(names) > 1:
+            notes.append(f"not the same gallery of {' '.join(place)}: {_listing(names)}")
+    for run in runs:
+        for gallery, measurement in run.measured.items():
+            texts, images = (tuple(measurement.chance.get((way, name), 0.0) for name in MEASURES[:3]) for way in DIRECTIONS)
+            chance = Chance(texts, images, gallery.images)
+            if measurement.chance and not is_above_chance(measurement.scores[SUM], [chance]):
+                notes.append(
+                    f"{run.name}: the recalls on {gallery.name} are not better than chance ({chance.sum_of_recalls:.1f})"
+                )
     if untrained := [run for run in runs if run.untrained]:
         remark = untrained_remark(name for run in untrained for name in run.untrained)
         notes.append(f"{', '.join(run.name for run in untrained)}: {remark}")
     if any(run.state == "unfinished" for run in runs) and len(runs) > 1:
         notes.append("unfinished runs are shown as far as they have come")
     return notes
+
+
+def _names_by(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for value, name in pairs:
+        names.setdefault(value, []).append(name)
+    return names
+
+
+def _listing(names: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{value} ({', '.join(members)})" for value, members in names.items())

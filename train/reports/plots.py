@@ -13,9 +13,21 @@ from matplotlib.lines import Line2D
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.evaluation.sts import StsResult
-from train.reports.comparison import Comparison
+from train.reports.comparison import SUM, Comparison
 from train.reports.reproduce_report import Report, Section
-from train.runs.curves import GREY, SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
+from train.runs.curves import (
+    GREY,
+    SMALL,
+    TINY,
+    draw_chance,
+    draw_series,
+    is_smoothed,
+    mark_empty,
+    new_figure,
+    plain,
+    save,
+    style_of,
+)
 
 _COLOURS = {"image_to_text": "tab:blue", "text_to_image": "tab:orange"}
 _MEASURE = "recall_at_10"
@@ -125,10 +137,10 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         DatasetError: the picture cannot be written.
     """
     folder, name = picture_place(output)
-    languages = comparison.languages
-    count = 1 + max(1, len(languages))
+    galleries = comparison.galleries
+    count = 1 + max(1, len(galleries))
     figure, panels = new_figure((count + 1) // 2, 2)
-    losses, recalls = panels[0], dict(zip(languages, panels[1:], strict=False))
+    losses, recalls = panels[0], dict(zip(galleries, panels[1:], strict=False))
     grouped = {run.name for group in comparison.groups for run in group.runs}
     labels: dict[str, int] = {}
     for run in comparison.runs:
@@ -136,12 +148,16 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         style = style_of(index)
         thin: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8} if run.name in grouped else {}
         draw_series(losses, *run.history.series("step", "loss"), style, smooth=True, offset=index, **thin)
-        for language, panel in recalls.items():
-            draw_series(panel, *run.history.series("evaluation", language, "sum_of_recalls"), style, offset=index, **thin)
+        for gallery, panel in recalls.items():
+            if gallery in run.measured:
+                series = run.history.series("evaluation", gallery.language, "sum_of_recalls")
+                draw_series(panel, *series, style, offset=index, **thin)
     smoothed = any(is_smoothed(run.history.series("step", "loss").values) for run in comparison.runs)
     losses.set_ylabel("loss per query" + (" (running mean)" if smoothed else ""))
-    for language, panel in recalls.items():
-        panel.set_ylabel(f"validation recalls, {plain(language)} (sum)")
+    for gallery, panel in recalls.items():
+        panel.set_ylabel(plain(f"sum of recalls, {gallery.language}\n{gallery.portion} {gallery.split}".rstrip()))
+        if chance := comparison.chance(gallery):
+            draw_chance(panel, [chance[SUM]], f"chance {chance[SUM]:.1f}")
     last = max(run.history.last_step for run in comparison.runs)
     for panel in panels[:count]:
         panel.set(xlabel="step", xlim=(0, 1.02 * max(last, 1)), ylim=(0, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean, stdev
 from textwrap import wrap
 from typing import Any
@@ -19,7 +20,7 @@ from train.evaluation.relevance import RelevanceMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import SCORES, SUM, Comparison
+from train.reports.comparison import SCORES, SUM, Comparison, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.row_results import ABSENT
@@ -137,33 +138,38 @@ def _setting(value: Any) -> str:
 def _progress(comparison: Comparison) -> Table:
     columns = (
         *("run", "ended by", Column("steps", ","), Column("best step", ",")),
-        *(Column("score", ".1f"), Column("steps/s", ".2f"), Column("pairs/s", ",.0f")),
+        *(Column("steps/s", ".2f"), Column("pairs/s", ",.0f")),
     )
     rows: list[Row] = []
     for run in comparison.runs:
         best, speed = run.history.best or {}, run.history.speed
-        numbers = (best.get("step"), best.get("score"), speed.get("steps_per_second"), speed.get("pairs_per_second"))
+        numbers = (best.get("step"), speed.get("steps_per_second"), speed.get("pairs_per_second"))
         rows.append((run.name, run.state, run.history.last_step, *(ABSENT if value is None else value for value in numbers)))
-    notes = ["score: sum of recalls of the monitored languages on the validation split, at the best step"]
-    return Table(columns, rows, "progress", notes)
+    return Table(columns, rows, "progress")
 
 
 def _scores(comparison: Comparison) -> Table:
     headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
     rows: list[Row] = []
-    for language in comparison.languages:
-        lines: list[tuple[str | Cell, Mapping[tuple[str, str], float], int]] = [
-            (run.name, run.scores(language), 0) for run in comparison.runs
+    for gallery in comparison.galleries:
+        lines: list[tuple[Cell, Scores, int]] = [
+            (Cell(run.name), run.measured[gallery].scores, 0) for run in comparison.runs if gallery in run.measured
         ]
         for group in comparison.groups:
-            name = Cell(f"{group.name}, mean of {len(group.runs)}", style="italic")
-            lines.append((name, group.scores(language, mean), 1))
-            lines.append((Cell("  deviation", style="italic"), group.scores(language, stdev), 1))
-        for index, (run_name, scores, digits) in enumerate(line for line in lines if line[1]):
-            cells = [f"{scores[pair]:.{digits if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
-            rows.append(("" if index else language, run_name, *cells))
-    notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls"]
-    return Table(["", "run", *number_columns(*headings, "sum")], rows, "validation, at the best step", notes)
+            lines.append((Cell(f"{group.name}, mean of {len(group.runs)}", style="italic"), group.scores(gallery, mean), 0))
+            lines.append((Cell("  deviation", style="italic"), group.scores(gallery, stdev), 1))
+        lines.append((Cell("chance", style="dim"), comparison.chance(gallery), 0))
+        rows.append((Cell(f"{gallery.name}: {gallery.size}", style="bold"),))
+        for name, scores, digits in lines:
+            if scores:
+                cells = [_score(scores, pair, digits if pair[1] == "median_rank" else 1) for pair in (*SCORES, SUM)]
+                rows.append((replace(name, value=f" {name.value}"), *(Cell(cell, style=name.style) for cell in cells)))
+    notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
+    return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
+
+
+def _score(scores: Scores, pair: tuple[str, str], digits: int) -> str:
+    return f"{scores[pair]:.{digits}f}" if pair in scores else ""
 
 
 def tasks_of(result: StsResult) -> list[int | None]:

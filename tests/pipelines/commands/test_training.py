@@ -118,7 +118,7 @@ def test_run_from_a_file(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_at_chance(command, with_equal_features, toy, tmp_path):
+def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeypatch):
     (tmp_path / "small.toml").write_text(SMALL.replace('en = ["comparable"]', 'en = ["comparable"], de = ["comparable"]'))
     equal = with_equal_features(toy)
     given = ("train", tmp_path / "small.toml", *data_of(equal), "--vocabulary", toy.vocabulary)
@@ -127,6 +127,13 @@ def test_training_at_chance(command, with_equal_features, toy, tmp_path):
     both = [sum(map(sum, chance(captions, language).values())) for language in ("en", "de")]
     assert re.search(rf"of 1,200 \(chance {sum(both):.1f}\) at step \d+; this is not better than chance\n$", out)
     assert f"of 1,200 (chance {sum(both):.1f})" in notes
+    figures = []
+    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    out, notes = command("compare", tmp_path / "run", "--output", tmp_path)
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith(" chance")] == [f"{score:.1f}" for score in both]
+    assert f"run: the recalls on en comparable val are not better than chance ({both[0]:.1f})" in notes
+    texts = [text.get_text() for panel in figures[0].axes for text in panel.texts]
+    assert texts == [f"chance {score:.1f}" for score in both]
 
 
 def test_presets_are_listed(command):
@@ -237,11 +244,11 @@ def test_compare(command, finished_run, train_toy, tmp_path):
     comparison = compare_runs([str(folder) for folder in folders])
     out, notes = command("compare", *folders, "--json", "--output", tmp_path / "pictures")
     assert json.loads(out) == comparison.to_dict()
-    assert notes == f"written: {tmp_path}/pictures/comparison.png\n"
+    assert notes.splitlines() == [*comparison.notes, f"written: {tmp_path}/pictures/comparison.png"]
     assert (tmp_path / "pictures" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     out, notes = command("compare", *folders)
     assert re.search(r"model\.word_dim +4 +5 *\n", out)
-    assert notes == ""
+    assert notes.splitlines() == list(comparison.notes)
     with pytest.raises(UsageError, match=r"--output is '.*/a\.jpg', expected a folder, or a file that ends in \.png"):
         command("compare", *folders, "--output", tmp_path / "a.jpg")
 

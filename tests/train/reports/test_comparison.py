@@ -9,7 +9,17 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
-from train.reports.comparison import SCORES, SUM, ComparedRun, Comparison, SeedGroup, compare_runs
+from train.reports.comparison import (
+    SCORES,
+    SUM,
+    ComparedRun,
+    Comparison,
+    Gallery,
+    SeedGroup,
+    _notes,
+    compare_runs,
+    logged_scores,
+)
 from train.reports.plots import picture_place, plot_comparison
 from train.reports.tables import comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
@@ -36,21 +46,28 @@ def test_differences_list_only_differing_settings(runs):
     }
     assert [run.name for run in comparison.runs] == ["both/seed-0", "both/seed-1", "english"]
     assert [run.state for run in comparison.runs] == ["steps"] * 3
-    assert comparison.notes == ()
+    assert [note for note in comparison.notes if "not better than chance" not in note] == []
+
+
+ENGLISH_VAL = Gallery("en", "comparable", "val", images=12, captions=36)
+GERMAN_VAL = Gallery("de", "comparable", "val", images=12, captions=24)
 
 
 @pytest.mark.slow
 def test_scores_are_those_of_the_best_step(runs, tmp_path):
     comparison = compare_runs(runs)
-    assert comparison.languages == ("en", "de")
+    assert comparison.galleries == (ENGLISH_VAL, GERMAN_VAL)
     for run in comparison.runs:
         best = max(events(tmp_path / run.name, "evaluation"), key=lambda line: line["score"])
-        scores = run.scores("en")
+        scores = run.measured[ENGLISH_VAL].scores
         assert set(scores) == {*SCORES, SUM}
         assert scores["text_to_image", "recall_at_5"] == best["en"]["text_to_image"]["recall_at_5"]
         assert scores[SUM] == best["en"]["sum_of_recalls"]
         assert run.history.speed["steps_per_second"] > 0
-    assert comparison.runs[2].scores("de") == {}
+    assert GERMAN_VAL not in comparison.runs[2].measured
+    chance = comparison.chance(GERMAN_VAL)
+    assert chance["text_to_image", "recall_at_5"] == pytest.approx(500 / 12)
+    assert chance[SUM] == pytest.approx(sum(value for pair, value in chance.items() if pair != SUM))
 
 
 @pytest.mark.slow
@@ -58,10 +75,10 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
     comparison = compare_runs(runs)
     (group,) = comparison.groups
     assert (group.name, [run.name for run in group.runs]) == ("both", ["both/seed-0", "both/seed-1"])
-    values = [run.scores("de")["image_to_text", "recall_at_10"] for run in group.runs]
-    assert group.scores("de", mean)["image_to_text", "recall_at_10"] == mean(values)
-    assert group.scores("de", stdev)["image_to_text", "recall_at_10"] == stdev(values)
-    assert group.scores("fr", mean) == {}
+    values = [run.measured[GERMAN_VAL].scores["image_to_text", "recall_at_10"] for run in group.runs]
+    assert group.scores(GERMAN_VAL, mean)["image_to_text", "recall_at_10"] == mean(values)
+    assert group.scores(GERMAN_VAL, stdev)["image_to_text", "recall_at_10"] == stdev(values)
+    assert group.scores(GERMAN_VAL._replace(language="fr"), mean) == {}
     assert [comparison.label(run) for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
 
 
@@ -73,12 +90,15 @@ def test_tables(runs):
     assert ("seed", "0, 1", "0") in differences.rows
     assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
     assert [row[:2] for row in progress.rows] == [(run.name, "steps") for run in comparison.runs]
-    assert [row[:2] for row in scores.values] == [
-        *(["en", "both/seed-0"], ["", "both/seed-1"], ["", "english"], ["", "both, mean of 2"], ["", "  deviation"]),
-        *(["de", "both/seed-0"], ["", "both/seed-1"], ["", "both, mean of 2"], ["", "  deviation"]),
+    assert [row[0] for row in scores.values] == [
+        *("en comparable val: 12 images, 36 captions", " both/seed-0", " both/seed-1", " english"),
+        *(" both, mean of 2", "   deviation", " chance"),
+        *("de comparable val: 12 images, 24 captions", " both/seed-0", " both/seed-1", " both, mean of 2", "   deviation"),
+        " chance",
     ]
-    found = comparison.runs[2].scores("en")
-    assert list(scores.rows[2][2:]) == [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
+    found = comparison.runs[2].measured[ENGLISH_VAL].scores
+    assert scores.values[3][1:] == [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
+    assert scores.values[6][1:] == ["8.3", "37.0", "63.6", "", "8.3", "41.7", "83.3", "", "242.3"]
 
 
 @pytest.mark.slow
@@ -86,8 +106,12 @@ def test_plain_values(runs):
     values = json.loads(json.dumps(compare_runs(runs).to_dict()))
     assert [run["settings"]["seed"] for run in values["runs"]] == [0, 1, 0]
     assert values["runs"][2]["best"]["en"]["text_to_image"]["queries"] == 36
-    assert values["groups"][0]["runs"] == ["both/seed-0", "both/seed-1"]
-    assert set(values["groups"][0]["mean"]["de"]) == {"image_to_text", "text_to_image", "sum_of_recalls"}
+    assert values["groups"] == [{"name": "both", "runs": ["both/seed-0", "both/seed-1"]}]
+    english, german = values["galleries"]
+    assert [row["name"] for row in english["scores"]] == ["both/seed-0", "both/seed-1", "english", "both"]
+    assert set(german["scores"][-1]["deviation"]) == {"image_to_text", "text_to_image", "sum_of_recalls"}
+    assert german["chance"]["text_to_image"]["recall_at_1"] == pytest.approx(100 / 12)
+    assert (german["language"], german["split"], german["captions"]) == ("de", "val", 24)
     assert values["differences"]["seed"] == [0, 1, 0]
 
 
@@ -103,9 +127,9 @@ def test_compare_runs_without_a_checkpoint(runs, tmp_path):
     comparison = compare_runs([*runs[2:], str(begun)])
     assert comparison.differences == {}  # Its seed and data are not known.
     run = comparison.runs[1]
-    assert (run.state, run.history.last_step, run.scores("en"), dict(run.history.speed)) == ("unfinished", 10, {}, {})
+    assert (run.state, run.history.last_step, dict(run.measured), dict(run.history.speed)) == ("unfinished", 10, {}, {})
     assert comparison.notes == ("unfinished runs are shown as far as they have come",)
-    assert comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"––––")
+    assert comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"–––")
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
 
 
@@ -152,22 +176,31 @@ def test_compare_runs_of_other_folders_is_refused(finished_run, copied_run, tmp_
         compare_runs([str(copied_run)])
 
 
-def test_scores_on_other_captions_are_not_compared():
+WITHOUT_CHANCE = History(tuple(entry for entry in HISTORY.entries if entry["event"] != "chance"))
+
+
+def compared(name: str, settings: dict, history: History = WITHOUT_CHANCE, state: str = "steps") -> ComparedRun:
+    return ComparedRun(name, name, settings, state, history, (), logged_scores(settings, history))
+
+
+def test_other_data_and_galleries_are_noted():
     settings = {"data.portions": {"en": ["comparable"]}, "data.validation_split": "val", "data: captions": "a", "seed": 0}
-    run = ComparedRun("a", "runs/a", settings, "steps", HISTORY)
     entry = {"event": "evaluation", "step": 5, "score": 1.0, "en": retrieval(1.0)}
     entry["en"]["text_to_image"]["queries"] = 10
-    others = {
-        "captions": replace(run, settings={**settings, "data: captions": "b"}),
-        "split": replace(run, settings={**settings, "data.validation_split": "test"}),
-        "portions": replace(run, settings={**settings, "data.portions": {"en": ["translation"]}}),
-        "queries": replace(run, history=History((entry,))),
+    notes = {
+        "captions": _notes([compared("a", settings), compared("b", {**settings, "data: captions": "b"})]),
+        "vocabulary": _notes([compared("a", settings | {"content: vocabulary": n}) for n in "xyx"]),
+        "queries": _notes([compared("a", settings), compared("b", settings, History((entry,)))]),
     }
-    from train.reports.comparison import _notes
-
-    for name, other in others.items():
-        assert [note.partition(":")[0] for note in _notes([run, replace(other, name="b")])] == ["en"], name
-    assert _notes([run, replace(run, name="b")]) == []
+    assert notes == {
+        "captions": ["not the same captions (data): a (a); b (b)"],
+        "vocabulary": ["not the same vocabulary (content): x (a, a); y (a)"],
+        "queries": ["not the same gallery of en comparable val: 9 images, 9 captions (a); 9 images, 10 captions (b)"],
+    }
+    assert _notes([compared("a", settings), compared("b", settings)]) == []
+    others = compared("b", {**settings, "data.validation_split": "test"}), compared("c", {**settings, "data.portions": {}})
+    galleries = Comparison((compared("a", settings), *others), {}).galleries  # Never in one block of the table.
+    assert {gallery.name for gallery in galleries} == {"en comparable val", "en comparable test", "en val"}
 
 
 # --- pictures ----------------------------------------------------------------------------------------------------------
@@ -176,14 +209,18 @@ def test_scores_on_other_captions_are_not_compared():
 def test_picture(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
-    runs = tuple(ComparedRun(f"x/seed-{n}", f"x/{n}", {"seed": n}, "steps", HISTORY) for n in range(2))
-    runs += (ComparedRun("other", "other", {"seed": 0, "loss.margin": 1}, "unfinished", History(HISTORY.entries[:4])),)
+    # The second evaluation, with two languages, is the best.
+    history = History(tuple({**entry, "score": entry["step"]} if "score" in entry else entry for entry in HISTORY.entries))
+    runs = tuple(compared(f"x/seed-{n}", {"seed": n}, history) for n in range(2))
+    runs += (compared("other", {"seed": 0, "loss.margin": 1}, History(HISTORY.entries[:4]), "unfinished"),)
     plot_comparison(Comparison(runs, {}, (SeedGroup("x", runs[:2]),)), tmp_path / "a.png")
     losses, english, german, last = figures[0].axes
     assert [panel.get_ylabel() for panel in (losses, english, german)] == [
-        *("loss per query", "validation recalls, en (sum)", "validation recalls, de (sum)")
+        *("loss per query", "sum of recalls, en", "sum of recalls, de")
     ]
-    assert [len(panel.lines) for panel in (losses, english, german)] == [3, 3, 2]
+    assert [len(panel.lines) for panel in (losses, english, german)] == [3, 4, 2]
+    assert [text.get_text() for panel in (english, german) for text in panel.texts] == ["chance 8.5"]
+    assert set(english.lines[3].get_ydata()) == {8.5}
     assert list(english.lines[0].get_ydata()) == [12.0, 18.0]
     looks = [(line.get_color(), line.get_marker()) for line in losses.lines]
     assert looks[0] == looks[1] != looks[2]
