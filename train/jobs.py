@@ -35,6 +35,10 @@ TokenFeatures: TypeAlias = Annotated[
     str, Opt("Read token vectors from this folder, for [i]model.word_vectors[/i] precomputed.")
 ]
 MemoryMap: TypeAlias = Annotated[str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")]
+Exclude: TypeAlias = Annotated[
+    str,
+    Opt("Leave out images and captions with duplicates across splits, by this list of imagepivot duplicates.", metavar="FILE"),
+]
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
 Truecaser: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
@@ -123,6 +127,7 @@ class TrainJob(BriefRepr):
     curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.", panel=_REPORTS)] = True
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
+    exclude: Exclude = ""
 
     def __post_init__(self) -> None:
         _check_least(self, seed=0, save_every=1)
@@ -199,6 +204,7 @@ class EvaluateJob(BriefRepr):
     annotations: Annotated[
         str, Opt("Read ids of captions for --relevance from this JSON file of COCO or Karpathy's splits.", metavar="FILE")
     ] = ""
+    exclude: Exclude = ""
 
     def __post_init__(self) -> None:
         _check_least(self, folds=1)
@@ -218,7 +224,7 @@ class EvaluateJob(BriefRepr):
     def made_from(self) -> dict[str, Any]:
         """Return the inputs of the scores, see `schemas.made_from`."""
         names = ("splits", "languages", "portion", "folds", "cross_lingual", "allow_missing_features")
-        inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations")
+        inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations", "exclude")
         sides = "image_to_caption", "caption_to_image"
         files = {name.replace(*pair) for name in self.relevance for pair in (sides, sides[::-1])}  # One names both.
         return _made_from("evaluate", replace(self, relevance=tuple(sorted(files))), names, inputs)

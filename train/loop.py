@@ -130,7 +130,7 @@ def train(
         source = open_run(job.init_from) if job.init_from else None
         if training_inputs is None:
             assert job.corpus is not None
-            options = {name: getattr(job, name) for name in ("seed", "memory_map", "allow_missing_features")}
+            options = {name: getattr(job, name) for name in ("seed", "memory_map", "allow_missing_features", "exclude")}
             training_inputs = load_training_inputs(config, job.corpus, **options)
         start = Checkpoint(
             config=to_toml(config),
@@ -162,6 +162,8 @@ def train(
             remarks += [*weight_remarks, overlap_remark(config, job.corpus)]
             remarks += [missing.remark for missing in training_inputs.missing_features]
             remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
+            if isinstance(training_inputs, TrainingInputs) and training_inputs.exclusion is not None:
+                remarks.append(training_inputs.exclusion.remark(config.data.splits))
             for sentence in filter(None, remarks):
                 on_warning(sentence)
         if before is not None and reason:
@@ -264,6 +266,8 @@ class _Loop:
                 if isinstance(self.training_inputs, TrainingInputs):
                     log.write("training_data", 0, self.training_inputs.counts(self.config))
                     log.write("chance", 0, {language: chance.to_dict() for language, chance in self.chance.items()})
+                    if self.training_inputs.exclusion is not None:
+                        log.write("excluded", 0, self.training_inputs.exclusion.to_dict())
                 for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:

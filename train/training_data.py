@@ -22,7 +22,7 @@ from train.data.captions import ByImage, Captions, labels_of, no_captions
 from train.data.feature_checks import FeatureOutliers, find_feature_outliers
 from train.data.features import feature_spec
 from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
-from train.data.splits import MissingFeatures, SplitData, open_data
+from train.data.splits import Exclusion, MissingFeatures, SplitData, open_data
 from train.data.token_features import check_token_features
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
 from train.devices import upload
@@ -102,12 +102,14 @@ class TrainingInputs:
     dimensions: Dimensions
     word_vectors: WordVectors | None = None
     contents: Mapping[str, str] = field(default_factory=dict)
+    exclusion: Exclusion | None = None
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         """Fingerprints of the datasets."""
         words = {} if self.word_vectors is None else {"word_vectors": self.word_vectors.fingerprint}
-        return {**self.training.fingerprints, **words}
+        lists = {} if self.exclusion is None else {"exclude": self.exclusion.sha256}
+        return {**self.training.fingerprints, **words, **lists}
 
     @property
     def missing_features(self) -> tuple[MissingFeatures, ...]:
@@ -160,11 +162,18 @@ class TrainingInputs:
 
 
 def load_training_inputs(
-    config: Config, corpus: Corpus, *, seed: int, memory_map: str | None = None, allow_missing_features: bool = False
+    config: Config,
+    corpus: Corpus,
+    *,
+    seed: int,
+    memory_map: str | None = None,
+    allow_missing_features: bool = False,
+    exclude: str = "",
 ) -> TrainingInputs:
     """Read and check the datasets of a corpus.
 
-    Other arguments are those of `train.data.splits.open_data`.
+    ``exclude`` is a list of duplicates: training images and captions with duplicates in other splits are left out. Other arguments
+    are those of `train.data.splits.open_data`.
 
     Raises:
         UsageError: the configuration does not fit the data, or the features do not fit into memory.
@@ -191,12 +200,14 @@ def load_training_inputs(
     )
     # The smaller split first, to report errors in the folders sooner.
     validation = open_split(split=data.validation_split, portions=portions)
+    exclusion = Exclusion.read(exclude, data.splits, lambda split: split not in data.splits) if exclude else None
     training = open_split(
         split=data.split,
         portions=data.portions,
         captions_per_image=data.captions_per_image,
         images=data.images,
         seed=seed,
+        exclusion=exclusion,
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
@@ -219,6 +230,7 @@ def load_training_inputs(
         ),
         word_vectors=words,
         contents=contents_of(corpus),
+        exclusion=exclusion,
     )
 
 

@@ -193,7 +193,7 @@ def duplicates(
     Images match by the [b]bytes[/b] of their files, their [b]pixels[/b], a perceptual [b]hash[/b] or the [b]cosine[/b] of their
     features; captions by their [b]text[/b] or its [b]words[/b], in any case and punctuation. Pixels and hashes need --images.
 
-    The file of --output has a row per image or caption of a group.
+    imagepivot train and imagepivot evaluate leave out the leaks in the file of --output.
     """
     from pipelines.datasets.duplicates import count_table, find_duplicates
     from schemas.duplicates import duplicates_csv

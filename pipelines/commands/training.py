@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,6 +93,8 @@ def evaluate(
     The best-ranked caption of an image counts. Equal scores count against the model. Several runs form an ensemble, which averages
     their scores. Means over languages follow.
 
+    With --exclude, scores without and with the evaluated images and captions that have duplicates in the training splits are shown.
+
     The file of --output also holds its inputs; with the same inputs nothing is evaluated again.
     """
     import_modules(imports)
@@ -108,18 +111,23 @@ def evaluate(
             return
     with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count, remark)
+        complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
     events.record(counts={"scores": len(scores)})
+    for exclusion, split in dict.fromkeys((score.exclusion, score.split) for score in scores):
+        if exclusion is not None:
+            remark(exclusion.remark([split]))
     for missing in dict.fromkeys(score.missing_features for score in scores if score.missing_features is not None):
         remark(missing.remark)
-    report = evaluation_report(scores)
+    report = evaluation_report(scores) | ({"with_duplicates": evaluation_report(complete)} if complete else {})
     if output:
         write_report(output, report, made_from)
         remark(f"written: {output}", style="")
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
-    title = ", ".join(job.runs)
-    render_tables(console, score_tables(scores, title=title if len(job.runs) == 1 else f"mean scores of {title}"))
+    title = ", ".join(job.runs) if len(job.runs) == 1 else f"mean scores of {', '.join(job.runs)}"
+    render_tables(console, score_tables(scores, title=f"{title}, without duplicates" if complete else title))
+    render_tables(console, score_tables(complete, title=f"{title}, with duplicates"))
 
 
 @command("compare runs/c2c runs/bilingual --output comparison.png")

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from pipelines.datasets.near_pairs import Links, near_pairs
+from pipelines.datasets.near_duplicates import Links, PictureDigest, near_pairs, near_pictures, read_digests
 from pipelines.jobs import DuplicatesJob
 from pipelines.running.meter import Meter
 from schemas.console.tables import Row, Table, number_columns
@@ -134,8 +134,6 @@ def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], met
             on_warning(f"{job.features!r} keeps no digests of files, and --images is missing: only features are compared")
         yield "bytes", _link_equal([files.get(image_id) for image_id in ids])
     else:
-        from pipelines.datasets.picture_digests import PictureDigest, near_pictures, read_digests
-
         images = job.reading.open(job.images)
         digests = read_digests(images, ids, meter)
         if missing := [image_id for image_id in ids if image_id not in digests]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from schemas.dataset import Dataset, open_dataset
+from schemas.duplicates import Duplicate, find_leaks, read_duplicates
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
@@ -67,6 +68,62 @@ class MissingFeatures:
 
 
 @dataclass(frozen=True)
+class Exclusion:
+    """Items of a split with duplicates in other splits.
+
+    Attributes:
+        sha256: SHA-256 of the list that `imagepivot duplicates` wrote.
+        items: images, to exclude with all captions, and single captions.
+    """
+
+    location: str
+    sha256: str
+    items: tuple[Duplicate, ...]
+
+    @classmethod
+    def read(cls, location: str, splits: Sequence[str], is_other: Callable[[str], bool]) -> Exclusion:
+        """Read the items of some splits with duplicates in others.
+
+        Raises:
+            InputError: the file does not exist, or is not a list with splits.
+        """
+        duplicates, sha256 = read_duplicates(location)
+        return cls(location, sha256, tuple(find_leaks(duplicates, splits.__contains__, is_other)))
+
+    def to_dict(self) -> dict[str, int | str]:
+        """Return the numbers of items, and the digest of the list."""
+        images = sum(not item.language for item in self.items)
+        return {"images": images, "captions": len(self.items) - images, "list_sha256": self.sha256}
+
+    def remark(self, splits: Sequence[str]) -> str:
+        """Return a sentence for people."""
+        counts = self.to_dict()
+        items = f"{counts['images']:,} images and {counts['captions']:,} captions"
+        return f"left out of split {', '.join(splits)}: {items} with duplicates in other splits, by {self.location!r}"
+
+    def apply(self, captions: Captions) -> Captions:
+        """Return the captions without the items.
+
+        Raises:
+            DatasetError: a language or portion has no captions left.
+        """
+        images = {item.image_id for item in self.items if not item.language}
+        keys = {(item.image_id, item.language, item.portion, item.index) for item in self.items}
+        names = (captions.image_ids, captions.language_names, captions.portion_names)
+        columns = (captions.images, captions.languages, captions.portions)
+        labels = ([texts[n] for n in column.tolist()] for texts, column in zip(names, columns, strict=True))
+        rows = zip(*labels, map(str, captions.indices.tolist()), strict=True)
+        kept = np.array([row[0] not in images and row not in keys for row in rows], bool)
+        for language, portion in {*zip(captions.languages.tolist(), captions.portions.tolist(), strict=True)}:
+            if not np.any(kept & (captions.languages == language) & (captions.portions == portion)):
+                raise DatasetError(
+                    f"{self.location!r} excludes all captions in {captions.language_names[language]} "
+                    f"{captions.portion_names[portion]} of split {captions.split!r}: shorten the list, or choose other captions"
+                )
+        return captions.select(kept)
+
+
+@dataclass(frozen=True)
 class SplitData:
     """Captions and the features of their images.
 
@@ -105,6 +162,7 @@ def open_data(
     allow_missing_features: bool = False,
     token_features: str = "",
     token_width: int = 0,
+    exclusion: Exclusion | None = None,
 ) -> SplitData:
     """Read the captions of one split or several, and the features of their images.
 
@@ -126,6 +184,7 @@ def open_data(
         allow_missing_features: exclude captions of images without features, after sampling.
         token_features: folder of the token features, for a model with precomputed word vectors; empty for others.
         token_width: width of the token features.
+        exclusion: duplicates to leave out before sampling.
 
     Raises:
         DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a fingerprint is not the expected
@@ -158,6 +217,8 @@ def open_data(
     chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
     if words is not None:
         _check_languages(words, chosen)
+    if exclusion is not None:
+        chosen = exclusion.apply(chosen)
     if captions_per_image == "one":
         chosen = one_caption_per_image(chosen, seed)
     if images != "all":
@@ -194,7 +255,7 @@ def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *
         "for its training",
     }
     for name, fingerprint in expected.items():
-        if actual[name] != fingerprint:
+        if name in messages and actual[name] != fingerprint:
             raise DatasetError(f"{messages[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
 
 

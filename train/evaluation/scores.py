@@ -14,7 +14,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from train.data.captions import Captions, labels_of
-from train.data.splits import TEST_SPLITS, MissingFeatures, open_data
+from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import check_languages, check_members, check_tokens, expected_fingerprints
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
@@ -42,6 +42,7 @@ class Score:
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
         untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
+        exclusion: duplicates of training items that were left out; None if not requested.
         relevance: measures over all right items, by definition of right items: ``captions`` for those of each image, and names of
             files.
     """
@@ -57,6 +58,7 @@ class Score:
     protocol: ProtocolMatch | None = None
     untrained: tuple[str, ...] = ()
     relevance: Mapping[str, Relevance] = field(default_factory=dict)
+    exclusion: Exclusion | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -69,6 +71,7 @@ class Score:
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             "relevance": {name: relevance.to_dict() for name, relevance in self.relevance.items()},
+            **({"excluded": self.exclusion.to_dict()} if self.exclusion else {}),
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"cross_lingual": cross_lingual} if cross_lingual else {}),
@@ -118,6 +121,7 @@ def score_ensemble(
     token_features: str = "",
     relevance: Sequence[str] = (),
     annotations: str = "",
+    exclude: str = "",
 ) -> list[Score]:
     """Evaluate open runs on one device as an ensemble, by their mean scores.
 
@@ -148,8 +152,10 @@ def score_ensemble(
     if lacking:
         raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")
     scores: list[Score] = []
+    trained = {split for run in runs for split in run.config.data.splits}
     for split, portions in split_portions.items():
         if portions:
+            exclusion = Exclusion.read(exclude, [split], trained.__contains__) if exclude else None
             data = {
                 l2: open_data(
                     captions,
@@ -162,12 +168,13 @@ def score_ensemble(
                     allow_missing_features=allow_missing_features,
                     token_features=token_features,
                     token_width=token_width,
+                    exclusion=exclusion,
                 )
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
-                _score(members, language, name, folds, definitions, on_progress)
+                replace(_score(members, language, name, folds, definitions, on_progress), exclusion=exclusion)
                 for language, names in portions.items()
                 for name in names
             ]

@@ -40,7 +40,7 @@ _UNREADABLE = (
     *(LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError),
 )
 _FINGERPRINTS = ("captions", "features", "vocabulary", "extractor")
-_OPTIONAL = {"word_vectors", "token_features", "token_model"}
+_OPTIONAL = {"word_vectors", "token_features", "token_model", "exclude"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Checkpoint:
         config: the run's configuration, as TOML.
         tokens: tokens of the vocabulary, by id.
         fingerprints: fingerprints of the training data: ``captions``, ``features``, ``vocabulary`` and ``extractor``;
-            ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model`` of vectors of tokens.
+            ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model`` of vectors of tokens;
+            ``exclude`` of a list of duplicates.
         captions: parameters of the encoded captions, including the text recipe.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.

@@ -10,6 +10,7 @@ Each line of ``log.jsonl`` is an object with a ``step`` and one of these values 
 * ``timing``, after each evaluation: speed and shares of time, see `Stopwatch`, and the number of threads.
 * Before the first step: ``training_data``, numbers of captions and words; ``chance``, recalls of a random ranking of the
   validation split and its number of images, by language; ``missing_features``, images without features;
+  ``excluded``, numbers of duplicates that were left out;
   ``feature_outliers``, features of zeros or of unusual norms; ``untrained``, features of random weights;
   ``started_from``, initial weights from another run.
 

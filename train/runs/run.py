@@ -195,9 +195,10 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
     for name in ("seed", "precision"):
         if getattr(old, name) != getattr(new, name):
             changes.append(f"{name}: was {getattr(old, name)}, now {getattr(new, name)}")
-    for name, fingerprint in new.fingerprints.items():
-        if old.fingerprints.get(name) != fingerprint:
-            changes.append(f"{name}: was {old.fingerprints.get(name, 'none')[:12]}..., now {fingerprint[:12]}...")
+    for name in dict.fromkeys((*new.fingerprints, *old.fingerprints)):
+        was, now = (checkpoint.fingerprints.get(name, "none") for checkpoint in (old, new))
+        if was != now:
+            changes.append(f"{name}: was {was[:12]}..., now {now[:12]}...")
     for split in sorted({*old.missing_features, *new.missing_features}):
         was, now = (str(checkpoint.missing_features.get(split, {}).get("images", 0)) for checkpoint in (old, new))
         if old.missing_features.get(split) != new.missing_features.get(split):

@@ -15,6 +15,7 @@ from pipelines.commands import results
 from schemas.console import events
 from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
+from schemas.duplicates import Duplicate, duplicates_csv
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.made_from import MADE_FROM_NAME
 from tests.integration.processes import ForkedSteps
@@ -211,6 +212,23 @@ def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, ti
     arguments = ("evaluate", *folders, *data_of(toy), "--split", "val", *(("--folds", 3) if len(runs) == 1 else ()))
     assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert title in " ".join(command(*arguments)[0].split())
+
+
+def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, tmp_path):
+    path, run = tmp_path / "duplicates.csv", write_run()
+    path.write_text(
+        duplicates_csv([Duplicate(0, "hash", 0.9, "val-001", "val"), Duplicate(0, "hash", 0.9, "train-001", "train")])
+    )
+    arguments = ("evaluate", run, *data_of(toy), "--split", "val", "--portion", "translation")
+    plain = json.loads(command(*arguments, "--json")[0])
+    out, err = command(*arguments, "--exclude", path, "--json")
+    report = json.loads(out)
+    assert report["with_duplicates"] == plain
+    assert [report["scores"][0]["excluded"]["images"], report["scores"][0]["text_to_image"]["queries"]] == [1, 11]
+    assert "left out of split val: 1 images and 0 captions with duplicates in other splits" in " ".join(err.split())
+    shown = " ".join(command(*arguments, "--exclude", path)[0].split())
+    assert f"{Path(run).name}, without duplicates" in shown
+    assert f"{Path(run).name}, with duplicates" in shown
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from PIL import Image
 
 import extractors
 from extractors.request import ExtractorRequest
-from pipelines.datasets import near_pairs as search
+from pipelines.datasets import near_duplicates as search
 from pipelines.datasets.duplicates import count_table, find_duplicates, fold
-from pipelines.datasets.picture_digests import digest_picture, near_pictures
+from pipelines.datasets.near_duplicates import digest_picture, near_pictures
 from pipelines.demo.run import trained_weights, write_scenes
 from pipelines.demo.scenes import COLOURS, draw, make_scenes
 from pipelines.features.extraction import extract_features

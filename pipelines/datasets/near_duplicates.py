@@ -1,32 +1,76 @@
-"""Digests of pictures that are equal, or nearly so, for copies.
+"""Search for nearly equal vectors and pictures.
 
-A perceptual hash ignores size, compression and colour. Coloured pictures also need similar colours: a red and a blue shirt of one
-cut have nearly equal hashes.
+Vectors match by their cosine, in an exact search or one by faiss. Pictures match by a perceptual hash, which ignores size,
+compression and colour. Coloured pictures also need similar colours: a red and a blue shirt of one cut have nearly equal hashes.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import imagehash
 import numpy as np
 from PIL import Image
 
 import extractors
-from pipelines.datasets.near_pairs import Links, near_pairs
-from pipelines.inputs.images import ImageRef, ImageSource
 from pipelines.running.meter import Meter
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 
+if TYPE_CHECKING:
+    from pipelines.inputs.images import ImageRef, ImageSource
+
+MAX_EXACT = 100_000
+"""Maximum number of vectors whose pairs are all compared."""
+
+Links: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Pairs of items: positions of first and second, and similarities."""
+
+_TILE = 256  # Rows that are compared simultaneously: 100 MB of cosines with 100,000 others.
+_PROBES = 32
+_TRAINING_VECTORS_PER_CELL = 64
 _HASH_SIDE = 32
 _MAX_DISTANCE = 0.15  # Share of bits: re-encoded and halved photographs differ in up to 0.05, different ones in 0.46.
 _AREAS = 16  # Colours are means of 16 x 16 areas.
 _MAX_COLOUR_DIFFERENCE = 10  # Of Cb or Cr, 0 to 255: re-encoded and halved pictures differ by up to 7.
 _MAX_GREY_COLOUR = 4  # JPEG colours grey pictures a little.
+
+
+def near_pairs(vectors: np.ndarray, min_cosine: float, meter: Meter = Meter()) -> Iterator[Links]:
+    """Yield the pairs of unit vectors ``[N, D]`` with at least this cosine, in parts.
+
+    Raises:
+        ModuleNotFoundError: there are more than `MAX_EXACT` vectors, and faiss of the extra ``duplicates`` is not installed.
+    """
+    index = _inverted_file(vectors) if len(vectors) > MAX_EXACT else None
+    for start in range(0, len(vectors), _TILE):
+        rows = vectors[start : start + _TILE]
+        if index is None:
+            tile = rows @ vectors[start:].T
+            first, second = np.nonzero(tile >= min_cosine)
+            cosines, second = tile[first, second], second + start
+        else:
+            limits, cosines, second = index.range_search(rows, min_cosine)
+            first = np.repeat(np.arange(len(rows)), np.diff(limits.astype(np.int64)))
+        is_new = first + start < second
+        yield first[is_new] + start, second[is_new], cosines[is_new]
+        meter.add(images=len(rows))
+
+
+def _inverted_file(vectors: np.ndarray) -> Any:
+    """Index vectors by the nearest of √N centres; 32 cells are searched."""
+    import faiss
+
+    cells = math.isqrt(len(vectors))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(vectors.shape[1]), vectors.shape[1], cells, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors[:: max(1, len(vectors) // (_TRAINING_VECTORS_PER_CELL * cells))])
+    index.add(vectors)
+    index.nprobe = _PROBES
+    return index
 
 
 class PictureDigest(NamedTuple):

@@ -1,0 +1,124 @@
+"""Trainings and evaluations without duplicates equal those on datasets that never had them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.dataset import open_dataset
+from schemas.duplicates import Duplicate, duplicates_csv
+from schemas.errors import DatasetError, InputError
+from schemas.fingerprints import sha256_of_file
+from schemas.storage.folder import Folder
+from tests.train.trainings import CONFIG, rewrite
+from train.config.sections import from_toml
+from train.evaluation.scores import score_run
+from train.jobs import TrainJob
+from train.loop import train
+from train.runs.checkpoints import BEST, LAST, read_checkpoint
+from train.runs.history import read_history
+from train.runs.run import open_run
+
+# Of two groups of images, one of them within the training split, and one group of captions.
+DUPLICATES = [
+    Duplicate(0, "bytes", 1.0, "train-004", "train"),
+    Duplicate(0, "bytes", 1.0, "train-006", "train"),
+    Duplicate(0, "hash", 0.9, "test-002", "test"),
+    Duplicate(1, "cosine", 0.95, "train-010", "train"),
+    Duplicate(1, "cosine", 0.95, "train-011", "train"),
+    Duplicate(2, "text", 1.0, "test-003", "test", "en", "comparable", "1"),
+    Duplicate(2, "text", 1.0, "train-020", "train", "en", "comparable", "0"),
+]
+WITHOUT = {
+    "train": lambda row: (
+        row["image_id"] in ("train-004", "train-006")
+        or (row["image_id"], row["language"], row["portion"], row["index"]) == ("train-020", "en", "comparable", 0)
+    ),
+    "test": lambda row: (
+        row["image_id"] == "test-002"
+        or (row["image_id"], row["language"], row["portion"], row["index"]) == ("test-003", "en", "comparable", 1)
+    ),
+}
+SHORT = CONFIG.replace("max_steps = 44", "max_steps = 6").replace("eval_every_steps = 17", "eval_every_steps = 3")
+
+
+@pytest.fixture
+def exclude(tmp_path) -> str:
+    path = tmp_path / "duplicates.csv"
+    path.write_text(duplicates_csv(DUPLICATES))
+    return str(path)
+
+
+@pytest.fixture
+def pruned(toy, tmp_path):
+    """Write the toy without the captions that a split excludes."""
+
+    def write(split: str):
+        keep = lambda rows: [row for row in rows if not WITHOUT[split](row)]  # noqa: E731
+        return replace(toy, captions=rewrite(toy.captions, tmp_path / f"without-{split}", keep))
+
+    return write
+
+
+def run_of(corpus, output: Path, **options) -> str:
+    train(TrainJob(from_toml(SHORT, "test"), corpus, str(output), device="cpu", curves=False, **options), lambda report: None)
+    return str(output)
+
+
+def test_training_without_duplicates_equals_one_on_data_without_them(toy, pruned, exclude, tmp_path):
+    remarks = []
+    job = TrainJob(from_toml(SHORT, "test"), toy, str(tmp_path / "run"), device="cpu", curves=False, exclude=exclude)
+    train(job, on_warning=remarks.append)
+    expected = run_of(pruned("train"), tmp_path / "pruned")
+    stored, other = (read_checkpoint(Folder(str(folder)), LAST) for folder in (tmp_path / "run", expected))
+    assert stored.model.keys() == other.model.keys()
+    assert all(np.array_equal(stored.model[name], other.model[name]) for name in stored.model)
+    counts = f"2 images and 1 captions with duplicates in other splits, by {exclude!r}"
+    assert f"left out of split train: {counts}" in remarks
+    with Path(exclude).open("rb") as file:
+        digest = sha256_of_file(file)
+    assert stored.fingerprints["exclude"] == digest
+    assert "exclude" not in other.fingerprints
+    [entry] = read_history(Folder(str(tmp_path / "run"))).of("excluded")
+    assert entry == {"event": "excluded", "step": 0, "images": 2, "captions": 1, "list_sha256": digest}
+
+
+def test_a_run_is_resumed_with_its_list_only(toy, exclude, tmp_path):
+    folder = run_of(toy, tmp_path / "run", exclude=exclude)
+    assert read_checkpoint(Folder(folder), BEST).fingerprints["exclude"]
+    with pytest.raises(DatasetError, match=r"holds another run \(exclude: was [0-9a-f]{12}\.\.\., now none"):
+        run_of(toy, tmp_path / "run", resume=True)
+    Path(exclude).write_text(duplicates_csv(DUPLICATES[:5]))
+    with pytest.raises(DatasetError, match=r"holds another run \(exclude: was [0-9a-f]{12}\.\.\., now [0-9a-f]{12}"):
+        run_of(toy, tmp_path / "run", resume=True, exclude=exclude)
+    run_of(toy, tmp_path / "plain")
+    with pytest.raises(DatasetError, match=r"holds another run \(exclude: was none"):
+        run_of(toy, tmp_path / "plain", resume=True, exclude=exclude)
+
+
+def test_scores_without_duplicates_equal_those_of_data_without_them(write_run, toy, pruned, exclude):
+    run = open_run(write_run(languages=("en", "de", "fr")))
+    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], exclude=exclude)
+    expected = score_run(run, captions=pruned("test").captions, features=toy.features, splits=["test"])
+    assert len(scores) == len(expected) == 4
+    for score, other in zip(scores, expected, strict=True):
+        assert score.retrieval == other.retrieval
+        assert score.chance == other.chance
+        excluded = json.loads(json.dumps(score.to_dict()))["excluded"]
+        assert (excluded["images"], excluded["captions"]) == (1, 1)
+    queries = {(score.language, score.portion): score.retrieval.text_to_image.queries for score in scores}
+    assert queries == {("en", "comparable"): 23, ("de", "comparable"): 16, ("en", "translation"): 8, ("fr", "translation"): 8}
+
+
+def test_lists_that_exclude_everything_or_are_no_lists_are_errors(write_run, toy, tmp_path):
+    run, path = open_run(write_run()), tmp_path / "all.csv"
+    images = sorted({name for name in open_dataset(toy.features).image_ids() if name.startswith("test")})
+    rows = [Duplicate(0, "hash", 1.0, "train-000", "train"), *(Duplicate(0, "hash", 1.0, name, "test") for name in images)]
+    path.write_text(duplicates_csv(rows))
+    with pytest.raises(DatasetError, match=r"all\.csv' excludes all captions in \w\w \w+ of split 'test': shorten the list"):
+        score_run(run, captions=toy.captions, features=toy.features, splits=["test"], exclude=str(path))
+    path.write_text("no list")
+    with pytest.raises(InputError, match="is not a list of duplicates with splits"):
+        run_of(toy, tmp_path / "training", exclude=str(path))
