@@ -141,6 +141,10 @@ if TYPE_CHECKING:
     text_recipe = recipe
     validate_dataset = validate
 
+if TYPE_CHECKING:  # Types of `mteb_model`, not public.
+    from train.evaluation.mteb_model import MtebModel
+    from train.runs.run import Run
+
 _PACKAGES = frozenset({"schemas", "extractors", "pipelines", "train"})
 _ROOT = Path(__file__).resolve().parent
 
@@ -183,7 +187,8 @@ def _places() -> dict[str, tuple[str, str]]:
     block = next(node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     renamed = {ast.unparse(node.value): ast.unparse(node.targets[0]) for node in block.body if isinstance(node, ast.Assign)}
-    return {alias.asname or renamed[alias.name]: (str(module), alias.name) for module, alias in imports}
+    places = {alias.asname or renamed[alias.name]: (str(module), alias.name) for module, alias in imports}
+    return places | {"mteb_model": (__name__, "mteb_model")}
 
 
 def _load(name: str) -> Any:
@@ -210,6 +215,22 @@ if not TYPE_CHECKING:  # Otherwise a checker accepts any name.
 
 def __dir__() -> list[str]:
     return sorted(_places())
+
+
+def mteb_model(run: Run, extractor: Extractor | None = None, *, language: str = "", truecaser: str = "") -> MtebModel:
+    """Return a run as a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
+
+    Examples:
+        >>> model = imagepivot.mteb_model(imagepivot.open_run("runs/demo"))  # doctest: +SKIP
+        >>> mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]))  # doctest: +SKIP
+    """
+    try:
+        from train.evaluation.mteb_model import MtebModel
+    except ModuleNotFoundError as error:
+        raise ImportError(f"mteb_model needs {error.name}, which is not installed: pip install 'imagepivot[mteb]'") from error
+    from pipelines.text.queries import tokenize_query
+
+    return MtebModel(run, tokenize_query, extractor, language=language, truecaser=truecaser)
 
 
 def command() -> None:

@@ -28,6 +28,7 @@ _EXTRAS = {
     "timm": frozenset({"timm"}),
     "bert": frozenset({"transformers", "huggingface_hub"}),
     "duplicates": _MODELS | {"imagehash", "scipy", "faiss"},
+    "mteb": frozenset({"mteb"}),
 }
 _EXTRAS["all"] = frozenset().union(*(_EXTRAS[extra] for extra in ("pipelines", "train", "figures", "hdf5", "timm")))
 """Modules by extra."""

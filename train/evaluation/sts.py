@@ -142,7 +142,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_p
     truecasers = [job.truecaser if _truecases(run) or not truecased else "" for run in runs]
     # Tokenize for all runs before any is measured, so that errors show early.
     for run, truecaser in zip(runs, truecasers, strict=True):
-        _tokenize(run, _sentences(data), tokenize, _sentence_language(run, job.language), truecaser)
+        _tokenize(run, _sentences(data), tokenize, sentence_language(run, job.language), truecaser)
     systems = [score_overlap(data)]
     for run, folder, truecaser in zip(runs, folders, truecasers, strict=True):
         options = {"name": folder, "language": job.language, "truecaser": truecaser}
@@ -169,7 +169,7 @@ def score_sts(
     Raises:
         UsageError: as for `sts`, or the run knows no word of the sentences.
     """
-    language, sentences = _sentence_language(run, language), _sentences(data)
+    language, sentences = sentence_language(run, language), _sentences(data)
     tokens = _tokenize(run, sentences, tokenize, language, truecaser)
     vocabulary = run.vocabulary.tokens
     known_ids = run.language_ids.get(language, range(len(vocabulary)))
@@ -179,7 +179,7 @@ def score_sts(
             f"{run.folder.location!r} knows no word of the sentences in {language}, such as {sentences[0]!r}: are they in another "
             "language, or other tokens than those of its captions?"
         )
-    vectors = dict(zip(sentences, _embed(run, tokens, language, on_progress), strict=True))
+    vectors = dict(zip(sentences, embed_sentences(run, tokens, language, on_progress), strict=True))
     text = "tokens as given" if tokenize is None or run.text is None else f"recipe {run.text.recipe}"
     fields = {"language": language, "coverage": coverage, "untrained": run.untrained}
     return _system(name or run.folder.location, "run", text, data, vectors, **fields)
@@ -244,7 +244,9 @@ def _truecases(run: Run) -> bool:
     return run.text is not None and bool(run.text.truecase)
 
 
-def _embed(run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count) -> np.ndarray:
+def embed_sentences(
+    run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count = no_progress
+) -> np.ndarray:
     """Return the vectors of tokenized sentences, float32 ``[S, E]``."""
     ids = [run.vocabulary.encode(tokens) for tokens in sentences]
     token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)
@@ -257,7 +259,7 @@ def _sentences(data: Sequence[StsPairs]) -> list[str]:
     return list(dict.fromkeys(sentence for pairs in data for sentence in pairs.sentences))
 
 
-def _sentence_language(run: Run, language: str) -> str:
+def sentence_language(run: Run, language: str) -> str:
     """Return the language in which a run reads sentences, if it can embed them."""
     check_vectors(run)
     check_reads_text(run)

@@ -1,0 +1,105 @@
+"""Runs as encoders of MTEB, the embedding benchmark.
+
+Letters: ``A``, ``B`` and ``N`` texts or images, ``E`` embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import PromptType
+
+from schemas.errors import DatasetError, UsageError
+from train.data.features import VECTORS, ImageFeatures, norms_of
+from train.evaluation.evaluation import encode_images, eval_mode
+from train.evaluation.search import Tokenize
+from train.evaluation.sts import embed_sentences, sentence_language
+from train.models.retrieval_model import Encoded
+from train.runs.checkpoints import weights_digest
+from train.runs.run import Run
+
+_PAIRS_AT_ONCE = 256
+
+
+class MtebModel:
+    """Encoder of texts and images for MTEB, with the similarity of a run.
+
+    Texts are tokenized as the captions of the run. Their language is the name of the task's subset, if the run has that language,
+    or else ``language``. Images need ``extractor``, an `extractors.Extractor` with the settings and weights of the run's features.
+
+    Raises:
+        UsageError: the run's model has no vectors, does not read text or does not know the language.
+        DatasetError: the run was trained on features of another extractor.
+    """
+
+    def __init__(self, run: Run, tokenize: Tokenize, extractor: Any = None, *, language: str = "", truecaser: str = "") -> None:
+        self._run, self._tokenize, self._extractor, self._truecaser = run, tokenize, extractor, truecaser
+        self._language = sentence_language(run, language)
+        self._modalities: dict[PromptType | None, str] = {}
+        if extractor is not None and extractor.fingerprint != run.fingerprints["extractor"]:
+            raise DatasetError(
+                f"{run.folder.location!r} was trained on features of another extractor, or other settings or weights, than "
+                f"{extractor.spec.name!r}: load the extractor that imagepivot inspect shows for its features"
+            )
+        name = run.folder.location.rstrip("/").rpartition("/")[2]
+        self.mteb_model_meta = ModelMeta.create_empty(
+            {
+                "name": f"imagepivot/{name}",
+                "revision": f"{weights_digest(run.model.state_dict())[:16]}-{self._language}",  # mteb caches results by both.
+                "embed_dim": run.model.width,
+                "similarity_fn_name": ScoringFunction.CUSTOM,
+                "framework": ["PyTorch"],
+                "modalities": ["text"] if extractor is None else ["text", "image"],
+            }
+        )
+
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], *, hf_subset: str = "", prompt_type: PromptType | None = None, **_: Any
+    ) -> np.ndarray:
+        """Embed batches with a key ``text`` or ``image``; return float32 ``[N, E]``.
+
+        Raises:
+            UsageError: a batch has both keys, or images without an extractor.
+        """
+        language = hf_subset if hf_subset in self._run.model.languages else self._language
+        parts = [np.zeros((0, self._run.model.width), np.float32)]
+        for batch in inputs:
+            if ("text" in batch) == ("image" in batch):
+                raise UsageError("a run embeds a text or an image, not both at a time: choose tasks of one modality per input")
+            modality = self._modalities[prompt_type] = "text" if "text" in batch else "image"
+            parts.append(
+                self._embed_texts(batch["text"], language) if modality == "text" else self._embed_images(batch["image"])
+            )
+        return np.concatenate(parts)
+
+    def similarity(self, a: Any, b: Any) -> torch.Tensor:
+        """Return the run's scores ``[A, B]`` of embeddings of queries and documents."""
+        modalities = [self._modalities.get(PromptType(name)) for name in ("query", "document")]
+        first, second = (Encoded(torch.as_tensor(values).to(self._run.model.device)) for values in (a, b))
+        with eval_mode(self._run.model):
+            if modalities == ["text", "image"]:  # The order similarity takes the image first.
+                return self._run.model.scores(second, first).T.cpu()
+            return self._run.model.scores(first, second).cpu()
+
+    def similarity_pairwise(self, a: Any, b: Any) -> torch.Tensor:
+        """Return the run's scores ``[N]`` of pairs of embeddings."""
+        starts = range(0, len(a), _PAIRS_AT_ONCE)
+        return torch.cat([self.similarity(a[n : n + _PAIRS_AT_ONCE], b[n : n + _PAIRS_AT_ONCE]).diagonal() for n in starts])
+
+    def _embed_texts(self, texts: Sequence[str], language: str) -> np.ndarray:
+        tokens = [self._tokenize(text, language, self._run.text, self._truecaser) for text in texts]
+        return embed_sentences(self._run, tokens, language)
+
+    def _embed_images(self, images: Sequence[Any]) -> np.ndarray:
+        extractor = self._extractor
+        if extractor is None:
+            raise UsageError("the task has images: give mteb_model(run, extractor) the extractor of the run's features")
+        columns = extractor.extract_columns(extractor.collate([extractor.preprocess(image.convert("RGB")) for image in images]))
+        values, l2 = columns[VECTORS[extractor.description.kind]], self._run.config.data.l2_features
+        rows = np.arange(len(values))
+        features = ImageFeatures(values, norms_of(values), rows, extractor.spec, l2, columns.get("num_regions"))
+        return encode_images(self._run.model, features).values.cpu().numpy()
