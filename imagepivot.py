@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
     from train.evaluation.embedding import embed as embed
+    from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import evaluate_run
     from train.evaluation.scores import score_run as score_run
     from train.evaluation.search import embed_gallery as embed_gallery

@@ -1,7 +1,6 @@
 """Provenance of exports and figures: command, options and input digests.
 
-``_made_from.json`` stores it, so that an unchanged command is skipped; reports have it under the key ``made_from``. It has no
-locations and no times.
+``_made_from.json`` stores it, so that an unchanged command is skipped. It has no locations and no times.
 """
 
 from __future__ import annotations
@@ -41,15 +40,12 @@ def made_from(
     return stored
 
 
-def read_made_from(folder: Folder, name: str = MADE_FROM_NAME) -> dict[str, Any]:
-    """Read a description from ``_made_from.json`` or a report; empty if invalid."""
+def read_made_from(folder: Folder) -> dict[str, Any]:
+    """Read a description from ``_made_from.json``; empty if invalid."""
     try:
-        content = json.loads(folder.read(name))
+        content = json.loads(folder.read(MADE_FROM_NAME))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    content = content if isinstance(content, dict) else {}
-    if name != MADE_FROM_NAME:
-        content = content.get("made_from", {})
     return content if isinstance(content, dict) and "command" in content else {}
 
 

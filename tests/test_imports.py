@@ -86,7 +86,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "batch_loader": {"data", "distributed", "losses", "training_data"},
         "loop": {
             *("batch_loader", "config", "data", "devices", "distributed", "jobs", "losses", "models", "progress", "runs"),
-            *("schedules", "training_data"),
+            *("evaluation", "schedules", "training_data"),
         },
         "reports": {"chance", "config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs", "training_data"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},

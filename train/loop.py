@@ -27,6 +27,7 @@ from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import check_precision, computing, resolve_device
 from train.distributed import DistributedContext, join_processes
+from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, Result, TrainJob
 from train.losses import LossSums, Objective, is_at_margin, terms_of
 from train.models.catalogue import build_model
@@ -71,7 +72,7 @@ class Step:
 _LOG_EVERY_STEPS = 10
 _MIN_STEPS_AT_MARGIN = 100  # Of a collapse, also where an epoch has fewer: embeddings may begin nearly equal.
 
-_NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES)))
+_NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES, RANKS)))
 _TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
 
 Watch = Callable[[Report], None]
@@ -92,6 +93,7 @@ def train(
     The folder of the run then contains:
 
     * ``best.pt``, the model with the best sum of recalls on the validation split, and ``last.pt``, for resuming;
+    * ``ranks.parquet``, the rank of every validation query at the best step, see `train.evaluation.ranks`;
     * ``config.toml`` and ``log.jsonl``;
     * ``metrics.csv`` and ``curves.png``, derived from ``log.jsonl``.
 
@@ -355,6 +357,10 @@ class _Loop:
             if validation.loss is not None:
                 log.write("validation", self.progress.step, {"loss": validation.loss, "terms": dict(validation.terms)})
         self.progress = self.progress.evaluated(score)
+        if log is not None and validation.ranks is not None and self.progress.evals_since_best == 0:
+            # Before the checkpoints: a resumed run evaluates this step again, or has a checkpoint of it.
+            with self.stopwatch.measure("checkpoints"):
+                write_ranks(self.folder, validation.ranks, {"step": str(self.progress.step)})
         if log is not None:
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
             losses = self._add_losses()

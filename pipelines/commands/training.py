@@ -47,8 +47,8 @@ def train(
     defaults.
 
     Training stops early by the sum of recalls on the validation split. OUTPUT holds best.pt, last.pt, config.toml, log.jsonl,
-    metrics.csv and curves.png. Ctrl-C saves after the current step; a second one exits immediately. --resume continues a stopped
-    run: on a CPU to the same weights, if threads and datasets are unchanged.
+    metrics.csv, curves.png and ranks.parquet. Ctrl-C saves after the current step; a second one exits immediately. --resume
+    continues a stopped run: on a CPU to the same weights, if threads and datasets are unchanged.
     """
     import_modules(imports)
     from train.config.presets import preset_names
@@ -83,7 +83,7 @@ def train(
 @command("evaluate runs/c2c --captions encoded --features features")
 def evaluate(
     job: EvaluateJob,
-    output: Annotated[str, Opt("Write scores to this JSON file.")] = "",
+    output: Annotated[str, Opt("Write evaluation.json and ranks.parquet to this folder.")] = "",
     imports: Imports = (),
     as_json: AsJson = False,
     log_json: LogJson = False,
@@ -91,24 +91,28 @@ def evaluate(
     """Evaluate image-text retrieval: R@1, R@5, R@10, median rank, both directions.
 
     The best-ranked caption of an image counts. Equal scores count against the model. Several runs form an ensemble, which averages
-    their scores. Means over languages follow.
+    their scores. Below each line are 95 % confidence intervals, by a bootstrap over images. Means over languages follow.
 
     With --exclude, scores without and with the evaluated images and captions that have duplicates in the training splits are shown.
 
-    The file of --output also holds its inputs; with the same inputs nothing is evaluated again.
+    OUTPUT/evaluation.json holds scores, intervals and settings; OUTPUT/ranks.parquet the rank of every query. With the same inputs
+    nothing is evaluated again.
     """
     import_modules(imports)
+    from schemas.made_from import is_current, write_made_from
+    from schemas.storage.folder import Folder
     from train.evaluation.scores import evaluate_run, evaluation_report
-    from train.reports.tables import check_report, current_report, score_tables, write_report
+    from train.reports.evaluation_folder import EVALUATION, check_evaluation_folder, evaluation_content, write_evaluation
+    from train.reports.tables import score_tables
 
-    made_from = job.made_from() if output else {}
     if output:
-        check_report(output)
-        if (stored := current_report(output, made_from)) is not None:
-            if as_json:
-                typer.echo(stored, nl=False)
-            remark(f"{output!r} is up to date", style="")
-            return
+        check_evaluation_folder(output)
+    made_from = job.made_from() if output else {}
+    if output and is_current(Folder(output), made_from):
+        if as_json:
+            typer.echo(Folder(output).read(EVALUATION), nl=False)
+        remark(f"{output!r} is up to date", style="")
+        return
     with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count, remark)
         complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
@@ -118,10 +122,13 @@ def evaluate(
             remark(exclusion.remark([split]))
     for missing in dict.fromkeys(score.missing_features for score in scores if score.missing_features is not None):
         remark(missing.remark)
-    report = evaluation_report(scores) | ({"with_duplicates": evaluation_report(complete)} if complete else {})
+    report = evaluation_content(scores, job.runs)
+    if complete:
+        report["with_duplicates"] = evaluation_report(complete)
     if output:
-        write_report(output, report, made_from)
-        remark(f"written: {output}", style="")
+        names = write_evaluation(scores, report, output)
+        write_made_from(Folder(output), made_from, {name: Folder(output).size(name) or 0 for name in names})
+        remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
     if as_json:
         typer.echo(to_json(report, indent=2))
         return

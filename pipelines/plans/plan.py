@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 _DEFAULTS = {"features": {"update": True}, "train": {"resume": True}, "view": {"overwrite": True}}
 """Default values for steps, with which a command can run again."""
 
-_SUFFIXES = {"view": ".png", "evaluate": ".json"}
+_SUFFIXES = {"view": ".png"}
 _NAMED = {"weights": r"default|[^/]*:.*", "model": r"[\w.-]+(/[\w.-]+)?"}
 """Parameters that may be a name, as a pattern, instead of a location; an existing location wins."""
 

@@ -12,9 +12,11 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, rewrite, weights
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.evaluation.evaluation import evaluate_ensemble
+from train.evaluation.evaluation import evaluate_ensemble, validate
+from train.evaluation.ranks import read_ranks
 from train.jobs import DivergedError, TrainJob
 from train.loop import train
+from train.losses import terms_of
 from train.models.catalogue import build_model
 from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
@@ -42,6 +44,10 @@ def test_best_checkpoint_has_the_best_score(toy, finished_run):
     results = evaluate_ensemble([(best.model, training_inputs.validation)])
     assert sum(retrieval.sum_of_recalls for retrieval in results.values()) == result.progress.best_score
     assert best.step == result.progress.best_step
+    ranks, terms = read_ranks(folder), terms_of(best.config.loss, best.model)
+    assert ranks.schema.metadata == {b"step": str(best.step).encode()}
+    assert ranks.equals(validate(best.model, training_inputs.validation, best.config, terms).ranks)
+    assert set(ranks["split"].to_pylist()) == {best.config.data.validation_split}
 
 
 @pytest.mark.slow

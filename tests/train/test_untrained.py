@@ -79,7 +79,7 @@ def test_scores_name_the_features(trained, corpus):
 def test_scores_of_other_features_have_no_remark(finished_run, toy):
     scores = evaluate_run(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
     assert not any("untrained" in score.to_dict() for score in scores)
-    assert len(score_table(scores, title="").notes) == 1
+    assert len(score_table(scores, title="").notes) == 2
 
 
 def test_comparison_names_the_runs(trained, finished_run):

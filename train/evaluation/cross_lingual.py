@@ -7,26 +7,35 @@ Letters: ``C`` captions.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks, chance_recall
+from train.evaluation.ranks import caption_ids, direction_intervals, direction_table, names_of
+from train.evaluation.statistics import MetricIntervals
 
 
 @dataclass(frozen=True)
 class CrossLingualRetrieval:
-    """Metrics and chance recalls of captions as queries in another language."""
+    """Metrics and chance recalls of captions as queries in another language.
+
+    Attributes:
+        ranks: ranks of the queries, see `train.evaluation.ranks`.
+    """
 
     direction: RecallMetrics
     chance: tuple[float, ...]
+    intervals: MetricIntervals
+    ranks: pa.Table = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
-        return {**asdict(self.direction), "chance": list(self.chance)}
+        return {**asdict(self.direction), "chance": list(self.chance), "intervals": asdict(self.intervals)}
 
 
 def evaluate_cross_lingual(
@@ -60,10 +69,22 @@ def evaluate_cross_lingual(
         sides = [[take_rows(item, indices) for item in encoded[name]] for name, indices in candidates.items()]
         sources = [scores_between(model, first, second) for (model, _), first, second in zip(members, *sides, strict=True)]
         image_tensors = (torch.from_numpy(indices).long() for indices in images)
-        ranks = bidirectional_ranks(mean_scores(sources), *image_tensors, device=members[0][0].device)
+        ranks = bidirectional_ranks(mean_scores(sources), *image_tensors, device=members[0][0].device, best_wrong=True)
+        ids = [caption_ids(captions, rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
             chance = _chance(images[query], images[other])
-            results[pair[query], pair[other]] = CrossLingualRetrieval(RecallMetrics.of(ranks[query]), chance)
+            table = direction_table(
+                captions,
+                pair[query],
+                "text_to_text",
+                query_ids=ids[query],
+                image_ids=np.array(captions.image_ids, object)[common[images[query]]],
+                ranks=ranks[query].numpy(),
+                best_wrong=names_of(ids[other], ranks[2 + query].numpy()),
+                candidates=pair[other],
+            )
+            metrics, intervals = RecallMetrics.of(ranks[query]), direction_intervals(table, "text_to_text")
+            results[pair[query], pair[other]] = CrossLingualRetrieval(metrics, chance, intervals, table)
     return results
 
 

@@ -17,6 +17,7 @@ from statistics import mean
 from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
 from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Ranks, RecallMetrics, RetrievalMetrics, Scores, chance_recall, retrieval_ranks
+from train.evaluation.ranks import rank_table
 from train.losses import LossSums, Term, Views, named_losses
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -125,7 +127,9 @@ def evaluate_ensemble(
     return {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
 
 
-def ensemble_ranks(members: Members, *, on_progress: Count = no_progress, observe: Observe | None = None) -> dict[str, Ranks]:
+def ensemble_ranks(
+    members: Members, *, best_wrong: bool = False, on_progress: Count = no_progress, observe: Observe | None = None
+) -> dict[str, Ranks]:
     """Rank images and captions by mean scores, as in `evaluate_ensemble`."""
     models = [model for model, _ in members]
     images = [encode_images(model, data.features, on_progress=on_progress) for model, data in members]
@@ -133,7 +137,7 @@ def ensemble_ranks(members: Members, *, on_progress: Count = no_progress, observ
     def encode(language: str, rows: np.ndarray) -> list[Encoded]:
         return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
 
-    return _ranks_by_language(models, members[0][1].captions, images, encode, observe)
+    return _ranks_by_language(models, members[0][1].captions, images, encode, best_wrong=best_wrong, observe=observe)
 
 
 def _ranks_by_language(
@@ -141,6 +145,8 @@ def _ranks_by_language(
     captions: Captions,
     images: Sequence[Encoded],
     encode: Callable[[str, np.ndarray], Sequence[Encoded]],
+    *,
+    best_wrong: bool,
     observe: Observe | None = None,
 ) -> dict[str, Ranks]:
     """Rank images and captions by the mean score of models.
@@ -161,7 +167,8 @@ def _ranks_by_language(
         owners = torch.from_numpy(image_of_caption).long()
         scores = mean_scores(sources)
         scores = scores if observe is None else observe(scores, captions, rows, candidates)
-        results[language] = retrieval_ranks(scores, len(candidates), owners, device=models[0].device)
+        device = models[0].device
+        results[language] = retrieval_ranks(scores, len(candidates), owners, device=device, best_wrong=best_wrong)
     return results
 
 
@@ -208,11 +215,13 @@ class Validation:
         retrieval: retrieval metrics by language.
         loss: the objective, per query; None if it was not measured.
         terms: losses by name, per query; the objective is their weighted sum.
+        ranks: ranks of the queries, see `train.evaluation.ranks`; None to write none.
     """
 
     retrieval: Mapping[str, RetrievalMetrics]
     loss: float | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
+    ranks: pa.Table | None = None
 
 
 def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
@@ -222,16 +231,19 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
     run can be compared.
     """
     images, captions = encode_images(model, data.features), _encode_all_captions(model, data.captions)
-    ranks = _ranks_by_language([model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)])
+    ranks = _ranks_by_language(
+        [model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)], best_wrong=True
+    )
+    tables = [rank_table(data.captions, language, language_ranks) for language, language_ranks in ranks.items()]
     retrieval = {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
     if not batches:
-        return Validation(retrieval)
+        return Validation(retrieval, ranks=pa.concat_tables(tables))
     with eval_mode(model) as device:
         losses = [
             (batch, *named_losses(terms, _views(images, captions, batch, device), config.loss.hinges)) for batch in batches
         ]
-        return Validation(retrieval, *LossSums().add(losses).per_query())
+        return Validation(retrieval, *LossSums().add(losses).per_query(), pa.concat_tables(tables))
 
 
 def _encode_all_captions(model: RetrievalModel, captions: Captions) -> Encoded:
@@ -259,20 +271,41 @@ def evaluate_folds(
     Raises:
         UsageError: a language has fewer images than folds.
     """
-    if folds == 1:
-        return evaluate_ensemble(members, on_progress=on_progress, observe=observe)
+    ranks = rank_folds(members, folds, on_progress=on_progress, observe=observe)
+    return {language: mean_metrics([fold_ranks for _, fold_ranks in parts]) for language, parts in ranks.items()}
+
+
+def rank_folds(
+    members: Members,
+    folds: int,
+    *,
+    best_wrong: bool = False,
+    on_progress: Count = no_progress,
+    observe: Observe | None = None,
+) -> dict[str, list[tuple[Captions, Ranks]]]:
+    """Rank each fold of `evaluate_folds`; return its captions and ranks, by language."""
     captions = members[0][1].captions
-    results = {}
+    if folds == 1:
+        ranks = ensemble_ranks(members, best_wrong=best_wrong, on_progress=on_progress, observe=observe)
+        return {language: [(captions, language_ranks)] for language, language_ranks in ranks.items()}
+    results: dict[str, list[tuple[Captions, Ranks]]] = {}
     for language in captions.language_names:
         if len(captions.rows_of(language)):
-            metrics = []
             for images in _folds(captions, language, folds):
                 selected = [(model, _select_images(data, language, images)) for model, data in members]
-                metrics.append(evaluate_ensemble(selected, on_progress=on_progress, observe=observe)[language])
-            results[language] = RetrievalMetrics(
-                _mean_metrics([fold.image_to_text for fold in metrics]), _mean_metrics([fold.text_to_image for fold in metrics])
-            )
+                ranks = ensemble_ranks(selected, best_wrong=best_wrong, on_progress=on_progress, observe=observe)
+                results.setdefault(language, []).append((selected[0][1].captions, ranks[language]))
     return results
+
+
+def mean_metrics(folds: Sequence[Ranks]) -> RetrievalMetrics:
+    """Return the means of the metrics of folds."""
+    metrics = [RetrievalMetrics.of(ranks) for ranks in folds]
+    if len(metrics) == 1:
+        return metrics[0]
+    return RetrievalMetrics(
+        _mean_metrics([fold.image_to_text for fold in metrics]), _mean_metrics([fold.text_to_image for fold in metrics])
+    )
 
 
 def chance_in_folds(captions: Captions, language: str, folds: int) -> Mapping[str, tuple[float, ...]]:

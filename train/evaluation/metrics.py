@@ -83,10 +83,14 @@ class Ranks:
     Attributes:
         image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
         text_to_image: int64 ``[C]``, rank of the image of each caption.
+        best_wrong_caption: int64 ``[I]``, the best-scored caption of another image; -1 without one, None unless requested.
+        best_wrong_image: int64 ``[C]``, the best-scored other image.
     """
 
     image_to_text: Tensor
     text_to_image: Tensor
+    best_wrong_caption: Tensor | None = None
+    best_wrong_image: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,18 @@ class RetrievalMetrics:
         return {**asdict(self), "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
 
 
-def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: Tensor, *, device: torch.device | None = None) -> Ranks:
+def retrieval_ranks(
+    scores: Scores,
+    num_images: int,
+    image_of_caption: Tensor,
+    *,
+    device: torch.device | None = None,
+    best_wrong: bool = False,
+) -> Ranks:
     """Rank all queries in both directions, with one row of scores per image.
 
-    ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to.
+    ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to. Other arguments are those of
+    `bidirectional_ranks`.
 
     Raises:
         ValueError: a caption belongs to no image.
@@ -129,12 +141,17 @@ def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: Tensor, *
             f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {num_images}"
         )
     rows = torch.arange(num_images, device=image_of_caption.device)
-    return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device))
+    return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device, best_wrong=best_wrong))
 
 
 def bidirectional_ranks(
-    scores: Scores, row_images: Tensor, column_images: Tensor, *, device: torch.device | None = None
-) -> tuple[Tensor, Tensor]:
+    scores: Scores,
+    row_images: Tensor,
+    column_images: Tensor,
+    *,
+    device: torch.device | None = None,
+    best_wrong: bool = False,
+) -> tuple[Tensor, ...]:
     """Rank the best item of the same image for each row and each column.
 
     Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
@@ -146,10 +163,13 @@ def bidirectional_ranks(
         row_images: int64, the image of each row, from 0 and ascending.
         column_images: int64, the image of each column, from 0.
         device: device of the scores; that of ``row_images`` if None.
+        best_wrong: whether to find the best-scored item of another image, too. Of equal scores, the first in the order of images
+            counts, and NaN never does. A tile is copied.
 
     Returns:
-        int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. The host waits for a GPU only
-        once if the images are on the CPU.
+        int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. With ``best_wrong``, the
+        column of each row's best wrong item and the row of each column's follow; -1 for an item without a wrong one. The host
+        waits for a GPU only once if the images are on the CPU.
 
     Raises:
         ValueError: the images of the rows do not ascend.
@@ -165,6 +185,7 @@ def bidirectional_ranks(
     sizes = len(row_images), len(owners)
     better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # Of columns in the order of their images.
     row_better, column_better = better.split(sizes)
+    row_wrong, column_wrong = (_BestWrong.empty(size, device) for size in (sizes if best_wrong else (0, 0)))
     bounds: list[tuple[Tensor, Tensor]] = []
     for rows, columns in strips:
         tile = scores(rows, order_on_device[columns])
@@ -176,13 +197,54 @@ def bidirectional_ranks(
         # Items of the same image do not count against each other.
         for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
             counts.index_add_(0, indices, (right < bound[indices]).long() - 1)
+        if best_wrong:
+            wrong = tile.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+            wrong[pairs] = -torch.inf
+            row_wrong.update(wrong, rows, columns.start)
+            column_wrong.update(wrong.T, columns, rows.start)
     for a, b in permutations(range(len(strips)), 2):
         rows, columns = strips[a][0], strips[b][1]
         tile_bounds = bounds[a][0], bounds[b][1]
-        _count_better(scores(rows, order_on_device[columns]), *tile_bounds, row_better[rows], column_better[columns])
+        tile = scores(rows, order_on_device[columns])
+        _count_better(tile, *tile_bounds, row_better[rows], column_better[columns])
+        if best_wrong:
+            wrong = tile.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+            row_wrong.update(wrong, rows, columns.start)
+            column_wrong.update(wrong.T, columns, rows.start)
     has_right = torch.cat((in_columns[row_images] > 0, in_rows[owners] > 0))
     row_ranks, column_ranks = (better.cpu() + 1).mul_(has_right).split(sizes)
-    return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
+    ranks = row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
+    if not best_wrong:
+        return ranks
+    wrong_columns, wrong_rows = row_wrong.indices.cpu(), column_wrong.indices.cpu()
+    wrong_columns = torch.where(wrong_columns < 0, -1, order[wrong_columns.clamp(min=0)]) if len(order) else wrong_columns
+    return *ranks, wrong_columns, torch.empty_like(wrong_rows).index_copy(0, order, wrong_rows)
+
+
+@dataclass(frozen=True)
+class _BestWrong:
+    """Greatest wrong scores of items, and the first item with each."""
+
+    scores: Tensor
+    indices: Tensor
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device) -> _BestWrong:
+        return cls(torch.full((size,), -torch.inf, device=device), torch.full((size,), -1, device=device))
+
+    def update(self, tile: Tensor, items: slice, start: int) -> None:
+        """Add a tile ``[items, others]`` without NaN.
+
+        ``start`` is the index of its first other item.
+        """
+        if not tile.shape[1]:
+            return
+        scores, indices = tile.max(1)  # The first of equal scores.
+        scores, indices = scores.to(self.scores.dtype), indices + start
+        previous = self.scores[items], self.indices[items]
+        is_better = (scores > previous[0]) | ((scores == previous[0]) & (scores > -torch.inf) & (indices < previous[1]))
+        self.scores[items] = torch.where(is_better, scores, previous[0])
+        self.indices[items] = torch.where(is_better, indices, previous[1])
 
 
 def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:

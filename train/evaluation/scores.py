@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import mean
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
@@ -18,11 +19,13 @@ from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import check_languages, check_members, check_tokens, expected_fingerprints
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
-from train.evaluation.evaluation import Count, Members, chance_in_folds, evaluate_folds, no_progress
+from train.evaluation.evaluation import Count, Members, chance_in_folds, mean_metrics, no_progress, rank_folds
 from train.evaluation.metrics import RetrievalMetrics
 from train.evaluation.protocols import ProtocolMatch, match_protocol
+from train.evaluation.ranks import direction_intervals, rank_table
 from train.evaluation.relevance import Relevance, RelevanceMeter, RightItems, own_captions
 from train.evaluation.relevance_files import read_relevance
+from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob
 from train.runs.run import Run, open_run
 
@@ -45,6 +48,8 @@ class Score:
         exclusion: duplicates of training items that were left out; None if not requested.
         relevance: measures over all right items, by definition of right items: ``captions`` for those of each image, and names of
             files.
+        intervals: 95 % confidence intervals, by direction; with folds, of the ranks of all folds.
+        ranks: ranks of the queries in both directions, see `train.evaluation.ranks`.
     """
 
     language: str
@@ -59,6 +64,8 @@ class Score:
     untrained: tuple[str, ...] = ()
     relevance: Mapping[str, Relevance] = field(default_factory=dict)
     exclusion: Exclusion | None = None
+    intervals: Mapping[str, MetricIntervals] = field(default_factory=dict)
+    ranks: pa.Table | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -72,6 +79,7 @@ class Score:
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
             "relevance": {name: relevance.to_dict() for name, relevance in self.relevance.items()},
             **({"excluded": self.exclusion.to_dict()} if self.exclusion else {}),
+            "intervals": {direction: asdict(intervals) for direction, intervals in self.intervals.items()},
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"cross_lingual": cross_lingual} if cross_lingual else {}),
@@ -225,19 +233,27 @@ def _score(
     data = members[0][1]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
-    meter = RelevanceMeter(definitions)
-    retrieval = evaluate_folds(_with_captions(members, chosen), folds, on_progress=on_progress, observe=meter.observe)[language]
+    chance, meter = chance_in_folds(chosen, language, folds), RelevanceMeter(definitions)
+    parts = rank_folds(_with_captions(members, chosen), folds, best_wrong=True, on_progress=on_progress, observe=meter.observe)[
+        language
+    ]
+    ranks = pa.concat_tables(
+        rank_table(part, language, part_ranks, fold=None if folds == 1 else fold)
+        for fold, (part, part_ranks) in enumerate(parts, start=1)
+    )
     return Score(
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=retrieval,
-        chance=chance_in_folds(chosen, language, folds),
+        retrieval=mean_metrics([part_ranks for _, part_ranks in parts]),
+        chance=chance,
         missing_features=data.missing_features,
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
         untrained=data.untrained,
         relevance=meter.means(),
+        intervals={direction: direction_intervals(ranks, direction) for direction in chance},
+        ranks=ranks,
     )
 
 

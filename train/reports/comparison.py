@@ -16,7 +16,7 @@ from schemas.storage.folder import Folder
 from schemas.untrained import untrained_remark
 from train.chance import Chance, is_above_chance
 from train.config.sections import settings_of
-from train.runs.checkpoints import BEST, LAST, read_checkpoint
+from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
 
@@ -74,8 +74,7 @@ class ComparedRun:
 
     Attributes:
         name: the distinct end of its path.
-        settings: configuration by dotted key. Runs with a checkpoint also have ``seed``, ``precision``, numbers of images without
-            features, and the first digits of fingerprints (``data: captions``) and content digests (``content: captions``).
+        settings: configuration by dotted key; with a checkpoint those of `checkpoint_settings`.
         state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped.
         untrained: features of random weights that the run was trained on.
         measured: scores at the best step, by gallery.
@@ -224,18 +223,12 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
             "imagepivot train wrote"
         )
     checkpoint = read_checkpoint(folder, files[0]) if files[0] in (LAST, BEST) else None
-    text = checkpoint.config if checkpoint else folder.read(CONFIG).decode(errors="replace") if CONFIG in files else ""
+    text = folder.read(CONFIG).decode(errors="replace") if CONFIG in files else ""
     try:
-        settings = settings_of(text)
+        settings = checkpoint_settings(checkpoint) if checkpoint else settings_of(text)
     except UsageError as error:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
-    state = "unfinished"
-    if checkpoint is not None:
-        state = checkpoint.progress.stop_reason or state
-        settings |= {_SEED: checkpoint.seed, "precision": checkpoint.precision}
-        settings |= {f"missing features: {split}": item.get("images") for split, item in checkpoint.missing_features.items()}
-        settings |= {f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()}
-        settings |= {f"content: {name}": content[:12] for name, content in checkpoint.contents.items()}
+    state = (checkpoint.progress.stop_reason if checkpoint else "") or "unfinished"
     history, untrained = read_history(folder), checkpoint.untrained if checkpoint else ()
     return ComparedRun(name, location, settings, state, history, untrained, logged_scores(settings, history))
 

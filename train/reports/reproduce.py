@@ -44,6 +44,7 @@ from train.devices import check_precision, resolve_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
+from train.reports.evaluation_folder import EVALUATION
 from train.reports.published import ENSEMBLES, rows_of_paper
 from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of, skip_remarks
 from train.reports.row_results import FailedRun, Failure, read_failure, read_result, results_folder, write_failure, write_result
@@ -100,6 +101,11 @@ class Task:
         return self.result.with_name(f"failed-{self.result.name}")
 
     @property
+    def evaluation(self) -> Path:
+        """Folder of ``evaluation.json`` and ``ranks.parquet``, beside the result."""
+        return self.result.with_suffix("")
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Everything that the result depends on, except the machine."""
         configs: dict[str, Any] = {"config": to_toml(self.config)}
@@ -143,11 +149,11 @@ class Task:
         settings = [f"--set={key}={value}" for key, value in self.job.overrides.items()]
         return ["train", self.preset, str(self.run), *settings, *self._options(device, **vars(self.corpus), **options)]
 
-    def evaluate_words(self, device: str, output: Path) -> list[str]:
+    def evaluate_words(self, device: str) -> list[str]:
         """Return the command that measures the run, or the ensemble of its members."""
         runs = (str(task.run) for task in self.members or (self,))
         data = {name: getattr(self.corpus, name) for name in ("captions", "features", "token_features")}
-        return ["evaluate", *runs, *self._options(device, **data, split=self.job.split, output=output)]
+        return ["evaluate", *runs, *self._options(device, **data, split=self.job.split, output=self.evaluation)]
 
     def _options(self, device: str, **options: Any) -> list[str]:
         options |= {"device": device, "log_json": True, "memory_map": self.job.memory_map}
@@ -305,23 +311,22 @@ def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | Non
     if stored is not None and stored.kind == "diverged":  # Resuming its last checkpoint would diverge again.
         shutil.rmtree(task.run, ignore_errors=True)
         task.failure.unlink()
-    scores = task.result.with_name(f"scores-{task.result.name}")
     for member in task.members:
         if not member.result.exists():
             reason = f"the run of its member {member.preset} with seed {member.seed} failed: nothing is scored together"
             return Failure("refused", reason)
     if not task.members and (failure := _run_command(task.train_words(device), variables)):
         return failure
-    if failure := _run_command(task.evaluate_words(device, scores), variables):
+    if failure := _run_command(task.evaluate_words(device), variables):
         return failure
     try:
         content = _ensemble_content(task) if task.members else _trained_content(task)
         overrides = [f"{key}={value}" for key, value in sorted(task.job.overrides.items())]
         common = {**task.identity, "preset": task.preset, "overrides": overrides}
-        write_result(task.result, common | content | {"scores": json.loads(scores.read_bytes())["scores"]})
+        scores = json.loads((task.evaluation / EVALUATION).read_bytes())["scores"]
+        write_result(task.result, common | content | {"scores": scores})
     except ImagepivotError as error:
         return failure_of(type(error).__name__, str(error))
-    scores.unlink()
     if not task.members:
         (task.run / LAST).unlink()  # The optimizer state is twice the size of the model, and no longer needed.
     return None

@@ -10,14 +10,13 @@ from typing import Any
 
 from schemas.console.tables import Cell, Column, Row, Table, markdown_document, number_columns
 from schemas.conversion import dump
-from schemas.errors import DatasetError, UsageError
 from schemas.escapes import to_json
-from schemas.made_from import read_made_from
-from schemas.storage.folder import Folder, file_at
+from schemas.storage.folder import Folder
 from schemas.untrained import untrained_remark
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
 from train.evaluation.relevance import RelevanceMetrics
 from train.evaluation.scores import Average, Score, averages
+from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
 from train.reports.comparison import SCORES, SUM, Comparison, Scores
@@ -31,6 +30,7 @@ _RECALLS = number_columns("R@1", "R@5", "R@10", spec=".1f")
 _ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 _DATA_SETS, _NAME_WIDTH = 3, 11  # Data sets in a table of 80 columns, and characters of their names on a line.
 _QUOTED = "*"
+_INTERVAL_NOTE = "95 % interval: by a bootstrap over images; for other images, not other trainings"
 
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
@@ -45,13 +45,22 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
     for score in scores:
         for name, direction in (("image", "image_to_text"), ("text", "text_to_image")):
             metrics: RecallMetrics = getattr(score.retrieval, direction)
-            captions = f"{score.language} {score.portion}" if name == "image" else Cell(score.split, style="dim")
+            captions = f"{score.language} {score.portion}" if name == "image" else ""
             recalls = map(Cell, metrics.recalls, score.chance[direction])
             rows.append((captions, f"{metrics.queries:,} {name}s", *recalls, metrics.median_rank))
-    notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}"]
+            rows.append(_interval_row(score.split if name == "image" else "", score.intervals[direction]))
+    notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}", _INTERVAL_NOTE]
     notes += dict.fromkeys(f"split {score.split}: {score.protocol.remark}" for score in scores if score.protocol)
     notes += filter(None, [untrained_remark(name for score in scores for name in score.untrained)])
     return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
+
+
+def _interval_row(name: str, intervals: MetricIntervals) -> Row:
+    """Return a row of intervals below a row of metrics."""
+    recalls = (intervals.recall_at_1, intervals.recall_at_5, intervals.recall_at_10)
+    texts = [*(f"{interval.low:.1f}–{interval.high:.1f}" for interval in recalls)]
+    texts.append(f"{intervals.median_rank.low:g}–{intervals.median_rank.high:g}")
+    return [Cell(text, style="dim") for text in (name, "95 % interval", *texts)]
 
 
 def _average_table(scores: Sequence[Score]) -> Table:
@@ -85,6 +94,7 @@ def _cross_lingual_table(scores: Sequence[Score]) -> Table:
                 rows.append([Cell(name, style="dim") for name in group])
             metrics, recalls = result.direction, map(Cell, result.direction.recalls, result.chance)
             rows.append((f"  {score.language} to {language}", f"{metrics.queries:,}", *recalls, metrics.median_rank))
+            rows.append(_interval_row("", result.intervals))
     return Table(
         ["captions", "queries", *_RECALLS, *number_columns("median")],
         rows,
@@ -371,32 +381,3 @@ def _write(output: str, contents: Mapping[str, str]) -> list[str]:
     for name, content in contents.items():
         Folder(output).write(name, content.encode())
     return list(contents)
-
-
-def check_report(location: str) -> None:
-    """Check that a report may be written to a location.
-
-    Raises:
-        UsageError: its name does not end in ``.json``.
-        DatasetError: it holds another file than a report, or is not writable.
-    """
-    folder, name = file_at(location)
-    if not name.endswith(".json"):
-        raise UsageError(f"--output is {location!r}, expected a file that ends in .json")
-    if folder.size(name) is not None and not read_made_from(folder, name):
-        raise DatasetError(
-            f"{location!r} is not a report of imagepivot evaluate: choose another name for the report; nothing was changed"
-        )
-    folder.check_writable()
-
-
-def current_report(location: str, made_from: Mapping[str, Any]) -> str | None:
-    """Return the text of an existing report with the same ``made_from``; else None."""
-    folder, name = file_at(location)
-    return folder.read(name).decode() if read_made_from(folder, name) == made_from else None
-
-
-def write_report(location: str, report: Mapping[str, Any], made_from: Mapping[str, Any]) -> None:
-    """Write a report with the key ``made_from``."""
-    folder, name = file_at(location)
-    folder.write(name, (to_json({**report, "made_from": made_from}, indent=2) + "\n").encode())

@@ -26,6 +26,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from schemas.storage.folder import Folder
 from train.config.models import ModelConfig
+from train.config.sections import settings_of
 from train.losses import LossSums
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, RetrievalModel
@@ -107,6 +108,22 @@ class Checkpoint:
     started_from: Mapping[str, Any] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+
+
+def checkpoint_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the configuration by dotted key, and settings outside of it.
+
+    These are ``seed``, ``precision``, numbers of images without features, and the first digits of fingerprints (``data: captions``)
+    and content digests (``content: captions``).
+    """
+    return {
+        **settings_of(checkpoint.config),
+        "seed": checkpoint.seed,
+        "precision": checkpoint.precision,
+        **{f"missing features: {split}": item.get("images") for split, item in checkpoint.missing_features.items()},
+        **{f"data: {name}": fingerprint[:12] for name, fingerprint in checkpoint.fingerprints.items()},
+        **{f"content: {name}": content[:12] for name, content in checkpoint.contents.items()},
+    }
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -23,6 +23,7 @@ from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
 from train.evaluation.evaluation import chance
+from train.evaluation.ranks import read_ranks
 from train.evaluation.scores import averages, evaluation_report, score_ensemble, score_run
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
@@ -45,6 +46,11 @@ def command(capsys, monkeypatch):
         return printed.out, printed.err
 
     return run
+
+
+def scores_of(text: str) -> dict:
+    """Parse the output of ``evaluate --json`` without its runs."""
+    return {key: value for key, value in json.loads(text).items() if key != "runs"}
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +195,7 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     folder = write_run()
     arguments = ("evaluate", folder, *data_of(toy), "--split", "test")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
-    assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
+    assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert json.loads(command(*arguments, "--json", "--portion", "translation")[0])["scores"] == [scores[-1].to_dict()]
     assert json.loads(command(*arguments, "--json", "--languages", "de")[0])["scores"] == [
         score.to_dict() for score in scores if score.language == "de"
@@ -199,6 +205,10 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
         line, right_items = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
         assert f" {score.relevance['captions'].image_to_text.ndcg_at_10:.1f} (" in right_items
         assert f"{score.retrieval.image_to_text.recall_at_5:.1f} ({score.chance['image_to_text'][1]:.1f})" in line
+        first = table.splitlines().index(line)
+        intervals = score.intervals["image_to_text"]
+        ends = f"{intervals.recall_at_5.low:.1f}–{intervals.recall_at_5.high:.1f}"
+        assert re.search(rf"test +95 % interval .* {ends} .* {intervals.median_rank.low:g}–", table.splitlines()[first + 1])
     assert "27 texts" in table
 
 
@@ -210,7 +220,7 @@ def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, ti
     data = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
     scores = score_run(*runs, **data, folds=3) if len(runs) == 1 else score_ensemble(runs, **data)
     arguments = ("evaluate", *folders, *data_of(toy), "--split", "val", *(("--folds", 3) if len(runs) == 1 else ()))
-    assert json.loads(command(*arguments, "--json")[0]) == evaluation_report(scores)
+    assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert title in " ".join(command(*arguments)[0].split())
 
 
@@ -232,27 +242,31 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
 
 
 @pytest.mark.slow
-def test_evaluate_keeps_a_report_of_the_same_inputs(command, write_run, toy, tmp_path):
-    report = tmp_path / "report.json"
-    arguments = ("evaluate", write_run(), "--captions", toy.captions, "--features", toy.features, "--output", report)
+def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp_path):
+    run, folder = write_run(), tmp_path / "scores"
+    arguments = ("evaluate", run, "--captions", toy.captions, "--features", toy.features, "--output", folder)
     out, err = command(*arguments, "--split", "val", "--json")
-    content = json.loads(report.read_text())
-    assert f"written: {report}" in err.replace("\n", "")
-    assert content.pop("made_from")["options"]["splits"] == ["val"]
-    assert content == json.loads(out)
-    before = report.stat().st_mtime_ns
-    out, err = command(*arguments, "--split", "val", "--json")
+    assert f"written: {folder}/evaluation.json, {folder}/ranks.parquet" in err.replace("\n", "")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(files) == {"evaluation.json", "ranks.parquet", "_made_from.json"}
+    assert files["evaluation.json"].decode() == out
+    opened, (described,) = open_run(run), json.loads(out)["runs"]
+    assert described["folder"] == str(run)
+    assert (described["step"], described["seed"]) == (opened.step, opened.seed)
+    assert described["settings"] == compare_runs([str(run)]).runs[0].settings
+    again, err = command(*arguments, "--split", "val", "--json")
     assert "is up to date" in err
-    assert out == report.read_text()
-    assert report.stat().st_mtime_ns == before
+    assert again == out
+    (folder / "ranks.parquet").unlink()
+    command(*arguments, "--split", "val")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
     command(*arguments, "--split", "test")
-    assert json.loads(report.read_text())["made_from"]["options"]["splits"] == ["test"]
-    report.write_text("{}")
-    with pytest.raises(DatasetError, match="is not a report of imagepivot evaluate: choose another name"):
-        command(*arguments)
-    with pytest.raises(UsageError, match=r"expected a file that ends in \.json"):
-        command(*arguments[:-1], tmp_path / "report")
-    assert report.read_text() == "{}"
+    assert set(read_ranks(folder)["split"].to_pylist()) == {"test"}
+    for location in (tmp_path / "scores.json", Path(run) / "best.pt"):
+        with pytest.raises(UsageError, match=r"expected a folder: evaluation\.json and ranks\.parquet are written into it"):
+            command(*arguments[:-1], location)
+    with pytest.raises(UsageError, match="which holds a run: choose another folder; nothing was changed"):
+        command(*arguments[:-1], run)
 
 
 @pytest.mark.slow
@@ -285,9 +299,10 @@ def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, to
         assert row[-2:] == [score.retrieval.mean_recall, score.retrieval.sum_of_recalls]
         for language, found in score.cross_lingual.items():
             first = across.rows.index([Cell(score.portion, style="dim"), Cell("test", style="dim")])
-            row = next(row for row in across.rows[first:] if row[0] == f"  {score.language} to {language}")
+            index = next(n for n in range(first, len(across.rows)) if across.rows[n][0] == f"  {score.language} to {language}")
+            row = across.rows[index]
             assert row[-2:] == (Cell(found.direction.recall_at_10, found.chance[2]), found.direction.median_rank)
-    assert json.loads(command("evaluate", folder, *data, "--cross-lingual", "--json")[0]) == evaluation_report(scores)
+    assert scores_of(command("evaluate", folder, *data, "--cross-lingual", "--json")[0]) == evaluation_report(scores)
     assert "captions among captions" in command("evaluate", folder, *data, "--cross-lingual")[0]
     assert " to de" not in command("evaluate", folder, *data)[0]
 

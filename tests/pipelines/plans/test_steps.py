@@ -255,6 +255,6 @@ def test_results_can_be_used(first):
     assert open_dataset(folder / "imported").numpy().tobytes() == open_dataset(folder / "features").numpy().tobytes()
     assert open_dataset(folder / "embeddings/captions").kind == "embeddings"
     assert (folder / "drawings/retrieval.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((folder / "evaluation.json").read_text())["scores"]
+    assert json.loads((folder / "evaluation/evaluation.json").read_text())["scores"]
     assert json.loads((folder / "similarity/sts.json").read_text())["systems"]
     assert "VSE" in (folder / "rows/gella2017.md").read_text()

@@ -51,7 +51,8 @@ def by_hand(models, data, query: str, other: str) -> CrossLingualRetrieval:
     recalls = [100 * sum(rank <= cutoff for rank in ranks) / len(ranks) for cutoff in (1, 5, 10)]
     middle = sorted(ranks)[(len(ranks) - 1) // 2], sorted(ranks)[len(ranks) // 2]
     chance = tuple(sum(hits) / len(hits) for hits in at_random)
-    return CrossLingualRetrieval(RecallMetrics(*recalls, median_rank=sum(middle) // 2, queries=len(ranks)), chance)
+    metrics = RecallMetrics(*recalls, median_rank=sum(middle) // 2, queries=len(ranks))
+    return CrossLingualRetrieval(metrics, chance, intervals=None, ranks=None)
 
 
 @pytest.mark.cluster

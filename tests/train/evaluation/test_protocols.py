@@ -85,7 +85,7 @@ def test_score_states_the_protocol_and_how_the_data_differ(write_run, multi30k, 
         "differences": ["9 of 1,000 images", "9 of 1,000 captions"],
     }
     twice = [scores[0], replace(scores[0], language="cs")]
-    assert len(score_table(twice, title="").notes) == 2
+    assert len(score_table(twice, title="").notes) == 3
     (score,) = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], languages=["fr"])
     assert score.protocol is None
     assert score.to_dict()["protocol"] is None

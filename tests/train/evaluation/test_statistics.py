@@ -113,7 +113,7 @@ def check_coverage(layout: tuple[int, int, float], draws: int, resamples: int, s
     coverage = {name: 100 - 100 * mean(misses) for name, misses in outside.items()}
     assert len(coverage) == 4
     for name, percent in coverage.items():
-        assert 93.5 - slack <= percent, coverage
+        assert (94 if name == "median_rank" else 93.5) - slack <= percent, coverage
         assert name == "median_rank" or percent <= 96.5 + slack, coverage
 
 
@@ -124,9 +124,10 @@ def test_intervals_of_some_draws_hold_the_truth(layout: tuple[int, int, float]) 
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_intervals_of_10000_draws_hold_the_truth(layout: tuple[int, int, float]) -> None:
-    check_coverage(layout, draws=10_000, resamples=1000, slack=0)
+    check_coverage(layout, draws=10_000, resamples=500, slack=0)
 
 
 def loop_p_values(ranks_a: np.ndarray, ranks_b: np.ndarray, images: list[str]) -> list[float]:

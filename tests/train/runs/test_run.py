@@ -120,9 +120,9 @@ def test_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, te
     assert resumed.progress == undisturbed.progress
     assert_same_checkpoints(output, tmp_path / "undisturbed")
     assert lasting_log(output) == lasting_log(tmp_path / "undisturbed")
-    for name in ("metrics.csv", "curves.png"):
+    for name in ("metrics.csv", "curves.png", "ranks.parquet"):
         assert (output / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
-    files = {"best.pt", "last.pt", "log.jsonl", "config.toml", "metrics.csv", "curves.png"}
+    files = {"best.pt", "last.pt", "log.jsonl", "config.toml", "metrics.csv", "curves.png", "ranks.parquet"}
     assert {path.name for path in output.iterdir()} == files  # Nothing half-written.
 
 

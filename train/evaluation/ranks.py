@@ -1,0 +1,152 @@
+"""Ranks of single queries: a table, and the file ``ranks.parquet``.
+
+============= =================================================================================================
+column        content
+============= =================================================================================================
+split         split of the queries; several are joined by commas
+language      language of the captions; of the queries in ``text_to_text``
+portion       portions that were ranked together, joined by commas
+direction     ``image_to_text``, ``text_to_image``, or ``text_to_text`` for captions among those in other languages
+candidates    language of the candidates in ``text_to_text``; null otherwise
+query_id      image id, or caption id ``IMAGE/LANGUAGE/PORTION/INDEX``
+image_id      image of the query
+rank          rank from 1, see `train.evaluation.metrics`
+best_wrong    id of the best-scored wrong item; null without one
+fold          fold from 1; null without folds
+============= =================================================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.errors import DatasetError
+from schemas.storage.folder import Folder
+from train.data.captions import Captions
+from train.evaluation.metrics import Ranks
+from train.evaluation.statistics import MetricIntervals, bootstrap_intervals
+
+RANKS = "ranks.parquet"
+
+SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string(), nullable=False) for name in ("split", "language", "portion", "direction")),
+        pa.field("candidates", pa.string()),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("query_id", "image_id")),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("best_wrong", pa.string()),
+        pa.field("fold", pa.int16()),
+    ]
+)
+
+
+def rank_table(captions: Captions, language: str, ranks: Ranks, *, fold: int | None = None) -> pa.Table:
+    """Return the ranks of a language's images and captions, both directions."""
+    rows = captions.rows_of(language)
+    image_ids = np.array(captions.image_ids, object)[np.unique(captions.images[rows])]
+    texts = caption_ids(captions, rows)
+    images = np.array(captions.image_ids, object)[captions.images[rows]]
+    directions = (
+        ("image_to_text", image_ids, image_ids, ranks.image_to_text, texts, ranks.best_wrong_caption),
+        ("text_to_image", texts, images, ranks.text_to_image, image_ids, ranks.best_wrong_image),
+    )
+    return pa.concat_tables(
+        direction_table(
+            captions,
+            language,
+            direction,
+            query_ids=query_ids,
+            image_ids=query_images,
+            ranks=query_ranks.numpy(),
+            best_wrong=[None] * len(query_ids) if wrong is None else names_of(candidates, wrong.numpy()),
+            fold=fold,
+        )
+        for direction, query_ids, query_images, query_ranks, candidates, wrong in directions
+    )
+
+
+def direction_table(
+    captions: Captions,
+    language: str,
+    direction: str,
+    *,
+    query_ids: np.ndarray,
+    image_ids: np.ndarray,
+    ranks: np.ndarray,
+    best_wrong: Sequence[str | None],
+    candidates: str | None = None,
+    fold: int | None = None,
+) -> pa.Table:
+    """Return the ranks of one direction."""
+    size = len(query_ids)
+    portions = np.unique(captions.portions[captions.rows_of(language)])
+    portion = ",".join(sorted(captions.portion_names[index] for index in portions))
+    constant = [captions.split, language, portion, direction, candidates]
+    columns = [pa.repeat(pa.scalar(value, pa.string()), size) for value in constant]
+    columns += [pa.array(query_ids, pa.string()), pa.array(image_ids, pa.string()), pa.array(ranks.astype(np.int32))]
+    columns += [pa.array(best_wrong, pa.string()), pa.repeat(pa.scalar(fold, pa.int16()), size)]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def caption_ids(captions: Captions, rows: np.ndarray) -> np.ndarray:
+    """Return the ids ``IMAGE/LANGUAGE/PORTION/INDEX`` of captions."""
+    columns = (captions.images, captions.languages, captions.portions, captions.indices)
+    image_ids, languages, portions = captions.image_ids, captions.language_names, captions.portion_names
+    keys = zip(*(column[rows].tolist() for column in columns), strict=True)
+    return np.array([f"{image_ids[i]}/{languages[n]}/{portions[p]}/{index}" for i, n, p, index in keys], object)
+
+
+def names_of(candidates: np.ndarray, indices: np.ndarray) -> list[str | None]:
+    """Return the ids of candidates; None for the index -1."""
+    return [candidates[index] if index >= 0 else None for index in indices.tolist()]
+
+
+def direction_intervals(table: pa.Table, direction: str) -> MetricIntervals:
+    """Return the confidence intervals of the queries of one direction, of all folds."""
+    queries = table.filter(pc.equal(table["direction"], direction))
+    return bootstrap_intervals(queries["rank"].to_numpy(), queries["image_id"].to_numpy())
+
+
+def write_ranks(folder: Folder, table: pa.Table, metadata: Mapping[str, str] | None = None) -> None:
+    """Write ``ranks.parquet``, deterministically.
+
+    Metadata are texts by name, e.g. the step.
+    """
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+    folder.write(RANKS, buffer.getvalue())
+
+
+def read_ranks(folder: str | os.PathLike[str]) -> pa.Table:
+    """Read the ranks that ``evaluate --output`` or ``train`` wrote into a folder.
+
+    >>> ranks = imagepivot.read_ranks("runs/demo")
+    >>> ranks.column_names[:4], sorted(set(ranks["direction"].to_pylist()))
+    (['split', 'language', 'portion', 'direction'], ['image_to_text', 'text_to_image'])
+
+    Raises:
+        DatasetError: the folder holds no ranks, or damaged ones.
+    """
+    location = Folder(os.fspath(folder))
+    source = location.path_of(RANKS)
+    try:
+        table = pq.read_table(pa.BufferReader(location.read(RANKS)))
+    except FileNotFoundError:
+        raise DatasetError(
+            f"{location.location!r} holds no {RANKS}: give a folder that imagepivot evaluate --output or imagepivot train wrote"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{source} is damaged ({error}): copy it again, or evaluate the run again") from error
+    if not table.schema.equals(SCHEMA):
+        raise DatasetError(
+            f"{source} has the columns {', '.join(table.column_names)}, expected {', '.join(SCHEMA.names)}: it was written by "
+            "another program or version; evaluate the run again"
+        )
+    return table
