@@ -230,7 +230,7 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
         duplicates_csv([Duplicate(0, "hash", 0.9, "val-001", "val"), Duplicate(0, "hash", 0.9, "train-001", "train")])
     )
     arguments = ("evaluate", run, *data_of(toy), "--split", "val", "--portion", "translation")
-    plain = json.loads(command(*arguments, "--json")[0])
+    plain = scores_of(command(*arguments, "--json")[0])
     out, err = command(*arguments, "--exclude", path, "--json")
     report = json.loads(out)
     assert report["with_duplicates"] == plain
