@@ -208,7 +208,7 @@ class EvaluateJob(BriefRepr):
 
     def __post_init__(self) -> None:
         _check_least(self, folds=1)
-        if bool(self.relevance) != bool(self.annotations) or (self.relevance and self.folds > 1):
+        if self.relevance and (not self.annotations or self.folds > 1):
             raise UsageError("--relevance needs --annotations, and one gallery of all images: give both, without --folds")
         if not self.runs:
             raise UsageError("no run to evaluate: give one or more folders of runs")

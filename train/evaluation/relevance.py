@@ -17,7 +17,8 @@ Letters: ``P`` pairs of a query and a right item, ``Q`` queries, ``K`` wrong sco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from statistics import mean
 from typing import Any, TypeAlias
 
@@ -42,11 +43,20 @@ Pairs are positions in ``rows`` and ``images``, from images to captions, then fr
 """
 
 
+Relevance: TypeAlias = Mapping[str, "RelevanceMetrics"]
+"""Measures of ``image_to_text`` and ``text_to_image``; the first word names the queries."""
+
+
 @dataclass(frozen=True)
 class RelevanceMetrics:
-    """Measures of queries of one modality, in percent."""
+    """Measures of queries of one modality, in percent.
+
+    Attributes:
+        chance: the six measures of a random order.
+    """
 
     queries: int
+    chance: tuple[float, ...]
     recall_at_1: float
     recall_at_5: float
     recall_at_10: float
@@ -56,69 +66,46 @@ class RelevanceMetrics:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The measures without the number of queries."""
-        return tuple(asdict(self).values())[1:]
+        """The six measures."""
+        return tuple(vars(self).values())[2:]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**vars(self), "chance": dict(zip(list(vars(self))[2:], self.chance, strict=True))}
+
+    @classmethod
+    def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int) -> RelevanceMetrics:
+        """Summarize counts ``[P]`` of wrong items before right items of queries."""
+        order = np.lexsort((num_wrong, queries))
+        _, query, right = np.unique(queries[order], return_inverse=True, return_counts=True)
+        nth = np.arange(1, len(query) + 1) - (right.cumsum() - right)[query]  # Among the right items, from 1.
+        positions = num_wrong[order] + nth
+        within = positions <= right[query]
+        gains = _DISCOUNTS[np.minimum(positions, _CUTOFF) - 1] * (positions <= _CUTOFF)
+        ideal = _DISCOUNTS.cumsum()[np.minimum(right, _CUTOFF) - 1]
+        norms = (gains, ideal), (within, right), (within * nth / positions, right)
+        measures = [np.bincount(query, values) / norm for values, norm in norms]
+        recalls = [positions[nth == 1] <= cutoff for cutoff in CUTOFFS]
+        chance = np.mean([_chance(count, num_items) for count in right.tolist()], axis=0)
+        means = (100 * float(values.mean()) for values in (*recalls, *measures))
+        return cls(len(right), tuple(chance.tolist()), *means)
 
     @classmethod
     def mean(cls, folds: Sequence[RelevanceMetrics]) -> RelevanceMetrics:
         """Return the means over folds, and the number of all queries."""
-        return cls(sum(fold.queries for fold in folds), *map(mean, zip(*(fold.values for fold in folds), strict=True)))
-
-    @classmethod
-    def of(cls, queries: np.ndarray, positions: np.ndarray) -> RelevanceMetrics:
-        """Summarize positions ``[P]``, from 1, of the right items of queries ``[P]``.
-
-        Raises:
-            ValueError: there are no pairs.
-        """
-        if not len(queries):
-            raise ValueError("measures of no queries are undefined")
-        order = np.lexsort((positions, queries))
-        positions = positions[order]
-        _, query, right = np.unique(queries[order], return_inverse=True, return_counts=True)
-        nth = np.arange(len(query)) - (right.cumsum() - right)[query] + 1  # Among the right items, from 1.
-        within = positions <= right[query]
-        gains = _DISCOUNTS[np.minimum(positions, _CUTOFF) - 1] * (positions <= _CUTOFF)
-        ideal = _DISCOUNTS.cumsum()[np.minimum(right, _CUTOFF) - 1]
-        by_query = [np.bincount(query, values) for values in (gains, within, within * nth / positions)]
-        measures = [by_query[0] / ideal, by_query[1] / right, by_query[2] / right]
-        recalls = [positions[nth == 1] <= cutoff for cutoff in CUTOFFS]
-        return cls(len(right), *(100 * float(values.mean()) for values in (*recalls, *measures)))
-
-    @classmethod
-    def of_chance(cls, queries: np.ndarray, items: int) -> RelevanceMetrics:
-        """Return the expected measures of a random order of ``items``."""
-        counts = np.unique(queries, return_counts=True)[1]
-        rows = [
-            (*(chance_recall(cutoff, right, items) for cutoff in CUTOFFS), *_chance(right, items)) for right in counts.tolist()
-        ]
-        return cls(len(counts), *np.mean(rows, axis=0).tolist())
+        values, chance = zip(*((fold.values, fold.chance) for fold in folds), strict=True)
+        means = map(mean, zip(*values, strict=True))
+        return cls(sum(fold.queries for fold in folds), tuple(map(mean, zip(*chance, strict=True))), *means)
 
 
-def _chance(right: int, items: int) -> tuple[float, float, float]:
+@cache
+def _chance(right: int, items: int) -> tuple[float, ...]:
+    """Return the six expected measures of a random order, in percent."""
     share, positions = right / items, np.arange(1, right + 1)
     ndcg = share * _DISCOUNTS[:items].sum() / _DISCOUNTS[:right].sum()
     precisions = (1 + (positions - 1) * (right - 1) / max(items - 1, 1)) / positions  # Where the item is right.
-    return 100 * ndcg, 100 * share, 100 * share * float(precisions.mean())
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """Measures of both directions, and those of a random order."""
-
-    image_to_text: RelevanceMetrics
-    text_to_image: RelevanceMetrics
-    chance_image_to_text: RelevanceMetrics
-    chance_text_to_image: RelevanceMetrics
-
-    @classmethod
-    def mean(cls, folds: Sequence[Relevance]) -> Relevance:
-        """Return the means over folds."""
-        return cls(*(RelevanceMetrics.mean([getattr(fold, field.name) for fold in folds]) for field in fields(cls)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return asdict(self)
+    recalls = (chance_recall(cutoff, right, items) for cutoff in CUTOFFS)
+    return *recalls, 100 * ndcg, 100 * share, 100 * share * float(precisions.mean())
 
 
 class RelevanceMeter:
@@ -126,24 +113,26 @@ class RelevanceMeter:
 
     def __init__(self, definitions: Mapping[str, RightItems]) -> None:
         self._definitions = definitions
-        self._counters: dict[str, list[PositionCounter]] = {name: [] for name in definitions}
+        self._counters: dict[str, list[WrongCounter]] = {name: [] for name in definitions}
 
     def observe(self, scores: Scores, captions: Captions, rows: np.ndarray, images: np.ndarray) -> Scores:
         """Wrap a source of scores for each definition of right items."""
         for name, right_items in self._definitions.items():
-            scores = PositionCounter(scores, *right_items(captions, rows, images), (len(images), len(rows)))
+            scores = WrongCounter(scores, *right_items(captions, rows, images), (len(images), len(rows)))
             self._counters[name].append(scores)
         return scores
 
     def means(self) -> dict[str, Relevance]:
         """Return means over all observed rankings, by definition, once these have ended."""
+        folds = {name: [counter.relevance() for counter in counters] for name, counters in self._counters.items()}
         return {
-            name: Relevance.mean([counter.relevance() for counter in counters]) for name, counters in self._counters.items()
+            name: {direction: RelevanceMetrics.mean([fold[direction] for fold in relevances]) for direction in relevances[0]}
+            for name, relevances in folds.items()
         }
 
 
-class PositionCounter:
-    """Source of scores that passes on another source and positions the right items."""
+class WrongCounter:
+    """Source of scores that counts wrong items before right ones in another source."""
 
     def __init__(self, scores: Scores, row_pairs: Pairs, column_pairs: Pairs, sizes: tuple[int, int]) -> None:
         self._scores = scores
@@ -159,52 +148,45 @@ class PositionCounter:
 
     def relevance(self) -> Relevance:
         """Return the measures, once all tiles were requested."""
-        measured = (RelevanceMetrics.of(side.queries, side.positions()) for side in self._sides)
-        chance = (RelevanceMetrics.of_chance(side.queries, side.num_items) for side in self._sides)
-        return Relevance(*measured, *chance)
+        return dict(zip(("image_to_text", "text_to_image"), (side.metrics() for side in self._sides), strict=True))
 
 
 class _Side:
     """Right scores and best wrong scores of the queries of one direction."""
 
     def __init__(self, pairs: Pairs, num_queries: int, num_items: int) -> None:
-        self.queries, self._items = pairs
-        self.num_items = num_items
-        self._num_right = np.bincount(self.queries, minlength=num_queries)
-        self._right = torch.full((len(self.queries),), torch.nan)
-        depth = min(num_items, max(_CUTOFF, int(self._num_right.max(initial=0))))
-        self._wrong = torch.full((num_queries, depth), -torch.inf)  # [Q, K], descending.
+        self._queries, self._items = pairs
+        self._num_items = num_items
+        self._num_right = np.bincount(self._queries, minlength=num_queries)
+        self._right = torch.full((len(self._queries),), torch.nan)
+        self._wrong = torch.full((num_queries, min(num_items, max(_CUTOFF, int(self._num_right.max())))), -torch.inf)  # [Q, K]
 
     def add(self, tile: Tensor, queries: Tensor, items: Tensor) -> None:
         """Collect the scores of a tile of queries and items."""
         self._right, self._wrong = self._right.to(tile), self._wrong.to(tile)
-        rows = _positions_in(queries.cpu().numpy(), len(self._wrong))[self.queries]
-        columns = _positions_in(items.cpu().numpy(), self.num_items)[self._items]
+        rows = _positions_in(queries, len(self._wrong))[self._queries]
+        columns = _positions_in(items, self._num_items)[self._items]
         inside = np.flatnonzero((rows >= 0) & (columns >= 0))
-        cells = upload(torch.from_numpy(rows[inside]), tile.device), upload(torch.from_numpy(columns[inside]), tile.device)
-        right, depth = tile[cells], self._wrong.shape[1]
-        self._right[upload(torch.from_numpy(inside), tile.device)] = right
-        tile[cells] = -torch.inf
+        pair, row, column = (upload(torch.from_numpy(n), tile.device) for n in (inside, rows[inside], columns[inside]))
+        right, depth = tile[row, column], self._wrong.shape[1]
+        self._right[pair] = right
+        tile[row, column] = -torch.inf
         best = tile.topk(min(depth, tile.shape[1])).values
-        tile[cells] = right
+        tile[row, column] = right
         self._wrong[queries] = torch.cat([self._wrong[queries], best], 1).topk(depth).values
 
-    def positions(self) -> np.ndarray:
-        """Return the positions of pairs, int64 ``[P]``, from 1; above K, any above K."""
+    def metrics(self) -> RelevanceMetrics:
+        """Return the measures; counts of wrong items end at K, or at all wrong items."""
         bounds = least_equal(self._right.nan_to_num(-torch.inf, torch.inf, -torch.inf))
-        wrong = self._wrong[upload(torch.from_numpy(self.queries), bounds.device)]
+        wrong = self._wrong[upload(torch.from_numpy(self._queries), bounds.device)]
         num_wrong = (~(wrong < bounds[:, None])).sum(1).cpu().numpy()
-        num_wrong = np.minimum(num_wrong, self.num_items - self._num_right[self.queries])
-        order = np.lexsort((num_wrong, self.queries))
-        first = np.searchsorted(self.queries[order], self.queries[order])
-        positions = np.empty_like(num_wrong)
-        positions[order] = num_wrong[order] + np.arange(len(order)) - first + 1
-        return positions
+        num_wrong = np.minimum(num_wrong, self._num_items - self._num_right[self._queries])
+        return RelevanceMetrics.of(self._queries, num_wrong, self._num_items)
 
 
-def _positions_in(indices: np.ndarray, size: int) -> np.ndarray:
+def _positions_in(indices: Tensor, size: int) -> np.ndarray:
     positions = np.full(size, -1)
-    positions[indices] = np.arange(len(indices))
+    positions[indices.cpu().numpy()] = np.arange(len(indices))
     return positions
 
 

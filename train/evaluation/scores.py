@@ -77,9 +77,12 @@ class Score:
             "protocol": None if self.protocol is None else self.protocol.to_dict(),
             **self.retrieval.to_dict(),
             "chance": {direction: list(recalls) for direction, recalls in self.chance.items()},
-            "relevance": {name: relevance.to_dict() for name, relevance in self.relevance.items()},
             **({"excluded": self.exclusion.to_dict()} if self.exclusion else {}),
             "intervals": {direction: asdict(intervals) for direction, intervals in self.intervals.items()},
+            "relevance": {
+                name: {direction: metrics.to_dict() for direction, metrics in relevance.items()}
+                for name, relevance in self.relevance.items()
+            },
             **({"folds": self.folds} if self.folds > 1 else {}),
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"cross_lingual": cross_lingual} if cross_lingual else {}),

@@ -14,7 +14,6 @@ from schemas.escapes import to_json
 from schemas.storage.folder import Folder
 from schemas.untrained import untrained_remark
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
-from train.evaluation.relevance import RelevanceMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
@@ -109,11 +108,12 @@ def _relevance_table(scores: Sequence[Score]) -> Table:
     for score in scores:
         for definition, relevance in score.relevance.items():
             name = "" if definition == "captions" else f" {definition}"
-            for queries, direction in (("images", "image_to_text"), ("texts", "text_to_image")):
-                metrics: RelevanceMetrics = getattr(relevance, direction)
-                cells = list(map(Cell, metrics.values, getattr(relevance, f"chance_{direction}").values))
-                captions = f"{score.language} {score.portion}{name}" if queries == "images" else Cell(score.split, style="dim")
-                rows.append((captions, f"{metrics.queries:,} {queries}", *cells[3:], *(cells[:3] if name else ())))
+            for direction, metrics in relevance.items():
+                cells = list(map(Cell, metrics.values, metrics.chance))
+                is_image = direction == "image_to_text"
+                captions = f"{score.language} {score.portion}{name}" if is_image else Cell(score.split, style="dim")
+                queries = f"{metrics.queries:,} {'images' if is_image else 'texts'}"
+                rows.append((captions, queries, *cells[3:], *(cells[:3] if name else ())))
     recalls = _RECALLS if any(len(score.relevance) > 1 for score in scores) else ()
     columns = ["captions", "queries", *number_columns("nDCG@10", "R-Prec.", "mAP@R", spec=".1f"), *recalls]
     return Table(columns, rows, "all right items", ["in percent, in brackets those of chance"])

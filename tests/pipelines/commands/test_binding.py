@@ -21,6 +21,7 @@ NO_PLAN = {"build", "demo", "doctor", "inspect", "validate", "extractors"}
 NEEDS = {
     **{key: {"update": True} for key in ("keep_removed", "only_add", "check_content")},
     "targets": {"plan": "demo"},
+    ("evaluate", "relevance"): {"annotations": "a.json"},
     **{key: {"gpu": "nvidia-l4"} for key in ("gpus_per_worker", "worker_machine")},
     "karpathy_key": {"karpathy": "dataset.json"},
     ("features", "max_regions"): {"min_regions": 5},

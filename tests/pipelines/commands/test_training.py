@@ -203,7 +203,7 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     table, _ = command(*arguments)
     for score in scores:
         line, right_items = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
-        assert f" {score.relevance['captions'].image_to_text.ndcg_at_10:.1f} (" in right_items
+        assert f" {score.relevance['captions']['image_to_text'].ndcg_at_10:.1f} (" in right_items
         assert f"{score.retrieval.image_to_text.recall_at_5:.1f} ({score.chance['image_to_text'][1]:.1f})" in line
         first = table.splitlines().index(line)
         intervals = score.intervals["image_to_text"]

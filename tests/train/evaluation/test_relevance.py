@@ -7,7 +7,7 @@ import torch
 
 from schemas.escapes import to_json
 from train.evaluation.metrics import bidirectional_ranks, chance_recall
-from train.evaluation.relevance import PositionCounter, RelevanceMetrics
+from train.evaluation.relevance import RelevanceMetrics, WrongCounter
 from train.evaluation.scores import score_run
 from train.reports.tables import score_tables
 from train.runs.run import open_run
@@ -44,7 +44,7 @@ def plain_relevance(scores: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) ->
 
 
 def relevance_of(scores: torch.Tensor, row_pairs, column_pairs, owners: np.ndarray):
-    counter = PositionCounter(lambda rows, columns: scores[rows][:, columns], row_pairs, column_pairs, tuple(scores.shape))
+    counter = WrongCounter(lambda rows, columns: scores[rows][:, columns], row_pairs, column_pairs, tuple(scores.shape))
     ranks = bidirectional_ranks(counter, torch.arange(len(scores)), torch.from_numpy(owners))
     return counter.relevance(), ranks
 
@@ -70,8 +70,8 @@ def test_measures_equal_the_definitions(values, scores_at_once, monkeypatch):
     row_pairs, column_pairs = pairs_of(rng, 20, 60, 25), pairs_of(rng, 60, 20, 12)
     relevance, ranks = relevance_of(tensor, row_pairs, column_pairs, np.repeat(np.arange(20), 3))
     for name, found, pairs, matrix in (
-        ("rows", relevance.image_to_text, row_pairs, scores),
-        ("columns", relevance.text_to_image, column_pairs, scores.T),
+        ("rows", relevance["image_to_text"], row_pairs, scores),
+        ("columns", relevance["text_to_image"], column_pairs, scores.T),
     ):
         assert found.values == pytest.approx(plain_relevance(matrix, pairs), abs=1e-12), name
         assert found.queries == len(set(pairs[0].tolist()))
@@ -85,9 +85,9 @@ def test_right_items_without_a_number_are_last():
     pairs = (np.array([0, 1]), np.array([0, 1]))
     relevance, _ = relevance_of(scores, pairs, pairs, np.array([0, 1, 1]))
     # Row 0: place 3 of 3. Row 1: after the NaN of column 2. Columns 0 and 1: place 2 and, behind 0.5, place 2 of 2.
-    assert relevance.image_to_text.ndcg_at_10 == pytest.approx(100 * (1 / math.log2(4) + 1 / math.log2(3)) / 2)
-    assert relevance.text_to_image.ndcg_at_10 == pytest.approx(100 / math.log2(3))
-    assert relevance.image_to_text.recall_at_5 == 100
+    assert relevance["image_to_text"].ndcg_at_10 == pytest.approx(100 * (1 / math.log2(4) + 1 / math.log2(3)) / 2)
+    assert relevance["text_to_image"].ndcg_at_10 == pytest.approx(100 / math.log2(3))
+    assert relevance["image_to_text"].recall_at_5 == 100
 
 
 @pytest.mark.slow
@@ -103,8 +103,8 @@ def test_ndcg_and_hit_rate_equal_those_of_mteb(captions):
     caption = np.arange(len(owners))
     relevance, _ = relevance_of(torch.from_numpy(scores), (owners, caption), (caption, owners), owners)
     for found, matrix, right in (
-        (relevance.image_to_text, scores, lambda query: [f"{item}" for item in np.flatnonzero(owners == query)]),
-        (relevance.text_to_image, scores.T, lambda query: [f"{owners[query]}"]),
+        (relevance["image_to_text"], scores, lambda query: [f"{item}" for item in np.flatnonzero(owners == query)]),
+        (relevance["text_to_image"], scores.T, lambda query: [f"{owners[query]}"]),
     ):
         results = {f"{query}": {f"{item}": float(score) for item, score in enumerate(row)} for query, row in enumerate(matrix)}
         expected = calculate_retrieval_scores(
@@ -122,10 +122,10 @@ def test_chance_is_the_mean_over_random_orders():
     queries = np.repeat([0, 1, 2], [1, 4, 12])
     rng = np.random.default_rng(0)
     rows = [[plain_measures((rng.permutation(15) < right).tolist()) for right in (1, 4, 12)] for _ in range(4_000)]
-    chance = RelevanceMetrics.of_chance(queries, 15)
-    assert chance.values == pytest.approx(100 * np.mean(rows, axis=(0, 1)), abs=1)
-    assert chance.recall_at_5 == pytest.approx(np.mean([chance_recall(5, right, 15) for right in (1, 4, 12)]))
-    assert RelevanceMetrics.of_chance(np.array([0]), 1).values == (100,) * 6
+    chance = RelevanceMetrics.of(queries, np.zeros(17, int), 15).chance
+    assert chance == pytest.approx(100 * np.mean(rows, axis=(0, 1)), abs=1)
+    assert chance[1] == pytest.approx(np.mean([chance_recall(5, right, 15) for right in (1, 4, 12)]))
+    assert RelevanceMetrics.of(np.array([0]), np.array([0]), 1).chance == (100,) * 6
 
 
 @pytest.mark.parametrize("folds", [1, 3])
@@ -134,12 +134,12 @@ def test_score_states_measures_over_the_captions_of_each_image(folds, write_run,
     scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
     for score in scores:
         relevance = score.relevance["captions"]
-        assert relevance.image_to_text.values[:3] == pytest.approx(score.retrieval.image_to_text.recalls)
-        assert relevance.text_to_image.values[:3] == pytest.approx(score.retrieval.text_to_image.recalls)
-        assert relevance.image_to_text.queries == score.retrieval.image_to_text.queries
-        assert relevance.chance_text_to_image.values[:3] == pytest.approx(score.chance["text_to_image"])
+        assert relevance["image_to_text"].values[:3] == pytest.approx(score.retrieval.image_to_text.recalls)
+        assert relevance["text_to_image"].values[:3] == pytest.approx(score.retrieval.text_to_image.recalls)
+        assert relevance["image_to_text"].queries == score.retrieval.image_to_text.queries
+        assert relevance["text_to_image"].chance[:3] == pytest.approx(score.chance["text_to_image"])
     stored = json.loads(to_json(scores[0].to_dict()))["relevance"]["captions"]["image_to_text"]
-    assert set(stored) == {*NAMES, "queries"}
+    assert set(stored) == {*NAMES, "queries", "chance"}
     table = score_tables(scores, title="")[-1]
-    assert table.rows[0][2].value == scores[0].relevance["captions"].image_to_text.ndcg_at_10
+    assert table.rows[0][2].value == scores[0].relevance["captions"]["image_to_text"].ndcg_at_10
     assert len(table.columns) == len(table.rows[0]) == 5

@@ -10,7 +10,7 @@ import torch
 from schemas.errors import InputError, UsageError
 from train.data.captions import Captions
 from train.evaluation.metrics import bidirectional_ranks
-from train.evaluation.relevance import PositionCounter
+from train.evaluation.relevance import WrongCounter
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob
@@ -74,12 +74,15 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
         },
     }
     for name, definition in definitions.items():
-        counter = PositionCounter(
+        counter = WrongCounter(
             lambda rows, columns: scores[rows][:, columns], *definition(captions, np.arange(19), np.arange(4)), (4, 19)
         )
         bidirectional_ranks(counter, torch.arange(4), torch.from_numpy(captions.images).long())
         relevance = counter.relevance()
-        for direction, found in (("image_to_caption", relevance.image_to_text), ("caption_to_image", relevance.text_to_image)):
+        for direction, found in (
+            ("image_to_caption", relevance["image_to_text"]),
+            ("caption_to_image", relevance["text_to_image"]),
+        ):
             stored = json.loads((files / f"{name}_{direction}.json").read_text())
             present = {*keys} if direction == "image_to_caption" else {*images}
             right = {int(key): [item for item in items if item in present] for key, items in stored.items()}
@@ -143,7 +146,7 @@ def test_data_of_other_images_are_refused(captions, files):
 
 def test_job_needs_relevance_annotations_and_one_gallery():
     job = EvaluateJob("run", "captions", "features", relevance=("a_image_to_caption.json",), annotations="b.json")
-    for change in ({"annotations": ""}, {"relevance": ()}, {"folds": 5}):
+    for change in ({"annotations": ""}, {"folds": 5}):
         with pytest.raises(UsageError, match="--relevance needs --annotations, and one gallery"):
             replace(job, **change)
 
