@@ -146,6 +146,9 @@ if TYPE_CHECKING:  # Types of `mteb_model`, not public.
     from train.evaluation.mteb_model import MtebModel
     from train.runs.run import Run
 
+_EXTRAS = {"pipelines.datasets.duplicates": "duplicates"}
+"""Extras of modules that need more than their package's."""
+
 _PACKAGES = frozenset({"schemas", "extractors", "pipelines", "train"})
 _ROOT = Path(__file__).resolve().parent
 
@@ -200,7 +203,7 @@ def _load(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(module), original)
     except ModuleNotFoundError as error:
-        extra = module.partition(".")[0]
+        extra = _EXTRAS.get(module, module.partition(".")[0])
         if extra == "schemas" or (error.name or "").partition(".")[0] in _PACKAGES:
             raise
         raise ImportError(

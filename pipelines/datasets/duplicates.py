@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from hashlib import blake2b
 from itertools import combinations_with_replacement
 from typing import Any, TypeAlias
 
@@ -162,7 +163,10 @@ def _near_features(job: DuplicatesJob, dataset: Dataset, ids: Sequence[str], met
     Values that are large for all images would hide the others: different images of an untrained network have cosines of 0.999.
     """
     vectors, items = _pool(dataset), np.searchsorted(np.array(ids), np.array(dataset.image_ids()))
-    yield from ((items[first], items[second], ones) for first, second, ones in _link_equal([row.tobytes() for row in vectors]))
+    if not (has_values := vectors.any(1)).all():  # Images without regions are not alike.
+        vectors, items = vectors[has_values], items[has_values]
+    equal = _link_equal([blake2b(vector, digest_size=16).digest() for vector in vectors])
+    yield from ((items[first], items[second], ones) for first, second, ones in equal)
     vectors -= vectors.mean(0, dtype=np.float64).astype(np.float32)
     for letters, axis in (("d", 0), ("n", 1)):  # Divide by the deviations of values, then by the norms of vectors.
         lengths = np.sqrt(np.einsum(f"nd,nd->{letters}", vectors, vectors, dtype=np.float64)).astype(np.float32)
@@ -201,12 +205,11 @@ def _read_captions(dataset: Dataset) -> pa.Table:
 
 def _match_captions(captions: pa.Table) -> _Matches:
     languages, contents = captions["language"].to_pylist(), captions.columns[-1].to_pylist()
-    words: list[Hashable] = (
-        [None if UNK in ids else tuple(ids) for ids in contents] if captions.column_names[-1] != "text" else []
-    )
-    if not words:
+    if captions.column_names[-1] == "text":
         yield "text", _link_equal(list(zip(languages, contents, strict=True)))
-        words = [fold(text) or None for text in contents]
+        words: list[Hashable] = [fold(text) or None for text in contents]
+    else:
+        words = [None if UNK in ids else tuple(ids) for ids in contents]
     yield "words", _link_equal([word and (language, word) for language, word in zip(languages, words, strict=True)])
 
 

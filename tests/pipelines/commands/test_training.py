@@ -233,12 +233,17 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
     plain = scores_of(command(*arguments, "--json")[0])
     out, err = command(*arguments, "--exclude", path, "--json")
     report = json.loads(out)
-    assert report["with_duplicates"] == plain
+    assert report["with_duplicates"] == {name: plain[name] for name in ("scores", "averages")}
     assert [report["scores"][0]["excluded"]["images"], report["scores"][0]["text_to_image"]["queries"]] == [1, 11]
     assert "left out of split val: 1 images and 0 captions with duplicates in other splits" in " ".join(err.split())
     shown = " ".join(command(*arguments, "--exclude", path)[0].split())
     assert f"{Path(run).name}, without duplicates" in shown
     assert f"{Path(run).name}, with duplicates" in shown
+    kept = ("--exclude", path, "--output", tmp_path / "evaluation")
+    assert "is up to date" not in command(*arguments, *kept)[1]
+    assert "is up to date" in command(*arguments, *kept)[1]
+    path.write_text(path.read_text().replace("val-001", "val-002"))
+    assert "is up to date" not in command(*arguments, *kept)[1]
 
 
 @pytest.mark.slow

@@ -259,11 +259,11 @@ def test_equal_features_of_all_images_are_one_group(tmp_path):
 def test_regions_are_averaged_without_their_padding(tmp_path):
     values = np.random.default_rng(0).standard_normal((6, 3, 8)).astype(np.float32)
     values[5, 0] = values[0].mean(0)
-    used = dict(zip("abcdef", (3, 3, 2, 2, 1, 1), strict=True))
+    used = dict(zip("abcdef", (3, 3, 2, 0, 0, 1), strict=True))
     rows = [region_row(name, np.zeros((3, 4)), value, used[name]) for name, value in zip(used, values, strict=True)]
     write_rows(tmp_path / "regions", "regions", rows, FeatureSpec("toy", (3, 8)))
     duplicates = find_duplicates(DuplicatesJob(str(tmp_path / "regions")), on_warning=lambda remark: None)
-    assert [duplicate.image_id for duplicate in duplicates] == ["a", "f"]
+    assert [duplicate.image_id for duplicate in duplicates] == ["a", "f"]  # Nor are images without regions alike.
 
 
 def test_unusable_datasets_and_thresholds_are_errors(tmp_path):
