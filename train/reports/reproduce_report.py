@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from statistics import mean, stdev
 from typing import Any
@@ -12,11 +12,13 @@ from schemas.console.tables import Cell, Row, Table, markdown_document, number_c
 from schemas.untrained import untrained_remark
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
+from train.evaluation.statistics import Interval
 from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
+from train.reports.row_ranks import Key, RowRanks, best_recalls, read_row_ranks
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
 
-_OTHER_SET = "†"
+_OTHER_SET, _BEST = "†", "≈"
 _SETS = {
     portion: next(protocol for protocol in PROTOCOLS if split in protocol.splits)
     for portion, split in zip(("comparable", "translation"), TEST_SPLITS, strict=True)
@@ -33,12 +35,16 @@ class Measurement:
     Attributes:
         chance: expectation of a random ranking of the same gallery; None if unknown.
         is_other_set: whether the published number was measured on other images or captions.
+        interval: 95 % confidence interval of the mean; None without ranks.
+        not_below_best: whether it is the best of several rows, or does not differ from the best.
     """
 
     published: float | None
     values: tuple[float, ...]
     chance: float | None = None
     is_other_set: bool = False
+    interval: Interval | None = None
+    not_below_best: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -52,18 +58,21 @@ class Measurement:
 
     @property
     def text(self) -> str:
-        """Mean and deviation."""
+        """Mean and deviation, marked if not below the best."""
         measured = ABSENT if self.mean is None else f"{self.mean:.1f}"
-        return measured if self.deviation is None else f"{measured} ± {self.deviation:.1f}"
+        measured += "" if self.deviation is None else f" ± {self.deviation:.1f}"
+        return f"{measured} {_BEST}" if self.not_below_best else measured
+
+    @property
+    def interval_text(self) -> str | None:
+        """The interval; None without ranks."""
+        return None if self.interval is None else f"{self.interval.low:.1f}–{self.interval.high:.1f}"
 
     def to_cell(self) -> Cell:
-        """Return mean and deviation, with the published number in brackets."""
+        """Return mean, deviation and interval, with the published number in brackets."""
         published = self.published
-        return Cell(self.text, published if published is None or not self.is_other_set else f"{published} {_OTHER_SET}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {**vars(self), "values": list(self.values), "mean": self.mean, "deviation": self.deviation}
+        text = self.text if self.interval is None else f"{self.text} [{self.interval_text}]"
+        return Cell(text, published if published is None or not self.is_other_set else f"{published} {_OTHER_SET}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Line:
         """Return plain values, for JSON."""
         scores: dict[str, dict[str, Any]] = {direction: {} for direction in DIRECTIONS}
         for (direction, measure), cell in self.cells.items():
-            scores[direction][measure] = cell.to_dict()
+            scores[direction][measure] = {**asdict(cell), "mean": cell.mean, "deviation": cell.deviation}
         names = {name: getattr(self.row, name) for name in ("name", "preset", "language", "portion")}
         return {**names, "runs": self.runs, "failed": self.failed, **scores}
 
@@ -128,6 +137,9 @@ class Section:
                 columns = [(direction, measure) for measure in measures]
                 cells = [line.cells[column] if column in self.columns else None for column in columns]
                 rows.append((f"  {direction.replace('_', ' ')}", *(cell.text if cell else None for cell in cells)))
+                intervals = [cell.interval_text if cell else None for cell in cells]
+                if any(intervals):
+                    rows.append([Cell(value, style="dim") for value in ("    95 % interval", *intervals)])
                 published = [cell.published if cell else None for cell in cells]
                 if any(number is not None for number in published):
                     mark = f" {_OTHER_SET}" if any(cell and cell.is_other_set for cell in cells) else ""
@@ -169,10 +181,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        tables = [
-            {"title": section.title, "rows": [line.to_dict() for line in section.lines]}
-            for section in (*self.sections, *self.further)
-        ]
+        sections = *self.sections, *self.further
+        tables = [{"title": section.title, "rows": [line.to_dict() for line in section.lines]} for section in sections]
         failed = [{"preset": run.preset, "seed": run.seed, **vars(run.failure)} for run in self.failed]
         untrained = sorted({name for row in self.rows for name in row.untrained})
         return {"paper": self.paper, "notes": list(self.notes), "untrained": untrained, "tables": tables, "failed": failed}
@@ -236,6 +246,7 @@ def read_report(output: str, paper: str) -> Report:
     """
     published = rows_of_paper(paper)
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
+    ranks = {key: row for preset in rows for key, row in read_row_ranks(output, preset).items()}
     begun = tuple(row for row in rows.values() if row.results or row.failed)
     is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
@@ -248,15 +259,16 @@ def read_report(output: str, paper: str) -> Report:
             for direction, measure in SCORES
             if any(getattr(getattr(row, direction), measure) is not None for row in paper_rows)
         ) or tuple(product(DIRECTIONS, MEASURES[:3]))
-        lines = tuple(_line(row if is_paper_split else _without_numbers(row), rows[row.preset]) for row in paper_rows)
+        lines = _lines(paper_rows if is_paper_split else [*map(_without_numbers, paper_rows)], rows, ranks)
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
         unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen, homes)]
         for portion in dict.fromkeys(row.portion for row in unpublished):
             title = f"{table} ({portion} captions), not in the paper".capitalize()
-            portion_lines = tuple(_line(row, rows[row.preset]) for row in unpublished if row.portion == portion)
-            further.append(Section(title, columns, portion_lines))
-    return Report(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
+            portion_rows = [row for row in unpublished if row.portion == portion]
+            further.append(Section(title, columns, _lines(portion_rows, rows, ranks)))
+    notes = _notes(begun, is_paper_split=is_paper_split, has_ranks=bool(ranks))
+    return Report(paper, notes, tuple(sections), tuple(further), begun)
 
 
 def _without_numbers(row: PublishedRow) -> PublishedRow:
@@ -279,16 +291,27 @@ def _unpublished(
     return rows
 
 
-def _line(row: PublishedRow, summary: RowSummary) -> Line:
+def _lines(
+    rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary], ranks: Mapping[Key, RowRanks]
+) -> tuple[Line, ...]:
+    keys = {(row.preset, row.language, row.portion, direction) for row in rows for direction in DIRECTIONS}
+    best = best_recalls({key: row_ranks for key, row_ranks in ranks.items() if key in keys})
+    return tuple(_line(row, summaries[row.preset], ranks, best) for row in rows)
+
+
+def _line(row: PublishedRow, summary: RowSummary, ranks: Mapping[Key, RowRanks], best: Collection[tuple[Key, str]]) -> Line:
     scores = [score for score in summary.scores if (score["language"], score["portion"]) == (row.language, row.portion)]
     chance = scores[0].get("chance", {}) if scores else {}
     recalls = {direction: dict(zip(MEASURES, values, strict=False)) for direction, values in chance.items()}
+    keys = {direction: (row.preset, row.language, row.portion, direction) for direction in DIRECTIONS}
     cells = {
         (direction, measure): Measurement(
             published=getattr(getattr(row, direction), measure),
             values=tuple(float(score[direction][measure]) for score in scores),
             chance=recalls.get(direction, {}).get(measure),
             is_other_set=any(_other_set(score) for score in scores),
+            interval=getattr(ranks[keys[direction]].intervals, measure) if keys[direction] in ranks else None,
+            not_below_best=(keys[direction], measure) in best,
         )
         for direction, measure in SCORES
     }
@@ -303,7 +326,7 @@ def _other_set(score: Mapping[str, Any]) -> str:
     return "" if is_paper_set else f"{score['language']} {score['portion']}: {images:,} images and {captions:,} captions"
 
 
-def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ...]:
+def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool, has_ranks: bool) -> tuple[str, ...]:
     notes = ["Each number is the mean of the runs ± their standard deviation, with the published one beside or below it."]
     results = [result for row in rows for result in row.results]
     scores = [score for row in rows for score in row.scores]
@@ -315,6 +338,9 @@ def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ..
         sizes = "; ".join(f"{portion} {set_.images:,} and {set_.captions[0]:,}" for portion, set_ in _SETS.items())
         notes.append(f"{_OTHER_SET} published on another set ({sizes}) than measured ({'; '.join(sets)}).")
     failed = sum(len(row.failed) for row in rows)
+    if has_ranks:
+        notes.append("95 % intervals of means are by a bootstrap over images: for other images, not other trainings.")
+        notes.append(f"{_BEST} best for its language, or no difference (paired randomization over images, Holm, 5 %).")
     if results:
         steps = sorted(result["step"] for result in results if "step" in result)
         changed = sorted({setting for result in results for setting in result["overrides"]})

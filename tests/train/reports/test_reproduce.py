@@ -354,6 +354,8 @@ def test_narrow_tables_have_lines_for_each_direction(finished, paper):
                     f"  {direction.replace('_', ' ')}",
                     *(c.text for c in cells),
                 ]
+                if line.runs:
+                    assert next(rows)[0] == "    95 % interval"
                 if published := [cell.published for cell in cells if cell.published is not None]:
                     mark = " †" if line.runs else ""  # The toy is not the papers' set.
                     assert [value for value in next(rows) if value is not None] == [f"    published{mark}", *published]

@@ -1,9 +1,15 @@
 """The report on stored results: chance, other sets, other splits."""
 
+import io
 import json
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from rich.console import Console
 
+from schemas.storage.folder import Folder
+from train.evaluation.ranks import SCHEMA, write_ranks
 from train.reports.plots import plot_report
 from train.reports.reproduce_report import Report, read_report
 from train.reports.row_results import write_result
@@ -94,6 +100,56 @@ def test_report_as_json_has_all_values(report_on):
     assert (cell["published"], cell["values"], cell["mean"], cell["chance"]) == (53.6, [60.0, 62.0], 61.0, 0.5)
     assert cell["deviation"] == pytest.approx(2**0.5)
     assert (stored["paper"], stored["untrained"], stored["failed"]) == ("gella2017", [], [])
+
+
+def write_ranks_of(output: Path, preset: str, ranks: dict[str, list[int]], seed: int = 0) -> None:
+    """Write the ranks of a run by direction; each query is of an image of its own."""
+    rows = [
+        {"split": "test_2016", "language": "en", "portion": "comparable", "direction": direction}
+        | {"query_id": f"{index:03d}", "image_id": f"{index:03d}", "rank": rank}
+        for direction, values in ranks.items()
+        for index, rank in enumerate(values)
+    ]
+    write_ranks(Folder(str(output / "results" / preset / f"seed-{seed}")), pa.Table.from_pylist(rows, schema=SCHEMA))
+
+
+def test_intervals_and_marks_are_those_of_the_ranks(report_on, tmp_path):
+    hits = {"a": [1] * 60 + [50] * 40, "b": [2] * 60 + [50] * 40, "c": [50] * 100}
+    presets = {"a": "gella2017/vse-en", "b": "gella2017/oe-en", "c": "gella2017/pivot-sym"}
+    for name, preset in presets.items():
+        write_ranks_of(tmp_path, preset, {"image_to_text": hits[name], "text_to_image": hits["c"]})
+        report = report_on(score(), preset=preset)
+    names = {"a": "VSE", "b": "OE", "c": "PIVOT-SYM"}
+    marks = {key: [str(text)[-1] == "≈" for text in rows_of(report, f"{names[key]}, en")[1][1:4]] for key in presets}
+    assert marks == {"a": [True, True, True], "b": [False, True, True], "c": [False, False, False]}
+    row = rows_of(report, "VSE, en")
+    assert row[2][0] == "    95 % interval"
+    low, high = map(float, row[2][1].split("–"))
+    assert 45 < low < 55 < 65 < high < 75  # Sixty of a hundred, with a standard error of 4.9 points.
+    assert row[5][1] == "0.0–3.6"  # No hit: the exact bound of a hundred images.
+    assert f"| VSE | en | 1 | 30.0 ≈ [{row[2][1]}] (31.6) |" in report.to_markdown()
+    cell = report.to_dict()["tables"][0]["rows"][0]["image_to_text"]["recall_at_1"]
+    assert (cell["interval"], cell["not_below_best"]) == ({"low": low, "high": high}, True)
+    assert any("≈ best for its language, or no difference" in note for note in report.notes)
+
+
+def test_results_without_ranks_have_no_intervals(report_on):
+    report = report_on(score())
+    assert not any("interval" in str(row[0]) for row in rows_of(report, "VSE, en"))
+    assert not [note for note in report.notes if "≈" in note or "95 %" in note]
+
+
+def test_narrow_table_fits_80_columns(report_on, tmp_path):
+    ranks = {"image_to_text": [1, 1, 1, 60] * 25, "text_to_image": [1, 1000] * 50}
+    for preset in ("gella2017/vse-en", "gella2017/parallel-asym"):
+        for seed in (0, 1):
+            write_ranks_of(tmp_path, preset, ranks, seed)
+        report = report_on(score(), score(gain=20.4), preset=preset)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    report.begun.to_tables()[0].render(console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  image to text           40.2 ± 14.4 ≈ 70.2 ± 14.4 ≈ 82.2 ± 14.4 ≈ 13.2 ± 14.4" in lines
 
 
 def test_picture_marks_chance(report_on, tmp_path, monkeypatch):
