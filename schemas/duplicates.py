@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
@@ -79,12 +80,9 @@ def find_leaks(
     duplicates: Sequence[Duplicate], is_inside: Callable[[str], bool], is_outside: Callable[[str], bool]
 ) -> list[Duplicate]:
     """Return the members in some splits of groups with another member in other splits."""
-    outsiders: dict[int, set[Duplicate]] = {}
-    for duplicate in duplicates:
-        if any(map(is_outside, duplicate.split.split(","))):
-            outsiders.setdefault(duplicate.group, set()).add(duplicate)
-    return [
-        duplicate
-        for duplicate in duplicates
-        if any(map(is_inside, duplicate.split.split(","))) and outsiders.get(duplicate.group, set()) - {duplicate}
-    ]
+    inside, outside = (
+        {duplicate for duplicate in duplicates if any(map(is_in, duplicate.split.split(",")))}
+        for is_in in (is_inside, is_outside)
+    )
+    counts = Counter(duplicate.group for duplicate in outside)
+    return [item for item in duplicates if item in inside and counts[item.group] > (item in outside)]

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -61,3 +62,54 @@ def test_validate_as_json(call, folder):
     assert (code, err, found["holds"]) == (1, "", False)
     assert found["problems"]
     assert any("part-" in problem for problem in found["problems"])
+
+
+def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
+    features, key = (
+        np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32),
+        {"language": "en", "portion": "translation"},
+    )
+    rows = [{"image_id": name, "feature": features[n]} for name, n in zip("abcde", (0, 0, 1, 2, 3), strict=True)]
+    write_rows(tmp_path / "features", "features", rows, FeatureSpec("fake", (16,)))
+    splits = {"a": "train", "b": "test", "c": "train", "d": "val", "e": "val"}
+    texts = [
+        {
+            "image_id": name,
+            **key,
+            "index": 0,
+            "split": split,
+            "text": f"a dog {'' if split == 'val' else name}",
+            "tokens": ["dog"],
+        }
+        for name, split in splits.items()
+    ]
+    write_rows(tmp_path / "captions", "captions", texts)
+    code, out, err = call("duplicates", tmp_path / "features", tmp_path / "captions", "--output", tmp_path / "list.csv")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()[1:4]] == [
+        ["split", "and", "split", "groups", "cosine", "text"],
+        ["captions", "en", "val", "val", "1", "2"],
+        ["images", "test", "train", "1", "2"],
+    ]
+    assert "duplicates: 2 groups of 4 images and captions" in out
+    assert "keeps no digests of files, and --images is missing: only features are compared" in " ".join(err.split())
+    assert (tmp_path / "list.csv").read_text().splitlines()[1:] == [
+        "0,cosine,1.0,a,train,,,",
+        "0,cosine,1.0,b,test,,,",
+        "1,text,1.0,d,val,en,translation,0",
+        "1,text,1.0,e,val,en,translation,0",
+    ]
+    shown = json.loads(call("duplicates", tmp_path / "features", tmp_path / "captions", "--json")[1])
+    assert [(row["split"], row["and split"], row["groups"]) for row in shown] == [("val", "val", 1), ("test", "train", 1)]
+
+
+def test_duplicates_names_its_extra(call, folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["imagepivot", "duplicates"])
+    monkeypatch.setitem(sys.modules, "imagehash", None)
+    monkeypatch.delitem(sys.modules, "pipelines.datasets.duplicates", raising=False)
+    monkeypatch.delitem(sys.modules, "pipelines.datasets.near_duplicates", raising=False)
+    code, _, err = call("duplicates", folder)
+    assert (code, " ".join(err.split())) == (
+        1,
+        "Error: this command needs imagehash, which is not installed: pip install 'imagepivot[duplicates]'",
+    )
