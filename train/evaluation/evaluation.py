@@ -112,9 +112,7 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def evaluate_ensemble(
-    members: Members, *, on_progress: Count = no_progress, observe: Observe | None = None
-) -> dict[str, RetrievalMetrics]:
+def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
     """Measure recall and median rank of the mean scores of models, by language.
 
     The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
@@ -123,7 +121,7 @@ def evaluate_ensemble(
     Returns:
         Metrics by language, in the order of ``captions.language_names``; languages without captions are left out.
     """
-    ranks = ensemble_ranks(members, on_progress=on_progress, observe=observe)
+    ranks = ensemble_ranks(members, on_progress=on_progress)
     return {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
 
 
@@ -258,9 +256,7 @@ def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.devic
     return Views(indices, None if batch.task == "c2c" else images[indices], tuple(zip(batch.languages, views, strict=True)))
 
 
-def evaluate_folds(
-    members: Members, folds: int, *, on_progress: Count = no_progress, observe: Observe | None = None
-) -> dict[str, RetrievalMetrics]:
+def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
     """Return the mean metrics over folds of the images, by language.
 
     A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
@@ -271,7 +267,7 @@ def evaluate_folds(
     Raises:
         UsageError: a language has fewer images than folds.
     """
-    ranks = rank_folds(members, folds, on_progress=on_progress, observe=observe)
+    ranks = rank_folds(members, folds, on_progress=on_progress)
     return {language: mean_metrics([fold_ranks for _, fold_ranks in parts]) for language, parts in ranks.items()}
 
 

@@ -32,16 +32,14 @@ class Protocol:
     folds: int = 1
 
 
+# Karpathy's file of COCO has 25,010 captions; VSE++, SCAN and CxC take the first five of each image.
+_KARPATHY = "Karpathy and Fei-Fei 2015, test images"
+
 PROTOCOLS = (
     Protocol("flickr8k-1k", {"test": r"\d+_[0-9a-f]{10}"}, 1_000, (5_000,), "Hodosh et al. 2013, test images"),
-    Protocol("flickr30k-1k", {"test": r"\d{6,10}"}, 1_000, (5_000,), "Karpathy and Fei-Fei 2015, test images"),
-    # Karpathy's file has 25,010 captions; VSE++, SCAN and CxC take the first five of each image.
-    *(
-        Protocol(
-            name, {"test": _COCO, "testall": _ANY}, 5_000, (25_000, 25_010), "Karpathy and Fei-Fei 2015, test images", folds
-        )
-        for name, folds in (("coco-5k", 1), ("coco-1k-5fold", 5))
-    ),
+    Protocol("flickr30k-1k", {"test": r"\d{6,10}"}, 1_000, (5_000,), _KARPATHY),
+    Protocol("coco-5k", {"test": _COCO, "testall": _ANY}, 5_000, (25_000, 25_010), _KARPATHY),
+    Protocol("coco-1k-5fold", {"test": _COCO, "testall": _ANY}, 5_000, (25_000, 25_010), _KARPATHY, folds=5),
     Protocol("multi30k-2016", {"test_2016": _ANY}, 1_000, (5_000,), "Elliott et al. 2016, task 2"),
     Protocol("multi30k-2016", {"test_2016_flickr": _ANY}, 1_000, (1_000,), "Elliott et al. 2016, task 1"),
     Protocol("multi30k-2017", {"test_2017_flickr": _ANY}, 1_000, (1_000,), "Elliott et al. 2017, task 1"),

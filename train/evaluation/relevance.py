@@ -31,10 +31,11 @@ from train.devices import upload
 from train.evaluation.metrics import CUTOFFS, Scores, chance_recall, least_equal
 
 _CUTOFF = 10
+_NEVER = 1 << 40  # Position beyond all.
 _DISCOUNTS = 1 / np.log2(np.arange(2, 2 + _CUTOFF))
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""Query and right item of each pair, int64 ``[P]``; no pair is repeated."""
+"""Query and right item of each pair, int64 ``[P]``; -1 for a right item that is no candidate. No other pair is repeated."""
 
 RightItems: TypeAlias = Callable[[Captions, np.ndarray, np.ndarray], tuple[Pairs, Pairs]]
 """Definition of right items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
@@ -86,7 +87,7 @@ class RelevanceMetrics:
         norms = (gains, ideal), (within, right), (within * nth / positions, right)
         measures = [np.bincount(query, values) / norm for values, norm in norms]
         recalls = [positions[nth == 1] <= cutoff for cutoff in CUTOFFS]
-        chance = np.mean([_chance(count, num_items) for count in right.tolist()], axis=0)
+        chance = np.mean([_chance(min(count, num_items), num_items) for count in right.tolist()], axis=0)
         means = (100 * float(values.mean()) for values in (*recalls, *measures))
         return cls(len(right), tuple(chance.tolist()), *means)
 
@@ -157,15 +158,16 @@ class _Side:
     def __init__(self, pairs: Pairs, num_queries: int, num_items: int) -> None:
         self._queries, self._items = pairs
         self._num_items = num_items
-        self._num_right = np.bincount(self._queries, minlength=num_queries)
         self._right = torch.full((len(self._queries),), torch.nan)
-        self._wrong = torch.full((num_queries, min(num_items, max(_CUTOFF, int(self._num_right.max())))), -torch.inf)  # [Q, K]
+        self._wrong = torch.full(
+            (num_queries, min(num_items, max(_CUTOFF, int(np.bincount(self._queries).max())))), -torch.inf
+        )  # [Q, K]
 
     def add(self, tile: Tensor, queries: Tensor, items: Tensor) -> None:
         """Collect the scores of a tile of queries and items."""
         self._right, self._wrong = self._right.to(tile), self._wrong.to(tile)
         rows = _positions_in(queries, len(self._wrong))[self._queries]
-        columns = _positions_in(items, self._num_items)[self._items]
+        columns = _positions_in(items, self._num_items + 1)[self._items]
         inside = np.flatnonzero((rows >= 0) & (columns >= 0))
         pair, row, column = (upload(torch.from_numpy(n), tile.device) for n in (inside, rows[inside], columns[inside]))
         right, depth = tile[row, column], self._wrong.shape[1]
@@ -180,7 +182,10 @@ class _Side:
         bounds = least_equal(self._right.nan_to_num(-torch.inf, torch.inf, -torch.inf))
         wrong = self._wrong[upload(torch.from_numpy(self._queries), bounds.device)]
         num_wrong = (~(wrong < bounds[:, None])).sum(1).cpu().numpy()
-        num_wrong = np.minimum(num_wrong, self._num_items - self._num_right[self._queries])
+        is_candidate = self._items >= 0
+        num_candidates = np.bincount(self._queries, is_candidate).astype(np.int64)  # Among the right items.
+        num_wrong = np.minimum(num_wrong, self._num_items - num_candidates[self._queries])
+        num_wrong[~is_candidate] = _NEVER
         return RelevanceMetrics.of(self._queries, num_wrong, self._num_items)
 
 

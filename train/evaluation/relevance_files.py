@@ -33,32 +33,29 @@ class FileRelevance:
 
     Attributes:
         location: one of the files, for messages.
-        caption_ids: ids of an image's captions in the order of their indices, by the number of the image.
+        caption_ids: ids of captions by the number of the image and the index of the caption.
     """
 
     location: str
     captions_of_image: Mapping[str, Sequence[int]]
     images_of_caption: Mapping[str, Sequence[int]]
-    caption_ids: Mapping[int, Sequence[int]]
+    caption_ids: Mapping[tuple[int, int], int]
 
     def __call__(self, captions: Captions, rows: np.ndarray, images: np.ndarray) -> tuple[Pairs, Pairs]:
-        """Return the pairs of both directions; ids that the data lack are left out.
+        """Return the pairs of both directions; queries that the data lack are left out.
 
         Raises:
             UsageError: the data have none of the pairs of a direction.
         """
         numbers = [_number(image_id) for image_id in captions.image_ids]
-        own = [
-            dict(enumerate(self.caption_ids.get(numbers[image], ()))).get(index)
-            for image, index in zip(captions.images[rows].tolist(), captions.indices[rows].tolist(), strict=True)
-        ]
-        image_positions = {numbers[image]: position for position, image in enumerate(images.tolist())}
-        caption_positions = {caption: position for position, caption in enumerate(own)}
+        keys = zip(captions.images[rows].tolist(), captions.indices[rows].tolist(), strict=True)
+        caption_positions = {self.caption_ids.get((numbers[image], n)): row for row, (image, n) in enumerate(keys)}
+        image_positions = {numbers[image]: row for row, image in enumerate(images.tolist())}
         pairs = (
             _pairs(self.captions_of_image, image_positions, caption_positions),
             _pairs(self.images_of_caption, caption_positions, image_positions),
         )
-        if not all(len(queries) for queries, _ in pairs):
+        if not all((items >= 0).any() for _, items in pairs):
             raise UsageError(
                 f"{self.location!r} has no right items among the images and captions of split {captions.split!r}: evaluate COCO's "
                 "test images, with ids that end in COCO's numbers, and give --annotations the file that the captions come from"
@@ -89,11 +86,10 @@ def read_relevance(locations: Sequence[str], annotations: str) -> dict[str, File
 
 def _pairs(right: Mapping[str, Sequence[int]], queries: Mapping[Any, int], items: Mapping[Any, int]) -> Pairs:
     pairs = [
-        (queries[int(query)], items[item])
+        (queries[int(query)], items.get(item, -1))
         for query, query_items in right.items()
         if query.isdecimal() and int(query) in queries
         for item in dict.fromkeys(query_items)
-        if item in items
     ]
     first, second = np.array(pairs, np.int64).reshape(-1, 2).T
     return first, second
@@ -104,21 +100,19 @@ def _number(image_id: str) -> int:
     return int(match[0]) if match else -1
 
 
-def _read_caption_ids(location: str) -> dict[int, list[int]]:
-    """Read the ids of captions by image number from COCO's or Karpathy's file."""
+def _read_caption_ids(location: str) -> dict[tuple[int, int], int]:
+    """Read ids of captions by image number and index, from COCO's or Karpathy's file."""
     content, ids = _read_json(location), defaultdict(list)
     try:
-        if "annotations" in content:
-            for annotation in content["annotations"]:
-                ids[int(annotation["image_id"])].append(int(annotation["id"]))
-        else:
-            for image in content["images"]:
-                ids[int(image["cocoid"])] += [int(sentence["sentid"]) for sentence in image["sentences"]]
-    except (KeyError, TypeError, ValueError) as error:
+        for annotation in content.get("annotations", ()):
+            ids[int(annotation["image_id"])].append(int(annotation["id"]))
+        for image in () if ids else content["images"]:
+            ids[int(image["cocoid"])] += [int(sentence["sentid"]) for sentence in image["sentences"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{location!r} has no ids of captions ({error!r}): give --annotations a captions_*.json of COCO or dataset_coco.json"
         ) from error
-    return ids
+    return {(image, index): caption for image, captions in ids.items() for index, caption in enumerate(captions)}
 
 
 def _read_json(location: str) -> Any:

@@ -84,9 +84,7 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
             ("caption_to_image", relevance["text_to_image"]),
         ):
             stored = json.loads((files / f"{name}_{direction}.json").read_text())
-            present = {*keys} if direction == "image_to_caption" else {*images}
-            right = {int(key): [item for item in items if item in present] for key, items in stored.items()}
-            right = {key: items for key, items in right.items() if key in retrieved[direction]}
+            right = {int(key): items for key, items in stored.items() if int(key) in retrieved[direction]}
             expected = compute_eccv_metrics(retrieved[direction], right)
             recalls = [compute_r_at_k(retrieved[direction], right, cutoff) for cutoff in (1, 5, 10)]
             assert found.values[:3] == pytest.approx([100 * recall for recall in recalls], abs=1e-12)
@@ -112,12 +110,11 @@ def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
         pairs = definition(captions, np.arange(25_000), np.arange(5_000))
         for direction, (queries, found) in zip(("image_to_caption", "caption_to_image"), pairs, strict=True):
             stored = json.loads((data / f"{name}_{direction}.json").read_text())
+            assert len(queries) == sum(map(len, stored.values()))
             # Two right captions of ECCV Caption are not among the five of their images.
-            assert sum(map(len, stored.values())) - len(queries) == (
-                2 if (name, direction) == ("eccv", "image_to_caption") else 0
-            )
+            assert (found < 0).sum() == (2 if (name, direction) == ("eccv", "image_to_caption") else 0)
             assert len(np.unique(queries)) == len(stored)
-            assert len(np.unique(np.stack([queries, found]), axis=1).T) == len(queries)
+            assert len(np.unique(np.stack([queries, found])[:, found >= 0], axis=1).T) == (found >= 0).sum()
 
 
 @pytest.mark.parametrize(
