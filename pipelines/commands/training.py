@@ -356,7 +356,7 @@ def reproduce(
         render_tables(console, report.begun.to_tables())
         if (job.paper, job.table) == ("gella2017", 3):
             _report_gold_ranks(job)
-    written = f"{job.output}/{job.paper}.md"
+    written = f"{job.output}/{job.paper}.md, {job.output}/{job.paper}.json"
     try:
         Folder(job.output).write(f"{job.paper}.md", report.to_markdown().encode())
         Folder(job.output).write(f"{job.paper}.json", (to_json(report.to_dict(), indent=2) + "\n").encode())

@@ -322,8 +322,10 @@ def _other_set(score: Mapping[str, Any]) -> str:
     """Return the size of an evaluated set that differs from the papers' set, or ""."""
     images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
     protocol = _SETS.get(score["portion"])
-    is_paper_set = protocol and score["split"] in TEST_SPLITS and images == protocol.images and captions in protocol.captions
-    return "" if is_paper_set else f"{score['language']} {score['portion']}: {images:,} images and {captions:,} captions"
+    if protocol is None or (images, captions) == (protocol.images, *protocol.captions):
+        return ""
+    sizes = f"{images:,} of {protocol.images:,} images, {captions:,} of {protocol.captions[0]:,} captions"
+    return f"{score['language']} {score['portion']} {sizes}"
 
 
 def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool, has_ranks: bool) -> tuple[str, ...]:
@@ -335,8 +337,7 @@ def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool, has_ranks: bool)
         notes = [f"Each number is the mean of the runs ± their standard deviation, on split {splits}."]
         notes.append("Published numbers, of the test images of 2016, are left out.")
     elif sets := sorted(set(filter(None, map(_other_set, scores)))):
-        sizes = "; ".join(f"{portion} {set_.images:,} and {set_.captions[0]:,}" for portion, set_ in _SETS.items())
-        notes.append(f"{_OTHER_SET} published on another set ({sizes}) than measured ({'; '.join(sets)}).")
+        notes.append(f"{_OTHER_SET} published on another set than the measured one: {'; '.join(sets)}.")
     failed = sum(len(row.failed) for row in rows)
     if has_ranks:
         notes.append("95 % intervals of means are by a bootstrap over images: for other images, not other trainings.")

@@ -69,11 +69,8 @@ def test_published_numbers_on_another_set_are_marked(report_on, sizes):
     assert rows_of(report, "VSE, en")[2][0] == "    published †"
     assert "30.0 (31.6 †)" in report.to_markdown()
     (note,) = (note for note in report.notes if "another set" in note)
-    measured = f"en comparable: {sizes[0]:,} images and {sizes[1]:,} captions"
-    assert (
-        note
-        == f"† published on another set (comparable 1,000 and 5,000; translation 1,000 and 1,000) than measured ({measured})."
-    )
+    sizes_text = f"{sizes[0]:,} of 1,000 images, {sizes[1]:,} of 5,000 captions"
+    assert note == f"† published on another set than the measured one: en comparable {sizes_text}."
     assert report.to_dict()["tables"][0]["rows"][0]["image_to_text"]["recall_at_1"]["is_other_set"] is True
 
 
