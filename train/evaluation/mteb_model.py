@@ -66,6 +66,8 @@ class MtebModel:
             UsageError: a batch has both keys, or images without an extractor.
         """
         language = hf_subset if hf_subset in self._run.model.languages else self._language
+        if prompt_type is None:
+            self._modalities.clear()
         parts = [np.zeros((0, self._run.model.width), np.float32)]
         for batch in inputs:
             if ("text" in batch) == ("image" in batch):

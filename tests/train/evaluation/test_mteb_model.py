@@ -107,11 +107,14 @@ def test_retrieval_in_mteb_equals_evaluate(run, toy):
 
 def test_similarity_of_texts_in_mteb_is_that_of_the_run(run):
     from datasets import Dataset
+    from mteb.types import PromptType
 
     sentences = [["en1 en2", "en3", "en4 en5 en6", "en7"], ["en2", "en3 en9", "en20", "en7 en8"]]
     data = Dataset.from_dict({"sentence1": sentences[0], "sentence2": sentences[1], "score": [5, 4, 0, 3]})
     task = mock_task("MockSTSTask", {"test": data})
-    model = mteb_model(run, tokenize)
+    model = mteb_model(run, tokenize, ToyExtractor(np.ones((1, 8), np.float32), run.fingerprints["extractor"]))
+    for name, batch in (("query", {"text": ["en1"]}), ("document", {"image": [Image.new("RGB", (2, 2))]})):
+        model.encode([batch], prompt_type=PromptType(name))  # An earlier task, whose modalities do not matter.
     found = evaluate(model, task)
     first, second = (model.encode([{"text": texts}]) for texts in sentences)
     assert first.shape == (4, run.model.width)
