@@ -9,10 +9,20 @@ import torch
 from schemas.errors import DatasetError, UsageError
 from schemas.process import resources
 from schemas.storage.folder import Folder
-from tests.train.trainings import CONFIG, ENGLISH, PARALLEL, assert_equal, events, lasting_log, rewrite, weights
+from tests.train.trainings import (
+    CONFIG,
+    ENGLISH,
+    PARALLEL,
+    assert_equal,
+    evaluate_ensemble,
+    events,
+    lasting_log,
+    rewrite,
+    weights,
+)
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.evaluation.evaluation import evaluate_ensemble, validate
+from train.evaluation.evaluation import validate
 from train.evaluation.ranks import read_ranks
 from train.jobs import DivergedError, TrainJob
 from train.loop import train

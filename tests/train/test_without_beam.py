@@ -50,7 +50,7 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
 
 from train.config.sections import resolve
 from train.data.splits import open_data
-from train.evaluation.evaluation import evaluate_ensemble
+from train.evaluation.evaluation import ensemble_ranks
 from train.jobs import Corpus, TrainJob
 from train.loop import train
 from train.runs.run import open_run
@@ -61,7 +61,7 @@ corpus = Corpus(captions, features, vocabulary)
 result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output + "/library", device="cpu"))
 run = open_run(output + "/library")
 data = open_data(captions, features, split="test", portions=run.config.data.portions, expected=run.fingerprints)
-print(result.progress.step, sorted(evaluate_ensemble([(run.model, data)])))
+print(result.progress.step, sorted(ensemble_ranks([(run.model, data)])))
 print("--")
 
 # The command, which works without the extra of the pipelines.

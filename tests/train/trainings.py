@@ -17,6 +17,8 @@ from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
 from tests.builders import write_rows
 from train.data.batches import CaptionBatch
+from train.evaluation.evaluation import Members, mean_metrics, rank_folds
+from train.evaluation.metrics import RetrievalMetrics
 from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 
@@ -192,3 +194,14 @@ def encode_ids(model, ids: list[int], language: str) -> torch.Tensor:
     """Encode the token ids of one caption by themselves, as ``[E]``."""
     with torch.no_grad():
         return model.encode_captions(CaptionBatch(np.array(ids), np.array([0, len(ids)]), np.array([0])), language).values[0]
+
+
+def evaluate_folds(members: Members, folds: int) -> dict[str, RetrievalMetrics]:
+    """Measure the mean scores of models in folds, by language."""
+    ranks = rank_folds(members, folds)
+    return {language: mean_metrics([fold_ranks for _, fold_ranks in parts]) for language, parts in ranks.items()}
+
+
+def evaluate_ensemble(members: Members) -> dict[str, RetrievalMetrics]:
+    """Measure the mean scores of models, by language."""
+    return evaluate_folds(members, 1)

@@ -73,14 +73,10 @@ def evaluate_cross_lingual(
         ids = [caption_ids(captions, rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
             chance = _chance(images[query], images[other])
+            query_images = np.array(captions.image_ids, object)[common[images[query]]]
+            best_wrong = names_of(ids[other], ranks[2 + query].numpy())
             table = direction_table(
-                captions,
-                pair[query],
-                "text_to_text",
-                query_ids=ids[query],
-                image_ids=np.array(captions.image_ids, object)[common[images[query]]],
-                ranks=ranks[query].numpy(),
-                best_wrong=names_of(ids[other], ranks[2 + query].numpy()),
+                *(captions, pair[query], "text_to_text", ids[query], query_images, ranks[query], best_wrong),
                 candidates=pair[other],
             )
             metrics, intervals = RecallMetrics.of(ranks[query]), direction_intervals(table, "text_to_text")

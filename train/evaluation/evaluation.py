@@ -112,30 +112,22 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def evaluate_ensemble(members: Members, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
-    """Measure recall and median rank of the mean scores of models, by language.
+def ensemble_ranks(members: Members, *, on_progress: Count = no_progress, observe: Observe | None = None) -> dict[str, Ranks]:
+    """Rank images and captions by the mean scores of models, by language.
 
     The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
     language is thus scored as if it were the only one. The models return to their previous modes.
 
     Returns:
-        Metrics by language, in the order of ``captions.language_names``; languages without captions are left out.
+        Ranks by language, in the order of ``captions.language_names``; languages without captions are left out.
     """
-    ranks = ensemble_ranks(members, on_progress=on_progress)
-    return {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
-
-
-def ensemble_ranks(
-    members: Members, *, best_wrong: bool = False, on_progress: Count = no_progress, observe: Observe | None = None
-) -> dict[str, Ranks]:
-    """Rank images and captions by mean scores, as in `evaluate_ensemble`."""
     models = [model for model, _ in members]
     images = [encode_images(model, data.features, on_progress=on_progress) for model, data in members]
 
     def encode(language: str, rows: np.ndarray) -> list[Encoded]:
         return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
 
-    return _ranks_by_language(models, members[0][1].captions, images, encode, best_wrong=best_wrong, observe=observe)
+    return _ranks_by_language(models, members[0][1].captions, images, encode, observe)
 
 
 def _ranks_by_language(
@@ -143,8 +135,6 @@ def _ranks_by_language(
     captions: Captions,
     images: Sequence[Encoded],
     encode: Callable[[str, np.ndarray], Sequence[Encoded]],
-    *,
-    best_wrong: bool,
     observe: Observe | None = None,
 ) -> dict[str, Ranks]:
     """Rank images and captions by the mean score of models.
@@ -166,7 +156,7 @@ def _ranks_by_language(
         scores = mean_scores(sources)
         scores = scores if observe is None else observe(scores, captions, rows, candidates)
         device = models[0].device
-        results[language] = retrieval_ranks(scores, len(candidates), owners, device=device, best_wrong=best_wrong)
+        results[language] = retrieval_ranks(scores, len(candidates), owners, device=device, best_wrong=True)
     return results
 
 
@@ -229,9 +219,7 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
     run can be compared.
     """
     images, captions = encode_images(model, data.features), _encode_all_captions(model, data.captions)
-    ranks = _ranks_by_language(
-        [model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)], best_wrong=True
-    )
+    ranks = _ranks_by_language([model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)])
     tables = [rank_table(data.captions, language, language_ranks) for language, language_ranks in ranks.items()]
     retrieval = {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
@@ -256,56 +244,43 @@ def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.devic
     return Views(indices, None if batch.task == "c2c" else images[indices], tuple(zip(batch.languages, views, strict=True)))
 
 
-def evaluate_folds(members: Members, folds: int, *, on_progress: Count = no_progress) -> dict[str, RetrievalMetrics]:
-    """Return the mean metrics over folds of the images, by language.
+def rank_folds(
+    members: Members, folds: int, *, on_progress: Count = no_progress, observe: Observe | None = None
+) -> dict[str, list[tuple[Captions, Ranks]]]:
+    """Rank each fold of the images as in `ensemble_ranks`.
 
     A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
 
     Returns:
-        Metrics by language: means of recalls and median ranks, and the number of all queries.
+        Captions and ranks of each fold, by language.
 
     Raises:
         UsageError: a language has fewer images than folds.
     """
-    ranks = rank_folds(members, folds, on_progress=on_progress)
-    return {language: mean_metrics([fold_ranks for _, fold_ranks in parts]) for language, parts in ranks.items()}
-
-
-def rank_folds(
-    members: Members,
-    folds: int,
-    *,
-    best_wrong: bool = False,
-    on_progress: Count = no_progress,
-    observe: Observe | None = None,
-) -> dict[str, list[tuple[Captions, Ranks]]]:
-    """Rank each fold of `evaluate_folds`; return its captions and ranks, by language."""
     captions = members[0][1].captions
     if folds == 1:
-        ranks = ensemble_ranks(members, best_wrong=best_wrong, on_progress=on_progress, observe=observe)
+        ranks = ensemble_ranks(members, on_progress=on_progress, observe=observe)
         return {language: [(captions, language_ranks)] for language, language_ranks in ranks.items()}
     results: dict[str, list[tuple[Captions, Ranks]]] = {}
     for language in captions.language_names:
         if len(captions.rows_of(language)):
             for images in _folds(captions, language, folds):
                 selected = [(model, _select_images(data, language, images)) for model, data in members]
-                ranks = ensemble_ranks(selected, best_wrong=best_wrong, on_progress=on_progress, observe=observe)
+                ranks = ensemble_ranks(selected, on_progress=on_progress, observe=observe)
                 results.setdefault(language, []).append((selected[0][1].captions, ranks[language]))
     return results
 
 
 def mean_metrics(folds: Sequence[Ranks]) -> RetrievalMetrics:
-    """Return the means of the metrics of folds."""
+    """Return the mean recalls and median ranks of folds, and all queries."""
     metrics = [RetrievalMetrics.of(ranks) for ranks in folds]
-    if len(metrics) == 1:
-        return metrics[0]
     return RetrievalMetrics(
         _mean_metrics([fold.image_to_text for fold in metrics]), _mean_metrics([fold.text_to_image for fold in metrics])
     )
 
 
 def chance_in_folds(captions: Captions, language: str, folds: int) -> Mapping[str, tuple[float, ...]]:
-    """Return the means over the folds of `evaluate_folds` of `chance`."""
+    """Return the means over the folds of `rank_folds` of `chance`."""
     recalls = [chance(_captions_of(captions, language, images), language) for images in _folds(captions, language, folds)]
     return {direction: tuple(map(mean, zip(*(fold[direction] for fold in recalls), strict=True))) for direction in recalls[0]}
 

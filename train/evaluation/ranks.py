@@ -1,19 +1,6 @@
 """Ranks of single queries: a table, and the file ``ranks.parquet``.
 
-============= =================================================================================================
-column        content
-============= =================================================================================================
-split         split of the queries; several are joined by commas
-language      language of the captions; of the queries in ``text_to_text``
-portion       portions that were ranked together, joined by commas
-direction     ``image_to_text``, ``text_to_image``, or ``text_to_text`` for captions among those in other languages
-candidates    language of the candidates in ``text_to_text``; null otherwise
-query_id      image id, or caption id ``IMAGE/LANGUAGE/PORTION/INDEX``
-image_id      image of the query
-rank          rank from 1, see `train.evaluation.metrics`
-best_wrong    id of the best-scored wrong item; null without one
-fold          fold from 1; null without folds
-============= =================================================================================================
+Docs: reference/intervals.md describes the columns.
 """
 
 from __future__ import annotations
@@ -26,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from torch import Tensor
 
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
@@ -57,30 +45,22 @@ def rank_table(captions: Captions, language: str, ranks: Ranks, *, fold: int | N
         ("image_to_text", image_ids, image_ids, ranks.image_to_text, texts, ranks.best_wrong_caption),
         ("text_to_image", texts, images, ranks.text_to_image, image_ids, ranks.best_wrong_image),
     )
-    return pa.concat_tables(
-        direction_table(
-            captions,
-            language,
-            direction,
-            query_ids=query_ids,
-            image_ids=query_images,
-            ranks=query_ranks.numpy(),
-            best_wrong=[None] * len(query_ids) if wrong is None else names_of(candidates, wrong.numpy()),
-            fold=fold,
-        )
-        for direction, query_ids, query_images, query_ranks, candidates, wrong in directions
-    )
+    tables = []
+    for direction, queries, query_images, query_ranks, candidates, wrong in directions:
+        best_wrong = [None] * len(queries) if wrong is None else names_of(candidates, wrong.numpy())
+        tables.append(direction_table(captions, language, direction, queries, query_images, query_ranks, best_wrong, fold=fold))
+    return pa.concat_tables(tables)
 
 
 def direction_table(
     captions: Captions,
     language: str,
     direction: str,
-    *,
     query_ids: np.ndarray,
     image_ids: np.ndarray,
-    ranks: np.ndarray,
+    ranks: Tensor,
     best_wrong: Sequence[str | None],
+    *,
     candidates: str | None = None,
     fold: int | None = None,
 ) -> pa.Table:
@@ -90,7 +70,7 @@ def direction_table(
     portion = ",".join(sorted(captions.portion_names[index] for index in portions))
     constant = [captions.split, language, portion, direction, candidates]
     columns = [pa.repeat(pa.scalar(value, pa.string()), size) for value in constant]
-    columns += [pa.array(query_ids, pa.string()), pa.array(image_ids, pa.string()), pa.array(ranks.astype(np.int32))]
+    columns += [pa.array(query_ids, pa.string()), pa.array(image_ids, pa.string()), pa.array(ranks.int().numpy())]
     columns += [pa.array(best_wrong, pa.string()), pa.repeat(pa.scalar(fold, pa.int16()), size)]
     return pa.table(columns, schema=SCHEMA)
 

@@ -237,9 +237,7 @@ def _score(
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
     chance, meter = chance_in_folds(chosen, language, folds), RelevanceMeter(definitions)
-    parts = rank_folds(_with_captions(members, chosen), folds, best_wrong=True, on_progress=on_progress, observe=meter.observe)[
-        language
-    ]
+    parts = rank_folds(_with_captions(members, chosen), folds, on_progress=on_progress, observe=meter.observe)[language]
     ranks = pa.concat_tables(
         rank_table(part, language, part_ranks, fold=None if folds == 1 else fold)
         for fold, (part, part_ranks) in enumerate(parts, start=1)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from schemas.errors import UsageError
 from tests.fake_gpu import fake_gpu
-from tests.train.trainings import CONFIG, ORDER, PARALLEL, assert_equal, events, weights
+from tests.train.trainings import CONFIG, ORDER, PARALLEL, assert_equal, evaluate_ensemble, evaluate_folds, events, weights
 from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
@@ -24,8 +24,6 @@ from train.evaluation.evaluation import (
     chance_in_folds,
     encode_captions,
     encode_images,
-    evaluate_ensemble,
-    evaluate_folds,
     validate,
 )
 from train.evaluation.metrics import RetrievalMetrics, retrieval_ranks

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from schemas.errors import DatasetError, UsageError
+from tests.train.trainings import evaluate_ensemble
 from train.data.splits import open_data
-from train.evaluation.evaluation import evaluate_ensemble
 from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
 from train.jobs import EvaluateJob
 from train.runs.run import open_run
