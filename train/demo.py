@@ -8,11 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.rule import Rule
 
-from schemas.console.tables import Row, Table, number_columns
+from schemas.console.tables import Row, Table, number_columns, render_tables
 from schemas.dataset import Dataset, open_dataset
 from train.evaluation.scores import score_run
 from train.evaluation.search import Gallery, Tokenize, embed_gallery, search_gallery
-from train.reports.tables import score_table
+from train.reports.comparison import compare_runs
+from train.reports.evaluation_folder import evaluation_content, write_evaluation
+from train.reports.tables import comparison_tables
 from train.runs.run import Run, open_run
 
 MIN_SCENES = 10
@@ -22,7 +24,7 @@ _TOP = 3
 
 
 def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize) -> None:
-    """Print recalls on held-out scenes, a query per language, and commands to try.
+    """Print queries, recalls on validation and held-out scenes, commands to try.
 
     Args:
         folder: the demo's folder.
@@ -35,7 +37,7 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
     run = open_run(str(folder / "run"))
     location = str(folder / "features")
     scores = score_run(run, captions=str(folder / "encoded"), features=location, splits=["test"])
-    score_table(scores, title="scenes that were held out").render(console)
+    write_evaluation(scores, evaluation_content(scores, [str(folder / "run")]), str(folder / "evaluation"))
     if features.untrained:
         console.print("The features have random weights: they distinguish drawn scenes, but mean nothing for photographs.")
     else:
@@ -43,6 +45,8 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
     console.print("No scene above was trained on, but the preset was chosen by its recall on other drawn scenes.\n")
     answers, query = _answers(run, captions, location, tokenize)
     answers.render(console)
+    console.print()
+    render_tables(console, comparison_tables(compare_runs([str(folder / "run"), str(folder / "evaluation")])))
     console.print("\nTry next:", highlight=False)
     here = shlex.quote(output)
     for words in (

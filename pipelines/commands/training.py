@@ -139,16 +139,17 @@ def evaluate(
 
 @command("compare runs/c2c runs/bilingual --output comparison.png")
 def compare(
-    runs: Annotated[tuple[str, ...], Opt("Folders of runs.")],
+    runs: Annotated[tuple[str, ...], Opt("Folders of runs, and of [i]evaluate --output[/i].")],
     output: Annotated[
         str, Opt("Draw the comparison to this .png, .pdf or .svg file, or as comparison.png to this folder.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: differences of configurations, progress and scores.
+    """Compare runs and evaluations: configurations, progress, scores and tests.
 
-    Scores are those of the best step on the validation split, by language, beside those of chance. Runs that differ only in seeds
-    are also averaged. Runs may have any model, languages and data, and may still be training; notes name differing data.
+    Scores of runs are those of the best step on the validation split. Runs that differ only in seeds are also averaged. Rows with
+    ranks of the same queries have 95 % intervals and are tested, over images and over seeds. Runs may have any model, languages and
+    data, and may still be training; notes name differing data.
     """
     from train.reports.comparison import compare_runs
 

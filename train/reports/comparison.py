@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product, takewhile
 from statistics import mean, stdev
 from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
@@ -16,6 +20,10 @@ from schemas.storage.folder import Folder
 from schemas.untrained import untrained_remark
 from train.chance import Chance, is_above_chance
 from train.config.sections import settings_of
+from train.evaluation.ranks import RANKS, read_ranks
+from train.evaluation.statistics import MetricIntervals
+from train.reports.evaluation_folder import EVALUATION
+from train.reports.significance import LEVEL, Difference, Queries, adjust, differences, intervals_of
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
@@ -29,7 +37,7 @@ SCORES = tuple(product(DIRECTIONS, MEASURES))
 SUM = ("", "sum_of_recalls")
 """Direction (none) and measure of the sum of the six recalls."""
 
-_SEED = "seed"
+_SEED, _EVALUATED = "seed", "evaluation"
 
 Scores = Mapping[tuple[str, str], float]
 """Scores by direction and measure."""
@@ -62,10 +70,12 @@ class Measurement:
     Attributes:
         scores: scores by `SCORES` and `SUM`.
         chance: scores of a random ranking, without median ranks; empty if unknown.
+        queries: ranks of single queries, by direction; empty if not stored.
     """
 
     scores: Scores
     chance: Scores = field(default_factory=dict)
+    queries: Mapping[str, Queries] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,14 @@ class SeedGroup:
         is_complete = len(measured) == len(self.runs)
         return {pair: statistic([scores[pair] for scores in measured]) for pair in (*SCORES, SUM) if is_complete}
 
+    def queries(self, gallery: Gallery, direction: str) -> Queries | None:
+        """Return the ranks of all runs; None unless all have ranks of the same queries."""
+        queries = [run.measured[gallery].queries.get(direction) for run in self.runs if gallery in run.measured]
+        stored = [item for item in queries if item is not None]
+        if len(stored) < len(self.runs) or not all(np.array_equal(item.ids, stored[0].ids) for item in stored):
+            return None
+        return replace(stored[0], ranks=np.stack([item.ranks for item in stored]))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -124,12 +142,16 @@ class Comparison:
     Attributes:
         differences: settings that differ, by key, in the order of the runs; None for a run without the setting.
         notes: warnings about scores that cannot be compared.
+        intervals: 95 % confidence intervals by gallery, direction and row.
+        tests: tests between rows; their place is gallery and direction.
     """
 
     runs: tuple[ComparedRun, ...]
     differences: Mapping[str, tuple[Any, ...]]
     groups: tuple[SeedGroup, ...] = ()
     notes: tuple[str, ...] = ()
+    intervals: Mapping[tuple[Gallery, str], Mapping[str, MetricIntervals]] = field(default_factory=dict)
+    tests: tuple[Difference, ...] = ()
 
     @property
     def galleries(self) -> tuple[Gallery, ...]:
@@ -142,6 +164,13 @@ class Comparison:
         """Return the scores of a random ranking; empty if unknown."""
         measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
         return next((measurement.chance for measurement in measured if measurement.chance), {})
+
+    @property
+    def not_worse(self) -> set[tuple[Gallery, str, str, str]]:
+        """Gallery, direction, recall and row of recalls not significantly below the best."""
+        seconds = {(test.place, test.measure, test.rows[1]) for test in self.tests}
+        best = [test for test in self.tests if (test.place, test.measure, test.rows[0]) not in seconds]
+        return {(*test.place, test.measure, test.rows[1]) for test in best if test.p_value >= LEVEL}
 
     def label(self, run: ComparedRun) -> str:
         """Return the name of a run, or of its group."""
@@ -157,6 +186,11 @@ class Comparison:
                 {**gallery._asdict(), "chance": _nested(self.chance(gallery)), "scores": self._scores_of(gallery)}
                 for gallery in self.galleries
             ],
+            "intervals": [
+                {**gallery._asdict(), "direction": direction, **{name: asdict(value) for name, value in rows.items()}}
+                for (gallery, direction), rows in self.intervals.items()
+            ],
+            "tests": [{**test.place[0]._asdict(), "direction": test.place[1], **test.to_dict()} for test in self.tests],
             "groups": [{"name": group.name, "runs": [run.name for run in group.runs]} for group in self.groups],
             "notes": list(self.notes),
         }
@@ -198,12 +232,28 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     runs = tuple(_read(*item) for item in zip(_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: tuple(run.settings.get(key) for run in runs) for key in keys}
-    return Comparison(
-        runs=runs,
-        differences={key: values for key, values in columns.items() if _differ(key, runs)},
-        groups=_groups(runs),
-        notes=tuple(_notes(runs)),
-    )
+    settings = {key: values for key, values in columns.items() if _differ(key, runs)}
+    return with_tests(Comparison(runs, settings, _groups(runs), tuple(_notes(runs))))
+
+
+def with_tests(comparison: Comparison) -> Comparison:
+    """Add intervals of rows with ranks, and tests between rows of the same queries."""
+    grouped = {run.name for group in comparison.groups for run in group.runs}
+    rows = [*comparison.groups, *(SeedGroup(run.name, (run,)) for run in comparison.runs if run.name not in grouped)]
+    intervals: dict[tuple[Gallery, str], dict[str, MetricIntervals]] = {}
+    tests: list[Difference] = []
+    untested: dict[str, None] = {}
+    for place in product(comparison.galleries, DIRECTIONS):
+        measured = {row.name: row.queries(*place) for row in rows if row.scores(place[0], mean)}
+        ranked = {name: queries for name, queries in measured.items() if queries is not None}
+        intervals[place] = intervals_of(ranked)
+        first = next(iter(ranked.values()), None)
+        same = {name: queries for name, queries in ranked.items() if first and np.array_equal(queries.ids, first.ids)}
+        tests += differences(place, same)
+        if len(measured) > 1:
+            untested |= dict.fromkeys(name for name in measured if name not in same)
+    notes = [f"not tested, without {RANKS} of the best step or of other queries: {', '.join(untested)}"] if untested else []
+    return replace(comparison, intervals=intervals, tests=tuple(adjust(tests)), notes=(*comparison.notes, *notes))
 
 
 def _names(locations: Sequence[str]) -> list[str]:
@@ -217,10 +267,12 @@ def _names(locations: Sequence[str]) -> list[str]:
 
 def _read(name: str, location: str, folder: Folder) -> ComparedRun:
     files = [file for file in (LAST, BEST, CONFIG, LOG) if folder.size(file) is not None]
+    if not files and folder.size(EVALUATION) is not None:
+        return _read_evaluation(name, location, folder)
     if not files:
         raise DatasetError(
-            f"{location!r} is not a run: it has none of {LAST}, {BEST}, {CONFIG} and {LOG}. Give folders that "
-            "imagepivot train wrote"
+            f"{location!r} is not a run: it has none of {LAST}, {BEST}, {CONFIG} and {LOG}. Give runs, or "
+            "folders of imagepivot evaluate --output"
         )
     checkpoint = read_checkpoint(folder, files[0]) if files[0] in (LAST, BEST) else None
     text = folder.read(CONFIG).decode(errors="replace") if CONFIG in files else ""
@@ -230,7 +282,53 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
     state = (checkpoint.progress.stop_reason if checkpoint else "") or "unfinished"
     history, untrained = read_history(folder), checkpoint.untrained if checkpoint else ()
-    return ComparedRun(name, location, settings, state, history, untrained, logged_scores(settings, history))
+    measured = logged_scores(settings, history)
+    if measured and folder.size(RANKS) is not None:
+        table, best = read_ranks(location), history.best or {}
+        if (table.schema.metadata or {}).get(b"step") == str(best["step"]).encode():
+            measured = _with_queries(measured, table)
+    return ComparedRun(name, location, settings, state, history, untrained, measured)
+
+
+def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
+    try:
+        content, measured = json.loads(folder.read(EVALUATION)), {}
+        for score in content["scores"]:
+            split = f"{score['split']} ({score['folds']} folds)" if "folds" in score else score["split"]
+            gallery = Gallery(score["language"], score["portion"], split, *(score[way]["queries"] for way in DIRECTIONS))
+            chance = {
+                (way, key): value for way in DIRECTIONS for key, value in zip(MEASURES, score["chance"][way], strict=False)
+            }
+            scores = {pair: score[pair[0]][pair[1]] for pair in SCORES} | {SUM: score[SUM[1]]}
+            measured[gallery] = Measurement(scores, chance | {SUM: sum(chance.values())})
+        runs = content["runs"]
+        settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
+        untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error
+    if folder.size(RANKS) is not None:
+        measured = _with_queries(measured, read_ranks(location))
+    return ComparedRun(name, location, settings, _EVALUATED, History(()), untrained, measured)
+
+
+def _with_queries(measured: Mapping[Gallery, Measurement], table: pa.Table) -> dict[Gallery, Measurement]:
+    """Add the ranks of queries."""
+
+    def queries(gallery: Gallery, direction: str) -> Queries:
+        place = pc.field("direction") == direction
+        for name, value in (("language", gallery.language), ("split", gallery.split.partition(" (")[0])):
+            place &= pc.field(name) == value
+        # Several portions are joined in the order of the captions.
+        portions = [
+            name for name in table["portion"].unique().to_pylist() if sorted(name.split(",")) == gallery.portion.split(",")
+        ]
+        return Queries.of(table.filter(place & pc.field("portion").isin(portions)))
+
+    ranked = {gallery: {direction: queries(gallery, direction) for direction in DIRECTIONS} for gallery in measured}
+    return {
+        gallery: replace(measurement, queries={way: item for way, item in ranked[gallery].items() if len(item.ids)})
+        for gallery, measurement in measured.items()
+    }
 
 
 def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery, Measurement]:
@@ -258,7 +356,7 @@ def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
 def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
     by_settings: dict[str, list[ComparedRun]] = {}
     for run in runs:
-        same = {key: value for key, value in run.settings.items() if key != _SEED}
+        same = {key: value for key, value in run.settings.items() if key != _SEED} | {"evaluated": run.state == _EVALUATED}
         if _SEED in run.settings:
             by_settings.setdefault(json.dumps(same), []).append(run)
     groups = [group for group in by_settings.values() if len({run.settings[_SEED] for run in group}) > 1]

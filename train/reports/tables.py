@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import mean, stdev
 from textwrap import wrap
 from typing import Any
@@ -18,10 +17,11 @@ from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import SCORES, SUM, Comparison, Scores
+from train.reports.comparison import DIRECTIONS, SCORES, SUM, Comparison, Gallery, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.row_results import ABSENT
+from train.reports.significance import LEVEL, RECALLS, Difference
 from train.reports.sts_rows import StsRows
 
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
@@ -29,6 +29,7 @@ _RECALLS = number_columns("R@1", "R@5", "R@10", spec=".1f")
 _ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 _DATA_SETS, _NAME_WIDTH = 3, 11  # Data sets in a table of 80 columns, and characters of their names on a line.
 _QUOTED = "*"
+_NOT_WORSE = "≈"
 _INTERVAL_NOTE = "95 % interval: by a bootstrap over images; for other images, not other trainings"
 
 
@@ -120,8 +121,8 @@ def _relevance_table(scores: Sequence[Score]) -> Table:
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Return tables of differences, progress and scores."""
-    return [_differences(comparison), _progress(comparison), _scores(comparison)]
+    """Return tables of differing settings, progress, scores and tests."""
+    return [_differences(comparison), _progress(comparison), _scores(comparison), _tests(comparison)]
 
 
 def _differences(comparison: Comparison) -> Table:
@@ -162,24 +163,60 @@ def _scores(comparison: Comparison) -> Table:
     headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
     rows: list[Row] = []
     for gallery in comparison.galleries:
-        lines: list[tuple[Cell, Scores, int]] = [
-            (Cell(run.name), run.measured[gallery].scores, 0) for run in comparison.runs if gallery in run.measured
-        ]
+        rows.append((Cell((gallery.name, gallery.size), style="bold"),))
+        for run in comparison.runs:
+            if gallery in run.measured:
+                rows += _score_rows(comparison, gallery, run.name, run.name, run.measured[gallery].scores)
         for group in comparison.groups:
-            lines.append((Cell(f"{group.name}, mean of {len(group.runs)}", style="italic"), group.scores(gallery, mean), 0))
-            lines.append((Cell("  deviation", style="italic"), group.scores(gallery, stdev), 1))
-        lines.append((Cell("chance", style="dim"), comparison.chance(gallery), 0))
-        rows.append((Cell(f"{gallery.name}: {gallery.size}", style="bold"),))
-        for name, scores, digits in lines:
-            if scores:
-                cells = [_score(scores, pair, digits if pair[1] == "median_rank" else 1) for pair in (*SCORES, SUM)]
-                rows.append((replace(name, value=f" {name.value}"), *(Cell(cell, style=name.style) for cell in cells)))
+            if scores := group.scores(gallery, mean):
+                rows += _score_rows(
+                    comparison, gallery, group.name, f"{group.name}, mean of {len(group.runs)}", scores, "italic"
+                )
+                deviations = group.scores(gallery, stdev)
+                rows += _score_rows(comparison, gallery, "", "  deviation", deviations, "italic", digits=1)
+        if chance := comparison.chance(gallery):
+            rows += _score_rows(comparison, gallery, "", "chance", chance, "dim")
     notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
+    if any(comparison.intervals.values()):
+        notes.append(_INTERVAL_NOTE)
+    if comparison.tests:
+        notes.append(f"{_NOT_WORSE}: not significantly worse than the best of its column (p of at least {LEVEL})")
     return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
 
 
-def _score(scores: Scores, pair: tuple[str, str], digits: int) -> str:
-    return f"{scores[pair]:.{digits}f}" if pair in scores else ""
+def _score_rows(
+    comparison: Comparison, gallery: Gallery, row: str, label: str, scores: Scores, style: str = "", *, digits: int = 0
+) -> list[Row]:
+    """Return a row of scores, and one of their intervals, if known."""
+    texts = {pair: f"{value:.{digits if pair[1] == 'median_rank' else 1}f}" for pair, value in scores.items()}
+    for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
+        texts[pair] += _NOT_WORSE if (gallery, *pair, row) in comparison.not_worse else " "
+    rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
+    intervals = {way: comparison.intervals.get((gallery, way), {}).get(row) for way in DIRECTIONS}
+    if any(intervals.values()):
+        ends = [getattr(intervals[way], measure, None) for way, measure in SCORES]
+        cells = [Cell(end and (f"{round(end.low, 1)}–", f"{round(end.high, 1)} "), style="dim") for end in ends]
+        rows.append((Cell("  95 % interval", style="dim"), *cells))
+    return rows
+
+
+def _tests(comparison: Comparison) -> Table:
+    rows: list[Row] = []
+    tests: dict[tuple[Any, ...], dict[str, Difference]] = {}
+    for test in comparison.tests:
+        tests.setdefault((*test.place, *sorted(test.rows)), {})[test.measure] = test
+    for (gallery, direction, first, second), by_measure in tests.items():
+        signs = {measure: 1 if test.rows[0] == first else -1 for measure, test in by_measure.items()}
+        texts = {name: f"{signs[name] * test.difference:+.1f}  p {test.p_value:.3f}" for name, test in by_measure.items()}
+        seeds = {name: f"p {test.seed_p_value:.3f}" for name, test in by_measure.items() if test.seed_p_value is not None}
+        rows.append(((f"{gallery.name} {_ARROWS[direction]}", f" {first} - {second}"), *map(texts.get, RECALLS)))
+        rows += [("  over seeds", *map(seeds.get, RECALLS))] if seeds else []
+    notes = [
+        f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests",
+        "over seeds: permutations of runs, two-sided, Holm's correction",
+        "of more than four rows, each is tested against the best of the column alone",
+    ]
+    return Table(["", *number_columns("R@1", "R@5", "R@10")], rows, "differences in percentage points", notes)
 
 
 def tasks_of(result: StsResult) -> list[int | None]:

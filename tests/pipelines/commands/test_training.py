@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
@@ -18,12 +19,13 @@ from schemas.dataset import open_dataset
 from schemas.duplicates import Duplicate, duplicates_csv
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.made_from import MADE_FROM_NAME
+from schemas.storage.folder import Folder
 from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
 from train.evaluation.evaluation import chance
-from train.evaluation.ranks import read_ranks
+from train.evaluation.ranks import read_ranks, write_ranks
 from train.evaluation.scores import averages, evaluation_report, score_ensemble, score_run
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
@@ -272,6 +274,34 @@ def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp
             command(*arguments[:-1], location)
     with pytest.raises(UsageError, match="which holds a run: choose another folder; nothing was changed"):
         command(*arguments[:-1], run)
+
+
+@pytest.mark.slow
+def test_compare_evaluations_and_runs(command, finished_run, train_toy, toy, tmp_path):
+    train_toy(name="other", seed=1)
+    train_toy(CONFIG.replace("word_dim = 4", "word_dim = 5"), "wide")
+    runs = (finished_run[0], tmp_path / "other", tmp_path / "wide")
+    folders = [tmp_path / f"evaluations/{name}" for name in ("seed-0", "seed-1", "wide")]
+    for run, folder in zip(runs, folders, strict=True):
+        command("evaluate", run, *data_of(toy), "--split", "test", "--portion", "comparable", "--output", folder)
+    comparison = compare_runs([*folders, tmp_path / "wide"])
+    assert [run.state for run in comparison.runs] == ["evaluation"] * 3 + ["steps"]
+    assert [(group.name, len(group.runs)) for group in comparison.groups] == [("evaluations", 2)]
+    assert [gallery.name for gallery in comparison.galleries] == [
+        f"{language} comparable {split}" for language in ("de", "en") for split in ("test", "val")
+    ]
+    (test, *_) = (t for t in comparison.tests if (t.place[1], t.measure) == ("text_to_image", "recall_at_5"))
+    tables = [read_ranks(folder).filter(pc.field("direction") == "text_to_image") for folder in folders]
+    ranks = [table.filter(pc.field("language") == test.place[0].language) for table in tables]
+    hits = [np.mean(table["rank"].to_numpy() <= 5) for table in ranks]
+    assert set(test.rows) == {"evaluations", "evaluations/wide"}
+    assert test.difference == pytest.approx(100 * abs((hits[0] + hits[1]) / 2 - hits[2]))
+    best = comparison.runs[3].history.best["step"]
+    write_ranks(Folder(str(tmp_path / "wide")), read_ranks(tmp_path / "wide"), {"step": str(best + 1)})
+    assert compare_runs([runs[0], runs[2]]).tests == ()
+    assert "not tested, without ranks.parquet of the best step or of other queries: " in compare_runs(runs).notes[-1]
+    out, _ = command("compare", *folders)
+    assert "differences in percentage points" in out
 
 
 @pytest.mark.slow

@@ -1,26 +1,37 @@
+import io
 import json
 import shutil
 from dataclasses import replace
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
+from rich.console import Console
 
+from schemas.console.tables import render_tables
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
+from train.evaluation.statistics import bootstrap_intervals
 from train.reports.comparison import (
+    DIRECTIONS,
+    MEASURES,
     SCORES,
     SUM,
     ComparedRun,
     Comparison,
     Gallery,
+    Measurement,
     SeedGroup,
+    _groups,
     _notes,
     compare_runs,
     logged_scores,
+    with_tests,
 )
 from train.reports.plots import picture_place, plot_comparison
+from train.reports.significance import Queries
 from train.reports.tables import comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
@@ -85,20 +96,22 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
 @pytest.mark.slow
 def test_tables(runs):
     comparison = compare_runs(runs)
-    differences, progress, scores = comparison_tables(comparison)
+    differences, progress, scores, _ = comparison_tables(comparison)
     assert differences.headings == ["", "both (2 seeds)", "english"]
     assert ("seed", "0, 1", "0") in differences.rows
     assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
     assert [row[:2] for row in progress.rows] == [(run.name, "steps") for run in comparison.runs]
+    interval = "  95 % interval"
     assert [row[0] for row in scores.values] == [
-        *("en comparable val: 12 images, 36 captions", " both/seed-0", " both/seed-1", " english"),
-        *(" both, mean of 2", "   deviation", " chance"),
-        *("de comparable val: 12 images, 24 captions", " both/seed-0", " both/seed-1", " both, mean of 2", "   deviation"),
-        " chance",
+        *(("en comparable val", "12 images, 36 captions"), " both/seed-0", " both/seed-1", " english", interval),
+        *(" both, mean of 2", interval, "   deviation", " chance"),
+        *(("de comparable val", "12 images, 24 captions"), " both/seed-0", " both/seed-1", " both, mean of 2", interval),
+        *("   deviation", " chance"),
     ]
     found = comparison.runs[2].measured[ENGLISH_VAL].scores
-    assert scores.values[3][1:] == [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
-    assert scores.values[6][1:] == ["8.3", "37.0", "63.6", "", "8.3", "41.7", "83.3", "", "242.3"]
+    expected = [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
+    assert [text.rstrip("≈ ") for text in scores.values[3][1:]] == expected
+    assert [text.strip() for text in scores.values[8][1:]] == ["8.3", "37.0", "63.6", "", "8.3", "41.7", "83.3", "", "242.3"]
 
 
 @pytest.mark.slow
@@ -243,3 +256,72 @@ def test_place_of_the_picture(output, folder, name):
     assert (found[0].location, found[1]) == (folder, name)
     with pytest.raises(UsageError, match=r"--output is 'a\.jpeg', expected a folder"):
         picture_place("a.jpeg")
+
+
+# --- intervals and tests -----------------------------------------------------------------------------------------------
+
+
+VAL = Gallery("en", "comparable", "val", images=50, captions=100)
+
+
+def ranked(name: str, share: float, seed: int, settings: dict, *, per_image: int = 2) -> ComparedRun:
+    """Return a run with random ranks; a greater share has more hits."""
+    rng, queries, scores = np.random.default_rng(seed), {}, {SUM: 0.0}
+    for direction, count in zip(DIRECTIONS, (1, per_image), strict=True):
+        images = np.repeat(np.arange(50), count)
+        ranks = rng.geometric(share, len(images))
+        queries[direction] = Queries(np.array([f"{n}" for n in range(len(images))]), images, ranks)
+        scores |= {(direction, name): 100 * float(np.mean(ranks <= k)) for name, k in zip(MEASURES, (1, 5, 10), strict=False)}
+        scores[direction, "median_rank"] = float(np.median(ranks))
+    measured = {VAL: Measurement(scores, queries=queries)}
+    return ComparedRun(name, name, {**settings, "seed": seed}, "steps", History(()), (), measured)
+
+
+def compare_ranked(*runs: ComparedRun) -> Comparison:
+    return with_tests(Comparison(runs, {}, _groups(runs)))
+
+
+@pytest.mark.slow
+def test_groups_and_runs_are_tested_against_each_other():
+    good = [ranked(f"good/seed-{n}", 0.5, n, {"loss.margin": 1}) for n in range(3)]
+    other = [ranked(f"other/seed-{n}", 0.45, 10 + n, {"loss.margin": 2}) for n in range(3)]
+    comparison = compare_ranked(*good, *other, ranked("bad", 0.03, 20, {"loss.margin": 3}))
+    texts = comparison.intervals[VAL, "text_to_image"]
+    ranks = np.stack([run.measured[VAL].queries["text_to_image"].ranks for run in good])
+    assert list(texts) == ["good", "other", "bad"]
+    assert texts["good"] == bootstrap_intervals(ranks, np.repeat(np.arange(50), 2))
+    tests = {(test.place[1], test.measure, frozenset(test.rows)): test for test in comparison.tests}
+    assert len(tests) == len(comparison.tests) == 2 * 3 * 3
+    test = tests["text_to_image", "recall_at_1", frozenset(("good", "bad"))]
+    assert test.p_value < 0.01
+    assert test.seed_p_value is None
+    assert tests["text_to_image", "recall_at_1", frozenset(("good", "other"))].seed_p_value >= 0.1
+    rows = {
+        row for _, direction, measure, row in comparison.not_worse if (direction, measure) == ("text_to_image", "recall_at_5")
+    }
+    assert "bad" not in rows
+    assert len(rows & {"good", "other"}) == 1  # The other one is the best.
+
+    *_, scores, differences = comparison_tables(comparison)
+    (marked,) = ([row[6].rstrip("≈ ") for row in scores.values if "≈" in str(row[6])] for _ in range(1))
+    assert len(marked) == 1
+    intervals = [row for row in scores.values if row[0] == "  95 % interval"]
+    assert len(intervals) == 3
+    ends = texts["good"].recall_at_1
+    assert intervals[1][5] == (f"{round(ends.low, 1)}–", f"{round(ends.high, 1)} ")
+    names = [row[0] for row in differences.rows]
+    assert names[:2] == [("en comparable val i→t", " good - other"), "  over seeds"]
+    assert differences.rows[names.index(("en comparable val t→i", " bad - good"))][1].startswith("-")
+    assert json.loads(json.dumps(comparison.to_dict()))["tests"][0]["direction"] == "image_to_text"
+    console = Console(width=80, file=io.StringIO())
+    render_tables(console, comparison_tables(comparison))
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80
+
+
+def test_runs_of_other_queries_are_not_tested():
+    one, other = ranked("one", 0.5, 0, {}), ranked("other", 0.5, 1, {"loss.margin": 2}, per_image=3)
+    without = replace(one, name="without", measured={VAL: Measurement(one.measured[VAL].scores)})
+    comparison = compare_ranked(one, other, without)
+    assert {test.place[1] for test in comparison.tests} == {"image_to_text"}
+    assert comparison.notes == ("not tested, without ranks.parquet of the best step or of other queries: without, other",)
+    assert compare_ranked(one).notes == compare_ranked(one).tests == ()

@@ -1,0 +1,59 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from train.evaluation.statistics import bootstrap_intervals, holm, paired_p_values, seed_p_value
+from train.reports.significance import RECALLS, Difference, Queries, adjust, differences, intervals_of
+
+IMAGES = np.repeat(np.arange(40), 3)
+IDS = np.array([f"{image}/{index}" for index, image in enumerate(IMAGES)])
+
+
+def queries(share: float, seed: int, runs: int = 1) -> Queries:
+    return Queries(IDS, IMAGES, np.random.default_rng(seed).geometric(share, (runs, len(IDS))))
+
+
+def recalls(row: Queries, cutoff: int) -> list[float]:
+    return [100 * sum(int(rank) <= cutoff for rank in ranks) / len(ranks) for ranks in row.ranks]
+
+
+def test_differences_of_four_rows_are_all_pairs():
+    rows = {"a": queries(0.1, 0, runs=3), "b": queries(0.3, 1, runs=2), "c": queries(0.2, 2), "d": queries(0.1, 3)}
+    tests = list(differences("place", rows))
+    assert {(test.measure, frozenset(test.rows)) for test in tests} == {
+        (measure, frozenset(pair)) for measure in RECALLS for pair in combinations(rows, 2)
+    }
+    for test in tests:
+        first, second = (rows[name] for name in test.rows)
+        means = [np.mean(recalls(row, int(test.measure.rpartition("_")[2]))) for row in (first, second)]
+        assert test.difference == pytest.approx(means[0] - means[1])
+        assert test.difference >= 0
+        assert test.p_value == paired_p_values(first.ranks, second.ranks, IMAGES)[test.measure]
+        assert (test.seed_p_value is not None) == (set(test.rows) == {"a", "b"})
+    (seeds,) = (test for test in tests if test.measure == "recall_at_5" and set(test.rows) == {"a", "b"})
+    assert seeds.seed_p_value == seed_p_value(recalls(rows["a"], 5), recalls(rows["b"], 5))
+
+
+def test_differences_of_five_rows_are_those_to_the_best():
+    rows = {
+        name: queries(share, index) for index, (name, share) in enumerate(zip("abcde", (0.1, 0.2, 0.5, 0.3, 0.1), strict=True))
+    }
+    for measure in RECALLS:
+        pairs = [test.rows for test in differences("place", rows) if test.measure == measure]
+        best = max(rows, key=lambda name: recalls(rows[name], int(measure.rpartition("_")[2])))
+        assert {first for first, _ in pairs} == {best}
+        assert {second for _, second in pairs} == set(rows) - {best}
+
+
+def test_adjust_corrects_images_and_seeds_apart():
+    p_values, seeds = [0.01, 0.04, 0.03], [0.1, None, 0.3]
+    tests = [Difference("x", "recall_at_1", ("a", "b"), 1.0, *values) for values in zip(p_values, seeds, strict=True)]
+    adjusted = adjust(tests)
+    assert [test.p_value for test in adjusted] == holm(p_values) == [0.03, 0.06, 0.06]
+    assert [test.seed_p_value for test in adjusted] == [0.2, None, 0.3]
+
+
+def test_intervals_are_those_of_means_over_runs():
+    row = queries(0.2, 0, runs=3)
+    assert intervals_of({"a": row}) == {"a": bootstrap_intervals(row.ranks, IMAGES)}
