@@ -27,9 +27,9 @@ _EXTRAS = {
     "fasttext": frozenset({"gensim"}),
     "timm": frozenset({"timm"}),
     "bert": frozenset({"transformers", "huggingface_hub"}),
-    "duplicates": _MODELS | {"imagehash", "scipy", "faiss"},
     "mteb": frozenset({"mteb"}),
 }
+_EXTRAS["duplicates"] = _EXTRAS["pipelines"] | {"imagehash", "scipy", "faiss"}
 _EXTRAS["all"] = frozenset().union(*(_EXTRAS[extra] for extra in ("pipelines", "train", "figures", "hdf5", "timm")))
 """Modules by extra."""
 

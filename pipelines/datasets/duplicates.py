@@ -129,10 +129,10 @@ def _link_equal(keys: Sequence[Hashable]) -> list[Links]:
 
 
 def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], meter: Meter, on_warning: _Remark) -> _Matches:
-    files = _recorded_files(features)
+    files, warning = _recorded_files(features), ""
     if not job.images:
         if not files:
-            on_warning(f"{job.features!r} keeps no digests of files, and --images is missing: only features are compared")
+            warning = f"{job.features!r} keeps no digests of files, and --images is missing: only features are compared"
         yield "bytes", _link_equal([files.get(image_id) for image_id in ids])
     else:
         images = job.reading.open(job.images)
@@ -142,12 +142,14 @@ def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], met
             if not digests:
                 hint = normalization_hint(missing, (ref.image_id for ref in images.refs()))
                 raise InputError(f"{message}: {hint or 'give the images that the features are of'}")
-            on_warning(f"{message}: only their features are compared")
+            warning = f"{message}: only their features are compared"
         pictures = [digests.get(image_id, PictureDigest(files.get(image_id))) for image_id in ids]
         yield "bytes", _link_equal([picture.file for picture in pictures])
         yield "pixels", _link_equal([picture.pixels for picture in pictures])
         yield "hash", near_pictures(pictures)
     yield "cosine", _near_features(job, features, ids, meter)
+    if warning:  # After all errors.
+        on_warning(warning)
 
 
 def _recorded_files(dataset: Dataset) -> dict[str, str]:
