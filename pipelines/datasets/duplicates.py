@@ -29,7 +29,6 @@ from schemas.duplicates import KINDS, Duplicate
 from schemas.errors import DatasetError, InputError
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
-from schemas.parameters import FeaturesParameters
 from schemas.vocabulary import UNK
 from schemas.writing.records import read_record
 
@@ -173,8 +172,7 @@ def _near_features(job: DuplicatesJob, dataset: Dataset, ids: Sequence[str], met
     for letters, axis in (("d", 0), ("n", 1)):  # Divide by the deviations of values, then by the norms of vectors.
         lengths = np.sqrt(np.einsum(f"nd,nd->{letters}", vectors, vectors, dtype=np.float64)).astype(np.float32)
         vectors /= np.expand_dims(np.where(lengths > 0, lengths, 1), axis)
-    untrained = FeaturesParameters.from_json(dataset.manifest.parameters).untrained
-    min_cosine = job.min_cosine or (MIN_UNTRAINED_COSINE if untrained else MIN_COSINE)
+    min_cosine = job.min_cosine or (MIN_UNTRAINED_COSINE if dataset.untrained else MIN_COSINE)
     for first, second, cosines in near_pairs(vectors, min_cosine, meter):
         yield items[first], items[second], np.minimum(cosines, 1)
 

@@ -179,6 +179,17 @@ def test_pictures_of_other_colours_are_not_joined():
     assert [pair for pair in found if len(digests) not in pair] == []
 
 
+def test_equal_pixels_in_files_of_other_formats_are_joined(tmp_path):
+    features = write_features(tmp_path, random_vectors("abc"))
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    (tmp_path / "photos").mkdir()
+    noise.save(tmp_path / "photos" / "a.png")
+    noise.save(tmp_path / "photos" / "b.bmp")
+    noise.transpose(Image.Transpose.TRANSPOSE).save(tmp_path / "photos" / "c.png")
+    duplicates = find_duplicates(DuplicatesJob(features, images=str(tmp_path / "photos")))
+    assert [(duplicate.image_id, duplicate.kind) for duplicate in duplicates] == [("a", "pixels"), ("b", "pixels")]
+
+
 def test_pictures_of_one_grey_level_have_no_hash():
     digests = [digest_picture(encode(Image.new("RGB", (40, 30), colour), 90)) for colour in ("black", "white")]
     assert [digest.bits for digest in digests] == [None, None]
