@@ -148,50 +148,55 @@ class WrongCounter:
         return tile
 
     def relevance(self) -> Relevance:
-        """Return the measures, once all tiles were requested."""
-        return dict(zip(("image_to_text", "text_to_image"), (side.metrics() for side in self._sides), strict=True))
+        """Return the measures, once all tiles were requested; the host waits for a GPU only once."""
+        counts = [side.count_wrong() for side in self._sides]
+        num_wrong = torch.cat(counts).cpu().split([len(side_counts) for side_counts in counts])
+        metrics = (side.metrics(side_counts.numpy()) for side, side_counts in zip(self._sides, num_wrong, strict=True))
+        return dict(zip(("image_to_text", "text_to_image"), metrics, strict=True))
 
 
 class _Side:
-    """Right scores and best wrong scores of the queries of one direction."""
+    """Right scores and best wrong scores of the queries of one direction, on the device of the scores."""
 
     def __init__(self, pairs: Pairs, num_queries: int, num_items: int) -> None:
-        self._queries, self._items = pairs
-        self._num_items = num_items
-        self._right = torch.full((len(self._queries),), torch.nan)
-        self._wrong = torch.full(
-            (num_queries, min(num_items, max(_CUTOFF, int(np.bincount(self._queries).max())))), -torch.inf
-        )  # [Q, K]
+        self._pairs, self._num_queries, self._num_items = pairs, num_queries, num_items
+        self._depth = min(num_items, max(_CUTOFF, int(np.bincount(pairs[0]).max())))
 
     def add(self, tile: Tensor, queries: Tensor, items: Tensor) -> None:
         """Collect the scores of a tile of queries and items."""
-        self._right, self._wrong = self._right.to(tile), self._wrong.to(tile)
-        rows = _positions_in(queries, len(self._wrong))[self._queries]
-        columns = _positions_in(items, self._num_items + 1)[self._items]
-        inside = np.flatnonzero((rows >= 0) & (columns >= 0))
-        pair, row, column = (upload(torch.from_numpy(n), tile.device) for n in (inside, rows[inside], columns[inside]))
-        right, depth = tile[row, column], self._wrong.shape[1]
-        self._right[pair] = right
-        tile[row, column] = -torch.inf
-        best = tile.topk(min(depth, tile.shape[1])).values
-        tile[row, column] = right
-        self._wrong[queries] = torch.cat([self._wrong[queries], best], 1).topk(depth).values
+        if not hasattr(self, "_wrong"):
+            self._queries, self._items = (upload(torch.from_numpy(indices), tile.device) for indices in self._pairs)
+            self._right = tile.new_full(self._queries.shape, torch.nan)
+            self._wrong = tile.new_full((self._num_queries, self._depth), -torch.inf)  # [Q, K], descending.
+        rows, columns = (
+            _positions_in(n, size)[of]
+            for n, size, of in ((queries, self._num_queries, self._queries), (items, self._num_items, self._items))
+        )
+        is_right = torch.zeros([size + 1 for size in tile.shape], dtype=torch.bool, device=tile.device)
+        is_right[rows, columns] = True  # The last row and column are those of pairs outside the tile.
+        inside = (rows < len(queries)) & (columns < len(items))
+        right = tile[rows.clamp(max=len(queries) - 1), columns.clamp(max=len(items) - 1)]
+        self._right = torch.where(inside, right, self._right)
+        best = tile.masked_fill(is_right[:-1, :-1], -torch.inf).topk(min(self._depth, len(items))).values
+        self._wrong[queries] = torch.cat([self._wrong[queries], best], 1).topk(self._depth).values
 
-    def metrics(self) -> RelevanceMetrics:
-        """Return the measures; counts of wrong items end at K, or at all wrong items."""
+    def count_wrong(self) -> Tensor:
+        """Return the number of wrong items before each right one, int64 ``[P]``, at most K."""
         bounds = least_equal(self._right.nan_to_num(-torch.inf, torch.inf, -torch.inf))
-        wrong = self._wrong[upload(torch.from_numpy(self._queries), bounds.device)]
-        num_wrong = (~(wrong < bounds[:, None])).sum(1).cpu().numpy()
-        is_candidate = self._items >= 0
-        num_candidates = np.bincount(self._queries, is_candidate).astype(np.int64)  # Among the right items.
-        num_wrong = np.minimum(num_wrong, self._num_items - num_candidates[self._queries])
-        num_wrong[~is_candidate] = _NEVER
-        return RelevanceMetrics.of(self._queries, num_wrong, self._num_items)
+        return (~(self._wrong[self._queries] < bounds[:, None])).sum(1)
+
+    def metrics(self, num_wrong: np.ndarray) -> RelevanceMetrics:
+        """Return the measures of counts from `count_wrong`."""
+        queries, items = self._pairs
+        num_candidates = np.bincount(queries, items >= 0).astype(np.int64)  # Among the right items.
+        num_wrong = np.minimum(num_wrong, self._num_items - num_candidates[queries])
+        return RelevanceMetrics.of(queries, np.where(items >= 0, num_wrong, _NEVER), self._num_items)
 
 
-def _positions_in(indices: Tensor, size: int) -> np.ndarray:
-    positions = np.full(size, -1)
-    positions[indices.cpu().numpy()] = np.arange(len(indices))
+def _positions_in(indices: Tensor, size: int) -> Tensor:
+    """Return the position of each number below ``size`` in indices, and of -1; the number of indices if missing."""
+    positions = torch.full((size + 1,), len(indices), device=indices.device)
+    positions[indices] = torch.arange(len(indices), device=indices.device)
     return positions
 
 
