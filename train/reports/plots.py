@@ -161,7 +161,7 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     for gallery, panel in recalls.items():
         panel.set_ylabel(plain(f"sum of recalls, {gallery.language}\n{gallery.portion} {gallery.split}".rstrip()))
         if chance := comparison.chance(gallery):
-            draw_chance(panel, [chance[SUM]], f"chance {chance[SUM]:.1f}")
+            draw_chance(panel, [chance[SUM]], f"{chance[SUM]:.1f}")
     last = max(run.history.last_step for run in comparison.runs)
     for panel in panels[:count]:
         panel.set(xlabel="step", xlim=(0, 1.02 * max(last, 1)), ylim=(0, None))

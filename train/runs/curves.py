@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from itertools import accumulate
-from math import isnan, nan
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
@@ -64,23 +63,20 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
 
 
 def _draw_chance(panel: Axes, history: History, direction: str) -> None:
-    """Draw recalls of chance; languages with equal galleries share lines."""
     languages: dict[tuple[float, ...], list[str]] = {}
     for language in history.languages:
-        recalls = history.chance(language).get(direction, {})
-        languages.setdefault(tuple(recalls.get(f"recall_at_{cutoff}", nan) for cutoff in (1, 5, 10)), []).append(language)
-    for recalls, names in languages.items():
-        if not isnan(sum(recalls)):
-            numbers = " / ".join(f"{recall:.1f}" for recall in recalls)
-            draw_chance(panel, recalls, plain(" ".join(["chance", numbers, *(names if len(languages) > 1 else [])])))
+        if recalls := history.chance(language).get(direction):
+            languages.setdefault(tuple(recalls.values()), []).append(language)
+    texts = [" ".join([*names, *(f"{recall:.1f}" for recall in recalls)]) for recalls, names in languages.items()]
+    draw_chance(panel, [recall for recalls in languages for recall in recalls], ", ".join(texts))
 
 
 def draw_chance(panel: Axes, scores: Sequence[float], text: str) -> None:
-    """Draw thin dashed lines at scores, with a text above the greatest."""
+    """Draw thin dashed lines at scores of chance, with a text above the panel."""
     for score in scores:
         panel.axhline(score, color=GREY, linestyle=(0, (4, 3)), linewidth=0.6, zorder=1)
-    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (0, 1.5), "textcoords": "offset points"}
-    panel.annotate(text, (1, max(scores)), ha="right", va="bottom", fontsize=TINY, color=GREY, **place)
+    if scores:
+        panel.set_title(plain(f"chance: {text}"), loc="right", fontsize=TINY, color=GREY)
 
 
 def _draw_losses(panel: Axes, history: History, kind: str) -> None:

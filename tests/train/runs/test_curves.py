@@ -38,7 +38,7 @@ def test_curves_of_a_run(drawn):
     }
     assert not unused.get_visible()
     assert [points(line) for line in rate.lines] == [[(10, 0.1), (20, 0.2), (30, 0.3)]]
-    assert [text.get_text() for panel in recalls for text in panel.texts] == ["chance 0.2 / 1.2 / 2.5 en"]
+    assert [panel.get_title(loc="right") for panel in recalls] == ["", "chance: en 0.2 1.2 2.5"]
     chance = recalls[1].lines[6:9]
     assert [set(line.get_ydata()) for line in chance] == [{0.25}, {1.25}, {2.5}]
     assert {line.is_dashed() for line in chance} == {True}
