@@ -148,15 +148,15 @@ class WrongCounter:
         return tile
 
     def relevance(self) -> Relevance:
-        """Return the measures, once all tiles were requested; the host waits for a GPU only once."""
-        counts = [side.count_wrong() for side in self._sides]
+        """Return the measures, once all tiles were requested."""
+        counts = [side.count_wrong() for side in self._sides]  # Joined, so that the host waits for a GPU only once.
         num_wrong = torch.cat(counts).cpu().split([len(side_counts) for side_counts in counts])
         metrics = (side.metrics(side_counts.numpy()) for side, side_counts in zip(self._sides, num_wrong, strict=True))
         return dict(zip(("image_to_text", "text_to_image"), metrics, strict=True))
 
 
 class _Side:
-    """Right scores and best wrong scores of the queries of one direction, on the device of the scores."""
+    """Right scores and best wrong scores of one direction, on the scores' device."""
 
     def __init__(self, pairs: Pairs, num_queries: int, num_items: int) -> None:
         self._pairs, self._num_queries, self._num_items = pairs, num_queries, num_items
@@ -168,10 +168,8 @@ class _Side:
             self._queries, self._items = (upload(torch.from_numpy(indices), tile.device) for indices in self._pairs)
             self._right = tile.new_full(self._queries.shape, torch.nan)
             self._wrong = tile.new_full((self._num_queries, self._depth), -torch.inf)  # [Q, K], descending.
-        rows, columns = (
-            _positions_in(n, size)[of]
-            for n, size, of in ((queries, self._num_queries, self._queries), (items, self._num_items, self._items))
-        )
+        rows = _positions_in(queries, self._num_queries)[self._queries]
+        columns = _positions_in(items, self._num_items)[self._items]
         is_right = torch.zeros([size + 1 for size in tile.shape], dtype=torch.bool, device=tile.device)
         is_right[rows, columns] = True  # The last row and column are those of pairs outside the tile.
         inside = (rows < len(queries)) & (columns < len(items))
@@ -181,7 +179,7 @@ class _Side:
         self._wrong[queries] = torch.cat([self._wrong[queries], best], 1).topk(self._depth).values
 
     def count_wrong(self) -> Tensor:
-        """Return the number of wrong items before each right one, int64 ``[P]``, at most K."""
+        """Count the wrong items before right ones, int64 ``[P]``, at most K."""
         bounds = least_equal(self._right.nan_to_num(-torch.inf, torch.inf, -torch.inf))
         return (~(self._wrong[self._queries] < bounds[:, None])).sum(1)
 
@@ -194,7 +192,7 @@ class _Side:
 
 
 def _positions_in(indices: Tensor, size: int) -> Tensor:
-    """Return the position of each number below ``size`` in indices, and of -1; the number of indices if missing."""
+    """Return the positions of numbers below ``size`` in indices, their count if none."""
     positions = torch.full((size + 1,), len(indices), device=indices.device)
     positions[indices] = torch.arange(len(indices), device=indices.device)
     return positions
