@@ -1,5 +1,6 @@
 """A run in MTEB: tasks of `mteb.mocks`, and one with captions of the toy, all from memory."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -173,3 +174,11 @@ def test_front_door_tokenizes_and_extracts(write_run, toy):
         image.putpalette([row, 0, 0])
     found = model.encode([{"image": images[:4]}, {"image": images[4:]}])
     assert found == pytest.approx(gallery.embeddings[rows].numpy(), abs=1e-6)
+
+
+def test_missing_extra_is_named(write_run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mteb.models.model_meta", None)
+    monkeypatch.delitem(sys.modules, "train.evaluation.mteb_model", raising=False)
+    monkeypatch.delattr("train.evaluation.mteb_model", raising=False)
+    with pytest.raises(ImportError, match=r"mteb_model needs mteb.*: pip install 'imagepivot\[mteb\]'"):
+        imagepivot.mteb_model(open_run(write_run()))
