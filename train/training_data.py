@@ -126,7 +126,7 @@ class TrainingInputs:
         return tuple(outliers for outliers in by_split if outliers is not None)
 
     def counts(self, config: Config) -> dict[str, dict[str, int]]:
-        """Count captions by language, and words with embeddings, if the model has any, by encoder."""
+        """Count captions by language, and embedded words by encoder."""
         dimensions, captions, languages = self.dimensions, self.training.captions, self.dimensions.languages
         all_ids = range(dimensions.vocabulary_size)
         encoders = {"+".join(languages): languages} if config.model.mixes_languages else {name: (name,) for name in languages}
