@@ -114,13 +114,20 @@ class Exclusion:
         labels = ([texts[n] for n in column.tolist()] for texts, column in zip(names, columns, strict=True))
         rows = zip(*labels, map(str, captions.indices.tolist()), strict=True)
         kept = np.array([row[0] not in images and row not in keys for row in rows], bool)
-        for language, portion in {*zip(captions.languages.tolist(), captions.portions.tolist(), strict=True)}:
-            if not np.any(kept & (captions.languages == language) & (captions.portions == portion)):
-                raise DatasetError(
-                    f"{self.location!r} excludes all captions in {captions.language_names[language]} "
-                    f"{captions.portion_names[portion]} of split {captions.split!r}: shorten the list, or choose other captions"
-                )
+        if lost := _lost_labels(captions, kept):
+            raise DatasetError(
+                f"{self.location!r} excludes all captions in {lost} of split {captions.split!r}: shorten the list, or choose other "
+                "captions"
+            )
         return captions.select(kept)
+
+
+def _lost_labels(captions: Captions, kept: np.ndarray) -> str:
+    """Return the first language and portion without captions among the kept rows."""
+    for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
+        if not np.any(kept & (captions.languages == language) & (captions.portions == portion)):
+            return f"{captions.language_names[language]} {captions.portion_names[portion]}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -286,15 +293,12 @@ def leave_out_missing(
     missing = MissingFeatures.of(captions.split, image_ids, int(lacks.sum()), features)
     if not allow_missing_features:
         raise lacking(features, missing, images=len(captions.image_ids), captions=len(captions))
-    complete = captions.select(~lacks)
-    for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
-        if not np.any((complete.languages == language) & (complete.portions == portion)):
-            raise DatasetError(
-                f"{features.folder.location!r} lacks the features of all images with captions in "
-                f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}: "
-                f"{missing.hint or 'check that both datasets are of the same images'}"
-            )
-    return missing, complete.compact()
+    if lost := _lost_labels(captions, ~lacks):
+        raise DatasetError(
+            f"{features.folder.location!r} lacks the features of all images with captions in {lost} of split {captions.split!r}: "
+            f"{missing.hint or 'check that both datasets are of the same images'}"
+        )
+    return missing, captions.select(~lacks).compact()
 
 
 def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:
