@@ -64,8 +64,7 @@ def test_model_is_trained_and_queried(demo, folder, imagepivot):
     run = open_run(folder / "run")
     assert (run.model.languages, run.untrained) == (("en", "de", "fr", "cs"), ())
     assert re.search(r"en translation test +\n2 images, ", demo.stdout)  # With intervals and chance, in the table of compare.
-    assert demo.stdout.count("  95 % interval") >= 8
-    assert demo.stdout.count("\n chance ") >= 8
+    assert demo.stdout.count("\n  95 % interval ") == demo.stdout.count("\n chance ") == 6
     assert re.search("one query in each language: scene-000[01]9, among 2 held-out scenes", demo.stdout)
     assert (
         "Features are of EfficientNet-Lite0, trained on ImageNet; pools, crops and regions have random weights" in demo.stdout

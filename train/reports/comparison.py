@@ -37,7 +37,7 @@ SCORES = tuple(product(DIRECTIONS, MEASURES))
 SUM = ("", "sum_of_recalls")
 """Direction (none) and measure of the sum of the six recalls."""
 
-_SEED, _EVALUATED = "seed", "evaluation"
+_SEED, EVALUATED = "seed", "evaluation"
 
 Scores = Mapping[tuple[str, str], float]
 """Scores by direction and measure."""
@@ -85,7 +85,8 @@ class ComparedRun:
     Attributes:
         name: the distinct end of its path.
         settings: configuration by dotted key; with a checkpoint those of `checkpoint_settings`.
-        state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped.
+        state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped;
+            ``evaluation`` for a folder of ``evaluate --output``.
         untrained: features of random weights that the run was trained on.
         measured: scores at the best step, by gallery.
     """
@@ -308,7 +309,7 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
         raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error
     if folder.size(RANKS) is not None:
         measured = _with_queries(measured, read_ranks(location))
-    return ComparedRun(name, location, settings, _EVALUATED, History(()), untrained, measured)
+    return ComparedRun(name, location, settings, EVALUATED, History(()), untrained, measured)
 
 
 def _with_queries(measured: Mapping[Gallery, Measurement], table: pa.Table) -> dict[Gallery, Measurement]:
@@ -356,7 +357,7 @@ def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
 def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
     by_settings: dict[str, list[ComparedRun]] = {}
     for run in runs:
-        same = {key: value for key, value in run.settings.items() if key != _SEED} | {"evaluated": run.state == _EVALUATED}
+        same = {key: value for key, value in run.settings.items() if key != _SEED} | {"evaluated": run.state == EVALUATED}
         if _SEED in run.settings:
             by_settings.setdefault(json.dumps(same), []).append(run)
     groups = [group for group in by_settings.values() if len({run.settings[_SEED] for run in group}) > 1]

@@ -17,7 +17,7 @@ from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import DIRECTIONS, SCORES, SUM, Comparison, Gallery, Scores
+from train.reports.comparison import DIRECTIONS, EVALUATED, SCORES, SUM, Comparison, Gallery, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.row_results import ABSENT
@@ -152,7 +152,7 @@ def _progress(comparison: Comparison) -> Table:
         *(Column("steps/s", ".2f"), Column("pairs/s", ",.0f")),
     )
     rows: list[Row] = []
-    for run in comparison.runs:
+    for run in (run for run in comparison.runs if run.state != EVALUATED):
         best, speed = run.history.best or {}, run.history.speed
         numbers = (best.get("step"), speed.get("steps_per_second"), speed.get("pairs_per_second"))
         rows.append((run.name, run.state, run.history.last_step, *(ABSENT if value is None else value for value in numbers)))
