@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -79,17 +80,21 @@ def differences(place: Any, rows: Mapping[str, Queries]) -> Iterator[Difference]
 
     Up to four rows are tested in all pairs, more rows each against the best of a recall.
     """
+
+    @cache
+    def p_values(first: str, second: str) -> dict[str, float]:
+        return paired_p_values(rows[first].ranks, rows[second].ranks, rows[first].images)
+
     for measure in RECALLS:
         ordered = sorted(rows, key=lambda name: -np.mean(rows[name].recall(measure)))
         pairs = (
             combinations(ordered, 2) if len(rows) <= _MAX_ROWS_OF_ALL_PAIRS else ((ordered[0], name) for name in ordered[1:])
         )
         for pair in pairs:
-            first, second = (rows[name] for name in pair)
-            recalls = first.recall(measure), second.recall(measure)
-            p_value = paired_p_values(first.ranks, second.ranks, first.images)[measure]
+            recalls = [rows[name].recall(measure) for name in pair]
             seeds = seed_p_value(*recalls) if min(map(len, recalls)) > 1 else None
-            yield Difference(place, measure, pair, float(np.mean(recalls[0]) - np.mean(recalls[1])), p_value, seeds)
+            difference = float(np.mean(recalls[0]) - np.mean(recalls[1]))
+            yield Difference(place, measure, pair, difference, p_values(*pair)[measure], seeds)
 
 
 def adjust(tests: Sequence[Difference]) -> list[Difference]:

@@ -212,10 +212,11 @@ def _tests(comparison: Comparison) -> Table:
         rows.append(((f"{gallery.name} {_ARROWS[direction]}", f" {first} - {second}"), *map(texts.get, RECALLS)))
         rows += [("  over seeds", *map(seeds.get, RECALLS))] if seeds else []
     notes = [
-        f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests",
-        "over seeds: permutations of runs, two-sided, Holm's correction",
-        "of more than four rows, each is tested against the best of the column alone",
+        f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests; up to four "
+        "rows are tested in all pairs, more rows each against the best of the column",
     ]
+    if any(test.seed_p_value is not None for test in comparison.tests):
+        notes.append("over seeds: permutations of runs, two-sided, Holm's correction")
     return Table(["", *number_columns("R@1", "R@5", "R@10")], rows, "differences in percentage points", notes)
 
 
