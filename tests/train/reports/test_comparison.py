@@ -187,6 +187,13 @@ def test_compare_runs_of_other_folders_is_refused(finished_run, copied_run, tmp_
     (copied_run / "config.toml").write_text("[loss")
     with pytest.raises(DatasetError, match=r"run/config\.toml is damaged \(not TOML"):
         compare_runs([str(copied_run)])
+    (tmp_path / "evaluated").mkdir()
+    for text in ("{", "[]", '{"scores": [{"language": "en"}]}'):
+        (tmp_path / "evaluated" / "evaluation.json").write_text(text)
+        with pytest.raises(
+            DatasetError, match=r"evaluated/evaluation\.json is damaged \(.*\): evaluate again, or leave it out"
+        ):
+            compare_runs([str(tmp_path / "evaluated")])
 
 
 WITHOUT_CHANCE = History(tuple(entry for entry in HISTORY.entries if entry["event"] != "chance"))
@@ -238,6 +245,17 @@ def test_picture(monkeypatch, tmp_path):
     looks = [(line.get_color(), line.get_marker()) for line in losses.lines]
     assert looks[0] == looks[1] != looks[2]
     assert [text.get_text() for text in last.get_legend().texts] == ["x (2 seeds)", "other"]
+
+
+def test_picture_of_evaluations_has_their_scores(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    gallery, scores = Gallery("en", "comparable", "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
+    run = ComparedRun("a", "a", {}, "evaluation", History(()), (), {gallery: Measurement(scores, {SUM: 12.25})})
+    plot_comparison(Comparison((run,), {}), tmp_path / "a.png")
+    _, panel = figures[0].axes
+    assert [set(line.get_ydata()) for line in panel.lines] == [{30.0}, {12.25}]
+    assert panel.get_title(loc="right") == "chance: 12.2"
 
 
 @pytest.mark.parametrize(
