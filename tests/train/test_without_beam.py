@@ -46,7 +46,8 @@ print("--")
 import train
 
 for module in pkgutil.walk_packages(train.__path__, "train."):
-    importlib.import_module(module.name)
+    if module.name != "train.evaluation.mteb_model":  # Its extra imports torchvision.
+        importlib.import_module(module.name)
 
 from train.config.sections import resolve
 from train.data.splits import open_data
