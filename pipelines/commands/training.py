@@ -394,7 +394,7 @@ def _report_gold_ranks(job: ReproduceJob) -> None:
     from train.reports.gold_ranks import gold_ranks
     from train.reports.tables import gold_rank_tables, write_gold_ranks
 
-    ranks = gold_ranks(job.output, job.corpus, device=job.device, allow_missing_features=job.allow_missing_features)
+    ranks = gold_ranks(job.output, job.corpus)
     render_tables(console, gold_rank_tables(ranks))
     for name in write_gold_ranks(ranks, job.output):
         print_line(f"written: {escape(f'{job.output}/{name}')}")

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
@@ -23,7 +22,7 @@ from train.config.sections import settings_of
 from train.evaluation.ranks import RANKS, read_ranks
 from train.evaluation.statistics import MetricIntervals
 from train.reports.evaluation_folder import EVALUATION
-from train.reports.significance import LEVEL, Difference, Queries, adjust, differences, intervals_of
+from train.reports.significance import Difference, Queries, adjust, differences, join_runs, not_worse
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
@@ -129,11 +128,8 @@ class SeedGroup:
 
     def queries(self, gallery: Gallery, direction: str) -> Queries | None:
         """Return the ranks of all runs; None unless all have ranks of the same queries."""
-        queries = [run.measured[gallery].queries.get(direction) for run in self.runs if gallery in run.measured]
-        stored = [item for item in queries if item is not None]
-        if len(stored) < len(self.runs) or not all(np.array_equal(item.ids, stored[0].ids) for item in stored):
-            return None
-        return replace(stored[0], ranks=np.stack([item.ranks for item in stored]))
+        measured = (run.measured.get(gallery) for run in self.runs)
+        return join_runs([None if measurement is None else measurement.queries.get(direction) for measurement in measured])
 
 
 @dataclass(frozen=True)
@@ -169,9 +165,7 @@ class Comparison:
     @property
     def not_worse(self) -> set[tuple[Gallery, str, str, str]]:
         """Gallery, direction, recall and row of recalls not significantly below the best."""
-        seconds = {(test.place, test.measure, test.rows[1]) for test in self.tests}
-        best = [test for test in self.tests if (test.place, test.measure, test.rows[0]) not in seconds]
-        return {(*test.place, test.measure, test.rows[1]) for test in best if test.p_value >= LEVEL}
+        return {(*place, measure, row) for place, measure, row in not_worse(self.tests)}
 
     def label(self, run: ComparedRun) -> str:
         """Return the name of a run, or of its group."""
@@ -247,7 +241,7 @@ def with_tests(comparison: Comparison) -> Comparison:
     for place in product(comparison.galleries, DIRECTIONS):
         measured = {row.name: row.queries(*place) for row in rows if row.scores(place[0], mean)}
         ranked = {name: queries for name, queries in measured.items() if queries is not None}
-        intervals[place] = intervals_of(ranked)
+        intervals[place] = {name: queries.intervals for name, queries in ranked.items()}
         first = next(iter(ranked.values()), None)
         same = {name: queries for name, queries in ranked.items() if first and np.array_equal(queries.ids, first.ids)}
         tests += differences(place, same)
@@ -314,22 +308,12 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
 
 def _with_queries(measured: Mapping[Gallery, Measurement], table: pa.Table) -> dict[Gallery, Measurement]:
     """Add the ranks of queries."""
-
-    def queries(gallery: Gallery, direction: str) -> Queries:
-        place = pc.field("direction") == direction
-        for name, value in (("language", gallery.language), ("split", gallery.split.partition(" (")[0])):
-            place &= pc.field(name) == value
-        # Several portions are joined in the order of the captions.
-        portions = [
-            name for name in table["portion"].unique().to_pylist() if sorted(name.split(",")) == gallery.portion.split(",")
-        ]
-        return Queries.of(table.filter(place & pc.field("portion").isin(portions)))
-
-    ranked = {gallery: {direction: queries(gallery, direction) for direction in DIRECTIONS} for gallery in measured}
-    return {
-        gallery: replace(measurement, queries={way: item for way, item in ranked[gallery].items() if len(item.ids)})
-        for gallery, measurement in measured.items()
-    }
+    results = {}
+    for gallery, measurement in measured.items():
+        place = {"language": gallery.language, "portion": gallery.portion, "split": gallery.split.partition(" (")[0]}
+        queries = {direction: Queries.of(table, **place, direction=direction) for direction in DIRECTIONS}
+        results[gallery] = replace(measurement, queries=queries)
+    return results
 
 
 def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery, Measurement]:

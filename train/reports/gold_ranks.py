@@ -21,16 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from train.data.captions import Captions
-from train.data.splits import TEST_SPLITS, open_data
-from train.devices import resolve_device
-from train.evaluation.compatibility import expected_fingerprints
-from train.evaluation.evaluation import ensemble_ranks
+from train.data.captions import Captions, read_captions
+from train.data.splits import TEST_SPLITS
+from train.evaluation.ranks import caption_ids
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
-from train.reports.row_results import finished_runs
-from train.runs.run import open_run
+from train.reports.row_results import read_row_ranks
 
 _LANGUAGES = ("de", "en")
 _BASELINE, *_OTHERS = GOLD_COLUMNS
@@ -98,11 +96,11 @@ class GoldRanks:
         return {"paper": "gella2017", "table": "table 3", **plain, "all": tallies}
 
 
-def gold_ranks(output: str, corpus: Corpus, *, device: str = "cpu", allow_missing_features: bool = False) -> GoldRanks:
+def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     """Rank the images of the test captions of 2016 by the runs of table 3.
 
-    Runs are those in the output folder of ``reproduce``. Rows without a result are left out. The corpus is the one that the rows
-    were trained on.
+    Ranks are those that ``reproduce`` wrote into the output folder. Rows without a result are left out. The corpus is the one that
+    the rows were trained on.
 
     Raises:
         DatasetError: no row of the table is trained, or the rows were trained on another corpus.
@@ -110,35 +108,19 @@ def gold_ranks(output: str, corpus: Corpus, *, device: str = "cpu", allow_missin
     ranks: dict[str, dict[str, np.ndarray]] = {language: {} for language in _LANGUAGES}
     runs: dict[str, int] = {}
     captions: dict[str, Captions] = {}
-    tokens: tuple[str, ...] = ()
     for column, pattern in GOLD_COLUMNS.items():
         for preset in dict.fromkeys(pattern.format(language) for language in _LANGUAGES):
-            run_ranks: dict[str, list[np.ndarray]] = {}
-            for folder in finished_runs(output, preset):
-                run = open_run(folder, device=resolve_device(device))
-                tokens = run.vocabulary.tokens
-                data = open_data(
-                    corpus.captions,
-                    corpus.features,
-                    split=TEST_SPLITS[0],
-                    portions={name: ("comparable",) for name in run.model.languages if name in _LANGUAGES},
-                    l2=run.config.data.l2_features,
-                    expected=expected_fingerprints([run]),
-                    allow_missing_features=allow_missing_features,
-                )
-                for language, language_ranks in ensemble_ranks([(run.model, data)]).items():
-                    captions[language] = data.captions.select(data.captions.rows_of(language))
-                    run_ranks.setdefault(language, []).append(language_ranks.text_to_image.cpu().numpy())
-            if run_ranks:
-                runs[preset] = max(map(len, run_ranks.values()))
-            for language, values in run_ranks.items():
-                ranks[language][column] = np.stack(values)
+            for (language, portion, direction), queries in read_row_ranks(output, preset).items():
+                if language in _LANGUAGES and (portion, direction) == ("comparable", "text_to_image"):
+                    runs[preset] = len(queries.ranks)
+                    ranks[language][column] = queries.ranks
+                    captions[language] = captions.get(language) or _captions_of(corpus, language, queries.ids)
     if not runs:
         raise DatasetError(
             f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
             "'imagepivot reproduce gella2017 --table 3'"
         )
-    results = _Results(captions, ranks, tokens)
+    results = _Results(captions, ranks, open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens)
     return GoldRanks(
         images=max(len(np.unique(language_captions.images)) for language_captions in captions.values()),
         runs=runs,
@@ -146,6 +128,19 @@ def gold_ranks(output: str, corpus: Corpus, *, device: str = "cpu", allow_missin
         examples=tuple(results.examples()),
         tallies=tuple(results.tallies()),
     )
+
+
+def _captions_of(corpus: Corpus, language: str, ids: np.ndarray) -> Captions:
+    """Read the captions with sorted ids, in this order."""
+    portions = {language: ("comparable",)}
+    captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
+    rows = dict(zip(caption_ids(captions, np.arange(len(captions))), range(len(captions)), strict=True))
+    if missing := set(ids) - rows.keys():
+        raise DatasetError(
+            f"{corpus.captions!r} lacks the caption {min(missing)}, which rows of table 3 ranked: give the captions that they were "
+            "trained on"
+        )
+    return captions.select(np.array([rows[caption_id] for caption_id in ids]))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from schemas.untrained import untrained_remark
@@ -15,8 +15,11 @@ from train.evaluation.protocols import PROTOCOLS
 from train.evaluation.statistics import Interval
 from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
-from train.reports.row_ranks import Key, RowRanks, best_recalls, read_row_ranks
-from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
+from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row, read_row_ranks
+from train.reports.significance import Queries, best_rows
+
+_Ranks: TypeAlias = Mapping[str, Mapping[tuple[str, str, str], Queries]]
+"""Ranks by preset, and by language, portion and direction."""
 
 _OTHER_SET, _BEST = "†", "≈"
 _SETS = {
@@ -246,7 +249,7 @@ def read_report(output: str, paper: str) -> Report:
     """
     published = rows_of_paper(paper)
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
-    ranks = {key: row for preset in rows for key, row in read_row_ranks(output, preset).items()}
+    ranks = {preset: read_row_ranks(output, preset) for preset in rows}
     begun = tuple(row for row in rows.values() if row.results or row.failed)
     is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
@@ -267,7 +270,7 @@ def read_report(output: str, paper: str) -> Report:
             title = f"{table} ({portion} captions), not in the paper".capitalize()
             portion_rows = [row for row in unpublished if row.portion == portion]
             further.append(Section(title, columns, _lines(portion_rows, rows, ranks)))
-    notes = _notes(begun, is_paper_split=is_paper_split, has_ranks=bool(ranks))
+    notes = _notes(begun, is_paper_split=is_paper_split, has_ranks=any(ranks.values()))
     return Report(paper, notes, tuple(sections), tuple(further), begun)
 
 
@@ -291,27 +294,31 @@ def _unpublished(
     return rows
 
 
-def _lines(
-    rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary], ranks: Mapping[Key, RowRanks]
-) -> tuple[Line, ...]:
-    keys = {(row.preset, row.language, row.portion, direction) for row in rows for direction in DIRECTIONS}
-    best = best_recalls({key: row_ranks for key, row_ranks in ranks.items() if key in keys})
-    return tuple(_line(row, summaries[row.preset], ranks, best) for row in rows)
+def _lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary], ranks: _Ranks) -> tuple[Line, ...]:
+    groups: dict[tuple[Any, ...], dict[str, Queries]] = {}  # Rows with the same queries.
+    for row, direction in product(rows, DIRECTIONS):
+        place = row.language, row.portion, direction
+        if queries := ranks[row.preset].get(place):
+            groups.setdefault((place, tuple(queries.ids)), {})[row.preset] = queries
+    best = {item for (place, _), group in groups.items() for item in best_rows(place, group)}
+    return tuple(_line(row, summaries[row.preset], ranks[row.preset], best) for row in rows)
 
 
-def _line(row: PublishedRow, summary: RowSummary, ranks: Mapping[Key, RowRanks], best: Collection[tuple[Key, str]]) -> Line:
+def _line(
+    row: PublishedRow, summary: RowSummary, ranks: Mapping[tuple[str, str, str], Queries], best: set[tuple[Any, str, str]]
+) -> Line:
     scores = [score for score in summary.scores if (score["language"], score["portion"]) == (row.language, row.portion)]
     chance = scores[0].get("chance", {}) if scores else {}
     recalls = {direction: dict(zip(MEASURES, values, strict=False)) for direction, values in chance.items()}
-    keys = {direction: (row.preset, row.language, row.portion, direction) for direction in DIRECTIONS}
+    places = {direction: (row.language, row.portion, direction) for direction in DIRECTIONS}
     cells = {
         (direction, measure): Measurement(
             published=getattr(getattr(row, direction), measure),
             values=tuple(float(score[direction][measure]) for score in scores),
             chance=recalls.get(direction, {}).get(measure),
             is_other_set=any(_other_set(score) for score in scores),
-            interval=getattr(ranks[keys[direction]].intervals, measure) if keys[direction] in ranks else None,
-            not_below_best=(keys[direction], measure) in best,
+            interval=getattr(ranks[places[direction]].intervals, measure) if places[direction] in ranks else None,
+            not_below_best=(places[direction], measure, row.preset) in best,
         )
         for direction, measure in SCORES
     }

@@ -14,6 +14,8 @@ from schemas.escapes import to_json
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
+from train.evaluation.ranks import RANKS, read_ranks
+from train.reports.significance import Queries, join_runs
 from train.runs.checkpoints import BEST
 
 FAILURE_KINDS = {
@@ -217,6 +219,24 @@ def read_row(output: str, preset: str) -> RowSummary:
         if stored is not None and path.stem.removeprefix("failed-") not in results:
             failed.append(FailedRun(preset, _seed(path), stored))
     return RowSummary(preset, tuple(results.values()), tuple(failed))
+
+
+def read_row_ranks(output: str, preset: str) -> dict[tuple[str, str, str], Queries]:
+    """Read the ranks of a row by language, portion and direction.
+
+    Rows with a run without ranks, and places where queries of the runs differ, are left out.
+
+    Raises:
+        DatasetError: a file is damaged.
+    """
+    folders = [path.with_suffix("") for path in sorted(results_folder(output, preset).glob("seed-*.json"), key=_seed)]
+    if not folders or not all((folder / RANKS).exists() for folder in folders):  # Version 0.2 wrote no ranks.
+        return {}
+    tables, ranks = [read_ranks(folder) for folder in folders], {}
+    for place in tables[0].group_by(["language", "portion", "direction"]).aggregate([]).to_pylist():
+        if queries := join_runs([Queries.of(table, **place) for table in tables]):
+            ranks[place["language"], place["portion"], place["direction"]] = queries
+    return ranks
 
 
 def _seed(path: Path) -> int:

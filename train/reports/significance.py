@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, reduce
 from itertools import combinations
+from operator import and_
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from train.evaluation.statistics import MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
 
@@ -20,30 +22,36 @@ LEVEL = 0.05
 _MAX_ROWS_OF_ALL_PAIRS = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries of one direction, sorted by id.
-
-    Attributes:
-        ids: query ids ``[Q]``.
-        images: image ids ``[Q]``.
-        ranks: ranks ``[Q]`` from 1; ``[S, Q]`` of several runs.
-    """
+    """Ids and image ids ``[Q]`` of one direction, by id, and ranks ``[S, Q]``."""
 
     ids: np.ndarray
     images: np.ndarray
     ranks: np.ndarray
 
     @classmethod
-    def of(cls, table: pa.Table) -> Queries:
-        """Read the rows of `train.evaluation.ranks`."""
-        table = table.sort_by("query_id")
-        ids, images, ranks = (table[name].to_numpy() for name in ("query_id", "image_id", "rank"))
-        return cls(ids, images, ranks)
+    def of(cls, table: pa.Table, **place: str) -> Queries:
+        """Read a run's ranks of a place, see `train.evaluation.ranks`."""
+        rows = table.filter(reduce(and_, (pc.field(name) == value for name, value in place.items()))).sort_by("query_id")
+        return cls(rows["query_id"].to_numpy(), rows["image_id"].to_numpy(), rows["rank"].to_numpy()[None])
+
+    @cached_property
+    def intervals(self) -> MetricIntervals:
+        """Confidence intervals of the means over runs."""
+        return bootstrap_intervals(self.ranks, self.images)
 
     def recall(self, measure: str) -> list[float]:
         """Return a recall in percent, of each run."""
-        return (100 * (np.atleast_2d(self.ranks) <= int(measure.rpartition("_")[2])).mean(1)).tolist()
+        return (100 * (self.ranks <= int(measure.rpartition("_")[2])).mean(1)).tolist()
+
+
+def join_runs(runs: Sequence[Queries | None]) -> Queries | None:
+    """Join the ranks of runs; None unless all have ranks of the same queries."""
+    known = [run for run in runs if run is not None and len(run.ids)]
+    if not known or len(known) < len(runs) or not all(np.array_equal(run.ids, known[0].ids) for run in known):
+        return None
+    return replace(known[0], ranks=np.concatenate([run.ranks for run in known]))
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,6 @@ class Difference:
 
     Attributes:
         place: where the rows were measured.
-        rows: names of the rows.
         difference: difference of the first row to the second, in percentage points.
         p_value: two-sided, over images, adjusted for all differences of a comparison.
         seed_p_value: two-sided, over seeds, adjusted likewise; None without two runs of each row.
@@ -70,15 +77,12 @@ class Difference:
         return {name: value for name, value in vars(self).items() if name != "place"} | {"rows": list(self.rows)}
 
 
-def intervals_of(rows: Mapping[str, Queries]) -> dict[str, MetricIntervals]:
-    """Return the confidence intervals of each row."""
-    return {name: bootstrap_intervals(queries.ranks, queries.images) for name, queries in rows.items()}
-
-
-def differences(place: Any, rows: Mapping[str, Queries]) -> Iterator[Difference]:
+def differences(
+    place: Any, rows: Mapping[str, Queries], *, max_rows_of_all_pairs: int = _MAX_ROWS_OF_ALL_PAIRS
+) -> Iterator[Difference]:
     """Test rows of the same queries, without adjustment, see `adjust`.
 
-    Up to four rows are tested in all pairs, more rows each against the best of a recall.
+    A few rows are tested in all pairs, more rows each against the best of a recall.
     """
 
     @cache
@@ -87,10 +91,8 @@ def differences(place: Any, rows: Mapping[str, Queries]) -> Iterator[Difference]
 
     for measure in RECALLS:
         ordered = sorted(rows, key=lambda name: -np.mean(rows[name].recall(measure)))
-        pairs = (
-            combinations(ordered, 2) if len(rows) <= _MAX_ROWS_OF_ALL_PAIRS else ((ordered[0], name) for name in ordered[1:])
-        )
-        for pair in pairs:
+        firsts = ordered if len(rows) <= max_rows_of_all_pairs else ordered[:1]
+        for pair in (pair for pair in combinations(ordered, 2) if pair[0] in firsts):
             recalls = [rows[name].recall(measure) for name in pair]
             seeds = seed_p_value(*recalls) if min(map(len, recalls)) > 1 else None
             difference = float(np.mean(recalls[0]) - np.mean(recalls[1]))
@@ -104,3 +106,23 @@ def adjust(tests: Sequence[Difference]) -> list[Difference]:
         replace(test, p_value=p_value, seed_p_value=None if test.seed_p_value is None else next(seeds))
         for test, p_value in zip(tests, holm([test.p_value for test in tests]), strict=True)
     ]
+
+
+def not_worse(tests: Iterable[Difference]) -> set[tuple[Any, str, str]]:
+    """Return place, recall and row of recalls not significantly below the best."""
+    tests = list(tests)
+    seconds = {(test.place, test.measure, test.rows[1]) for test in tests}
+    best = [test for test in tests if (test.place, test.measure, test.rows[0]) not in seconds]
+    return {(test.place, test.measure, test.rows[1]) for test in best if test.p_value >= LEVEL}
+
+
+def best_rows(place: Any, rows: Mapping[str, Queries]) -> set[tuple[Any, str, str]]:
+    """Return place, recall and row of the best recalls and of those not below them.
+
+    Each row is tested against the best, with Holm's correction over the rows of a recall.
+    """
+    results, tests = set(), list(differences(place, rows, max_rows_of_all_pairs=0))
+    for measure in RECALLS:
+        adjusted = adjust([test for test in tests if test.measure == measure])
+        results |= not_worse(adjusted) | {(place, measure, test.rows[0]) for test in adjusted}
+    return results

@@ -288,7 +288,7 @@ def ranked(name: str, share: float, seed: int, settings: dict, *, per_image: int
     for direction, count in zip(DIRECTIONS, (1, per_image), strict=True):
         images = np.repeat(np.arange(50), count)
         ranks = rng.geometric(share, len(images))
-        queries[direction] = Queries(np.array([f"{n}" for n in range(len(images))]), images, ranks)
+        queries[direction] = Queries(np.array([f"{n}" for n in range(len(images))]), images, ranks[None])
         scores |= {(direction, name): 100 * float(np.mean(ranks <= k)) for name, k in zip(MEASURES, (1, 5, 10), strict=False)}
         scores[direction, "median_rank"] = float(np.median(ranks))
     measured = {VAL: Measurement(scores, queries=queries)}
@@ -305,7 +305,7 @@ def test_groups_and_runs_are_tested_against_each_other():
     other = [ranked(f"other/seed-{n}", 0.45, 10 + n, {"loss.margin": 2}) for n in range(3)]
     comparison = compare_ranked(*good, *other, ranked("bad", 0.03, 20, {"loss.margin": 3}))
     texts = comparison.intervals[VAL, "text_to_image"]
-    ranks = np.stack([run.measured[VAL].queries["text_to_image"].ranks for run in good])
+    ranks = np.concatenate([run.measured[VAL].queries["text_to_image"].ranks for run in good])
     assert list(texts) == ["good", "other", "bad"]
     assert texts["good"] == bootstrap_intervals(ranks, np.repeat(np.arange(50), 2))
     tests = {(test.place[1], test.measure, frozenset(test.rows)): test for test in comparison.tests}

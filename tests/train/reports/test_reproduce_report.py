@@ -130,6 +130,13 @@ def test_intervals_and_marks_are_those_of_the_ranks(report_on, tmp_path):
     assert any("≈ best for its language, or no difference" in note for note in report.notes)
 
 
+def test_rows_on_other_queries_are_not_compared(report_on, tmp_path):
+    for preset, count in (("gella2017/vse-en", 100), ("gella2017/oe-en", 99)):
+        write_ranks_of(tmp_path, preset, {"image_to_text": [1] * count})
+        report = report_on(score(), preset=preset)
+    assert all("≈" not in str(row) for name in ("VSE, en", "OE, en") for row in rows_of(report, name))
+
+
 def test_results_without_ranks_have_no_intervals(report_on):
     report = report_on(score())
     assert not any("interval" in str(row[0]) for row in rows_of(report, "VSE, en"))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from train.evaluation.statistics import bootstrap_intervals, holm, paired_p_values, seed_p_value
-from train.reports.significance import RECALLS, Difference, Queries, adjust, differences, intervals_of
+from train.reports import significance
+from train.reports.significance import RECALLS, Difference, Queries, adjust, best_rows, differences
 
 IMAGES = np.repeat(np.arange(40), 3)
 IDS = np.array([f"{image}/{index}" for index, image in enumerate(IMAGES)])
@@ -56,4 +57,34 @@ def test_adjust_corrects_images_and_seeds_apart():
 
 def test_intervals_are_those_of_means_over_runs():
     row = queries(0.2, 0, runs=3)
-    assert intervals_of({"a": row}) == {"a": bootstrap_intervals(row.ranks, IMAGES)}
+    assert row.intervals == bootstrap_intervals(row.ranks, IMAGES)
+
+
+def row_of(*ranks: np.ndarray) -> Queries:
+    return Queries(np.arange(1000), np.repeat(np.arange(200), 5), np.stack(ranks))
+
+
+def test_best_rows_are_those_without_a_difference():
+    rng = np.random.default_rng(0)
+    best = rng.geometric(0.2, (2, 1000))
+    near = best.copy()
+    near[:, :4] += 20  # Of one image.
+    rows = {"best": row_of(*best), "near": row_of(*near), "worse": row_of(*best + rng.integers(0, 3, 1000))}
+    assert {row for _, measure, row in best_rows("place", rows) if measure == "recall_at_1"} == {"best", "near"}
+
+
+@pytest.mark.parametrize(("p_values", "best"), [((0.02, 0.03), "a"), ((0.03, 0.04), "abc"), ((0.02, 0.06), "ac")])
+def test_p_values_are_corrected_over_the_rows(monkeypatch, p_values, best):
+    by_seeds = dict(enumerate(p_values, start=2))  # The number of seeds tells the rows apart.
+    monkeypatch.setattr(significance, "paired_p_values", lambda a, b, images: dict.fromkeys(RECALLS, by_seeds[len(b)]))
+    rows = {name: row_of(*[np.full(1000, rank)] * seeds) for name, seeds, rank in (("a", 1, 1), ("b", 2, 11), ("c", 3, 11))}
+    assert best_rows("place", rows) == {("place", measure, row) for row in best for measure in RECALLS}
+
+
+def test_interval_is_that_of_a_bootstrap_over_images():
+    rng = np.random.default_rng(1)
+    ranks = rng.geometric(0.1, (3, 200)).repeat(5, axis=1)  # All captions of an image have its rank.
+    interval = row_of(*ranks).intervals.recall_at_5
+    resampled = [100 * (ranks[:, ::5] <= 5)[:, rng.integers(0, 200, 200)].mean() for _ in range(4000)]
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=1), pytest.approx(high, abs=1))
