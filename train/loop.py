@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, isnan, nan
 
 import torch
@@ -48,26 +48,6 @@ from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
 from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
 from train.schedules import learning_rate, max_total_steps, steps_per_epoch, stop_reason
 from train.training_data import TrainingInputs, TrainingInputsProtocol, load_training_inputs, overlap_remark
-
-
-@dataclass(frozen=True)
-class Step:
-    """An optimizer step.
-
-    Attributes:
-        losses: objective and unweighted losses by name, of each batch.
-        norm: norm of the gradient before clipping.
-    """
-
-    batches: tuple[Batch, ...]
-    losses: tuple[tuple[Tensor, Mapping[str, Tensor]], ...]
-    norm: Tensor
-
-    @property
-    def loss(self) -> Tensor:
-        """Sum of the objective over the batches."""
-        return torch.stack([loss for loss, _ in self.losses]).sum()
-
 
 _LOG_EVERY_STEPS = 10
 _MIN_STEPS_AT_MARGIN = 100  # Of a collapse, also where an epoch has fewer: embeddings may begin nearly equal.
@@ -285,20 +265,20 @@ class _Loop:
         self._stop_if_over()
         self.stopwatch.begin()
         while not self.progress.stop_reason:
-            done = self._step()
+            loss, norm = self._step()
             step = self.progress.step
             evaluates = step % eval_every_steps == 0 or bool(self.stop_reason(self.progress))
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY_STEPS == 0 or self.device.type == "cpu":
-                self._check_finite(done, weights=saves)
+                self._check_finite(loss, norm, weights=saves)
             if step % _LOG_EVERY_STEPS == 0:
-                self._log_step(log, done)
+                self._log_step(log, norm)
             if evaluates:
                 self._evaluate(log)
                 self._stop_if_over()
             signal = self.processes.all_reduce_max(interruption.received)
             if signal:
-                self._check_finite(done, weights=True)
+                self._check_finite(loss, norm, weights=True)
             if saves or signal:
                 self._save(LAST)
             if evaluates and self.progress.evals_since_best == 0:
@@ -314,29 +294,31 @@ class _Loop:
                 break
         return self.progress
 
-    def _step(self) -> Step:
-        """Accumulate the gradients of the batches of a step, and update the weights."""
+    def _step(self) -> tuple[Tensor, Tensor]:
+        """Accumulate the gradients of the batches of a step, and update the weights.
+
+        Returns:
+            Sum of the objective over the batches, and norm of the gradient before clipping.
+        """
         config, epoch = self.config, self.batches.epoch
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step=self.progress.step, epoch=epoch, epoch_steps=self.epoch_steps)
         hinges = "sum" if self.progress.step < config.loss.sum_warmup_steps else config.loss.hinges
         self.optimizer.zero_grad()
-        batches: list[Batch] = []
-        losses: list[tuple[Tensor, Mapping[str, Tensor]]] = []
-        while len(batches) < config.schedule.grad_accum_steps and self.batches.epoch == epoch:
+        losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []
+        while len(losses) < config.schedule.grad_accum_steps and self.batches.epoch == epoch:
             with self.stopwatch.measure("data"):
                 batch, inputs = self.batches.next()
             loss, terms = self.objective(inputs, hinges)
             # Processes exchange gradients after each batch: the next one may use other encoders.
             loss.backward()
-            batches.append(batch)
-            losses.append((loss.detach(), terms))
+            losses.append((batch, loss.detach(), terms))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm or torch.inf)
         self.optimizer.step()
         self.progress = replace(self.progress, step=self.progress.step + 1)
-        self.new_losses += [(batch, *loss) for batch, loss in zip(batches, losses, strict=True)]
-        self.stopwatch.count(sum(batch.pairs for batch in batches))
-        return Step(tuple(batches), tuple(losses), norm)
+        self.new_losses += losses
+        self.stopwatch.count(sum(batch.pairs for batch, *_ in losses))
+        return torch.stack([loss for _, loss, _ in losses]).sum(), norm
 
     def _evaluate(self, log: RunLog | None) -> None:
         """Measure recalls on the validation split on rank 0, and broadcast the score."""
@@ -367,17 +349,17 @@ class _Loop:
             loss = losses.per_query()[0] if losses.sums else self.loss
             self.on_report(replace(self._report(loss, scores), validation_loss=validation.loss))
 
-    def _check_finite(self, done: Step, *, weights: bool) -> None:
+    def _check_finite(self, loss: Tensor, norm: Tensor, *, weights: bool) -> None:
         """Raise a `DivergedError` before invalid values are written.
 
         This synchronises with a GPU. A step with a finite loss may still corrupt weights or optimizer state.
         """
-        if not torch.isfinite(done.loss + done.norm):
-            raise self._diverged(f"the loss is {float(done.loss)} and the norm of its gradient {float(done.norm)}")
+        if not torch.isfinite(loss + norm):
+            raise self._diverged(f"the loss is {float(loss)} and the norm of its gradient {float(norm)}")
         if weights:
             moments = (value for state in self.optimizer.state.values() for value in state.values())
             values = (*self.model.state_dict().values(), *moments)
-            if not torch.stack([value.isfinite().all().to(done.norm.device) for value in values]).all():
+            if not torch.stack([value.isfinite().all().to(norm.device) for value in values]).all():
                 raise self._diverged("weights are not finite")
 
     def _diverged(self, finding: str) -> DivergedError:
@@ -394,24 +376,15 @@ class _Loop:
         self.new_losses = []
         return self.progress.losses
 
-    def _log_step(self, log: RunLog | None, done: Step) -> None:
+    def _log_step(self, log: RunLog | None, norm: Tensor) -> None:
         """Log mean losses since the last line, and begin the next mean."""
         losses = self._add_losses()
         self.progress = replace(self.progress, losses=LossSums())
         self.loss, terms = losses.per_query()
         if log is not None:
-            log.write(
-                "step",
-                self.progress.step,
-                {
-                    "loss": self.loss,
-                    "terms": terms,
-                    "task": "+".join(losses.tasks),
-                    "languages": list(losses.languages),
-                    "gradient_norm": float(done.norm),
-                    "learning_rate": self.optimizer.param_groups[0]["lr"],
-                },
-            )
+            values = {"loss": self.loss, "terms": terms, "task": "+".join(losses.tasks), "languages": list(losses.languages)}
+            values |= {"gradient_norm": float(norm), "learning_rate": self.optimizer.param_groups[0]["lr"]}
+            log.write("step", self.progress.step, values)
             self.on_report(self._report(self.loss, {}))
         self._warn_of_collapse(log, terms)
 

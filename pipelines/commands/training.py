@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -99,7 +99,7 @@ def evaluate(
     nothing is evaluated again.
     """
     import_modules(imports)
-    from schemas.made_from import is_current, write_made_from
+    from schemas.made_from import write_made_from
     from schemas.storage.folder import Folder
     from train.evaluation.scores import evaluate_run, evaluation_report
     from train.reports.evaluation_folder import EVALUATION, check_evaluation_folder, evaluation_content, write_evaluation
@@ -108,10 +108,7 @@ def evaluate(
     if output:
         check_evaluation_folder(output)
     made_from = job.made_from() if output else {}
-    if output and is_current(Folder(output), made_from):
-        if as_json:
-            typer.echo(Folder(output).read(EVALUATION), nl=False)
-        remark(f"{output!r} is up to date", style="")
+    if _is_up_to_date(output, made_from, EVALUATION if as_json else ""):
         return
     with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
         scores = evaluate_run(job, count, remark)
@@ -135,6 +132,19 @@ def evaluate(
     title = ", ".join(job.runs) if len(job.runs) == 1 else f"mean scores of {', '.join(job.runs)}"
     render_tables(console, score_tables(scores, title=f"{title}, without duplicates" if complete else title))
     render_tables(console, score_tables(complete, title=f"{title}, with duplicates"))
+
+
+def _is_up_to_date(output: str, made_from: Mapping[str, Any], report: str = "") -> bool:
+    """Return whether a folder has the same output; then say so and print a file of it."""
+    from schemas.made_from import is_current
+    from schemas.storage.folder import Folder
+
+    if not output or not is_current(Folder(output), made_from):
+        return False
+    if report:
+        typer.echo(Folder(output).read(report), nl=False)
+    remark(f"{output!r} is up to date", style="")
+    return True
 
 
 @command("compare runs/c2c runs/bilingual --output comparison.png")
@@ -242,15 +252,12 @@ def sts(
 
         Folder(output).check_writable()
     from pipelines.text.queries import tokenize_query
-    from schemas.made_from import is_current, write_made_from
+    from schemas.made_from import write_made_from
     from train.evaluation import sts as work
     from train.reports.tables import sts_report, sts_tables, write_sts
 
     made_from = work.sts_made_from(job) if output else {}
-    if output and is_current(Folder(output), made_from):
-        if as_json:
-            typer.echo(Folder(output).read("sts.json"), nl=False)
-        remark(f"{output!r} is up to date", style="")
+    if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
         return
     with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
         result = work.sts(job, tokenize_query, count)
@@ -282,8 +289,6 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Im
     import_modules(imports)
     import sklearn.manifold  # noqa: F401 -- A missing package shows before the work.
 
-    from schemas.made_from import is_current
-    from schemas.storage.folder import Folder
     from train.reports.figures import draw_figures
 
     def read(location: str, image_ids: Sequence[str]) -> Mapping[str, Picture]:
@@ -292,8 +297,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Im
         return read_pictures(reading.open(location), image_ids)
 
     made_from = job.made_from()
-    if is_current(Folder(job.output), made_from):
-        remark(f"{job.output!r} is up to date", style="")
+    if _is_up_to_date(job.output, made_from):
         return
     with CountDisplay(notes, "figures", unit="vectors", log_json=log_json) as count:
         drawn = draw_figures(job, read, count, made_from=made_from)
@@ -356,7 +360,13 @@ def reproduce(
         console.print(*report.notes, sep="\n", highlight=False, markup=False)
         render_tables(console, report.begun.to_tables())
         if (job.paper, job.table) == ("gella2017", 3):
-            _report_gold_ranks(job)
+            from train.reports.gold_ranks import gold_ranks
+            from train.reports.tables import gold_rank_tables, write_gold_ranks
+
+            ranks = gold_ranks(job.output, job.corpus)
+            render_tables(console, gold_rank_tables(ranks))
+            for name in write_gold_ranks(ranks, job.output):
+                print_line(f"written: {escape(f'{job.output}/{name}')}")
     written = f"{job.output}/{job.paper}.md, {job.output}/{job.paper}.json"
     try:
         Folder(job.output).write(f"{job.paper}.md", report.to_markdown().encode())
@@ -388,16 +398,6 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
     remark("the same command retries failed runs", style="")
     if any(run.failure.kind == "diverged" for run in failed):
         remark("diverged runs would mostly diverge again: change their settings with --rows and --set", style="")
-
-
-def _report_gold_ranks(job: ReproduceJob) -> None:
-    from train.reports.gold_ranks import gold_ranks
-    from train.reports.tables import gold_rank_tables, write_gold_ranks
-
-    ranks = gold_ranks(job.output, job.corpus)
-    render_tables(console, gold_rank_tables(ranks))
-    for name in write_gold_ranks(ranks, job.output):
-        print_line(f"written: {escape(f'{job.output}/{name}')}")
 
 
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool) -> None:

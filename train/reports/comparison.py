@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product, takewhile
+from itertools import product
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -191,15 +191,11 @@ class Comparison:
         }
 
     def _scores_of(self, gallery: Gallery) -> list[dict[str, Any]]:
-        groups = [group for group in self.groups if group.scores(gallery, mean)]
-        statistics = {"mean": mean, "deviation": stdev}
-        return [
-            *({"name": run.name, **_nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured),
-            *(
-                {"name": group.name, **{name: _nested(group.scores(gallery, value)) for name, value in statistics.items()}}
-                for group in groups
-            ),
-        ]
+        scores = [{"name": run.name, **_nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured]
+        for group in self.groups:
+            if means := group.scores(gallery, mean):
+                scores.append({"name": group.name, "mean": _nested(means), "deviation": _nested(group.scores(gallery, stdev))})
+        return scores
 
 
 def _nested(scores: Scores) -> dict[str, Any]:
@@ -291,11 +287,7 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
         for score in content["scores"]:
             split = f"{score['split']} ({score['folds']} folds)" if "folds" in score else score["split"]
             gallery = Gallery(score["language"], score["portion"], split, *(score[way]["queries"] for way in DIRECTIONS))
-            chance = {
-                (way, key): value for way in DIRECTIONS for key, value in zip(MEASURES, score["chance"][way], strict=False)
-            }
-            scores = {pair: score[pair[0]][pair[1]] for pair in SCORES} | {SUM: score[SUM[1]]}
-            measured[gallery] = Measurement(scores, chance | {SUM: sum(chance.values())})
+            measured[gallery] = _measurement(score, score["chance"])
         runs = content["runs"]
         settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
         untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
@@ -325,10 +317,15 @@ def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery
             portions = ",".join(sorted(settings.get("data.portions", {}).get(language, ())))
             sizes = (metrics[direction].get("queries", 0) for direction in DIRECTIONS)
             gallery = Gallery(language, portions, settings.get("data.validation_split", ""), *sizes)
-            scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
-            chance = {pair: random[pair[0]][pair[1]] for pair in SCORES if pair[1] in random.get(pair[0], {})}
-            measured[gallery] = Measurement(scores, chance | {SUM: random[SUM[1]]} if random else {})
+            chance = {direction: tuple(random[direction].values()) for direction in DIRECTIONS if direction in random}
+            measured[gallery] = _measurement(metrics, chance)
     return measured
+
+
+def _measurement(metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]]) -> Measurement:
+    scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
+    recalls = {(way, name): value for way, values in chance.items() for name, value in zip(MEASURES, values, strict=False)}
+    return Measurement(scores, recalls | ({SUM: sum(map(sum, chance.values()))} if recalls else {}))
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -350,8 +347,7 @@ def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
 
 def _common_name(names: Sequence[str]) -> str:
     """Return the common prefix of names, without a number or the word seed at its end."""
-    equal = takewhile(lambda characters: len(set(characters)) == 1, zip(*names, strict=False))
-    common = "".join(characters[0] for characters in equal).rstrip("0123456789/-_. ")
+    common = os.path.commonprefix(names).rstrip("0123456789/-_. ")  # noqa: RUF071 -- characters are compared
     return common.removesuffix("seed").rstrip("/-_. ") or "all"
 
 
@@ -360,36 +356,29 @@ def _notes(runs: Sequence[ComparedRun]) -> list[str]:
     notes = []
     for data in ("captions", "features", "extractor", "vocabulary"):
         for key in (f"data: {data}", f"content: {data}"):
-            names = _names_by((run.settings[key], run.name) for run in runs if key in run.settings)
-            if len(names) > 1:
-                notes.append(f"not the same {data} ({key.partition(':')[0]}): {_listing(names)}")
+            if names := _names_by_value((run.settings[key], run.name) for run in runs if key in run.settings):
+                notes.append(f"not the same {data} ({key.partition(':')[0]}): {names}")
                 break
     for place in dict.fromkeys(gallery[:3] for run in runs for gallery in run.measured):
-        names = _names_by((gallery.size, run.name) for run in runs for gallery in run.measured if gallery[:3] == place)
-        if len(names) > 1:
-            notes.append(f"not the same gallery of {' '.join(place)}: {_listing(names)}")
+        if names := _names_by_value((item.size, run.name) for run in runs for item in run.measured if item[:3] == place):
+            notes.append(f"not the same gallery of {' '.join(place)}: {names}")
     for run in runs:
         for gallery, measurement in run.measured.items():
             texts, images = (tuple(measurement.chance.get((way, name), 0.0) for name in MEASURES[:3]) for way in DIRECTIONS)
             chance = Chance(texts, images, gallery.images)
             if measurement.chance and not is_above_chance(measurement.scores[SUM], [chance]):
-                notes.append(
-                    f"{run.name}: the recalls on {gallery.name} are not better than chance ({chance.sum_of_recalls:.1f})"
-                )
-    if untrained := [run for run in runs if run.untrained]:
-        remark = untrained_remark(name for run in untrained for name in run.untrained)
-        notes.append(f"{', '.join(run.name for run in untrained)}: {remark}")
+                text = f"the recalls on {gallery.name} are not better than chance ({chance.sum_of_recalls:.1f})"
+                notes.append(f"{run.name}: {text}")
+    if remark := untrained_remark(name for run in runs for name in run.untrained):
+        notes.append(f"{', '.join(run.name for run in runs if run.untrained)}: {remark}")
     if any(run.state == "unfinished" for run in runs) and len(runs) > 1:
         notes.append("unfinished runs are shown as far as they have come")
     return notes
 
 
-def _names_by(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _names_by_value(pairs: Iterable[tuple[str, str]]) -> str:
+    """List values with the names that have them; empty if all values are equal."""
     names: dict[str, list[str]] = {}
     for value, name in pairs:
         names.setdefault(value, []).append(name)
-    return names
-
-
-def _listing(names: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{value} ({', '.join(members)})" for value, members in names.items())
+    return "; ".join(f"{value} ({', '.join(members)})" for value, members in names.items()) if len(names) > 1 else ""

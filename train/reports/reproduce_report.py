@@ -132,26 +132,22 @@ class Section:
     def to_narrow_table(self) -> Table:
         """Return the table for a terminal of 80 columns, with a line per direction."""
         measures = [measure for measure in MEASURES if any(measure == column for _, column in self.columns)]
+        directions = {way: [(way, measure) for measure in measures] for way, _ in self.columns}
         rows: list[Row] = []
         for line in self.lines:
             runs = f"{line.runs_text} run{'' if line.runs_text == '1' else 's'}"
             rows.append((Cell(f"{line.row.name}, {line.row.language}, {runs}", style="bold"),))
-            for direction in dict.fromkeys(direction for direction, _ in self.columns):
-                columns = [(direction, measure) for measure in measures]
+            for direction, columns in directions.items():
                 cells = [line.cells[column] if column in self.columns else None for column in columns]
+                mark = f" {_OTHER_SET}" if any(cell and cell.is_other_set for cell in cells) else ""
                 rows.append((f"  {direction.replace('_', ' ')}", *(cell.text if cell else None for cell in cells)))
-                intervals = [cell.interval_text if cell else None for cell in cells]
-                if any(intervals):
-                    rows.append([Cell(value, style="dim") for value in ("    95 % interval", *intervals)])
-                published = [cell.published if cell else None for cell in cells]
-                if any(number is not None for number in published):
-                    mark = f" {_OTHER_SET}" if any(cell and cell.is_other_set for cell in cells) else ""
-                    rows.append([Cell(value, style="dim") for value in (f"    published{mark}", *published)])
+                for name, attribute in (("95 % interval", "interval_text"), (f"published{mark}", "published")):
+                    values = [getattr(cell, attribute, None) for cell in cells]
+                    if any(value is not None for value in values):
+                        rows.append([Cell(value, style="dim") for value in (f"    {name}", *values)])
         for language, line in self.galleries.items():
             rows.append((Cell(f"chance, {language}", style="bold"),))
-            for direction in dict.fromkeys(direction for direction, _ in self.columns):
-                columns = [(direction, measure) for measure in measures]
-                rows.append((f"  {direction.replace('_', ' ')}", *line.chance(columns)))
+            rows += ((f"  {way.replace('_', ' ')}", *line.chance(columns)) for way, columns in directions.items())
         headings = [_SHORT[measure].removesuffix(" rank") for measure in measures]
         return Table(["", *number_columns(*headings)], rows, self.title)
 

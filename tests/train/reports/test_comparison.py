@@ -239,8 +239,8 @@ def test_picture(monkeypatch, tmp_path):
         *("loss per query", "sum of recalls, en", "sum of recalls, de")
     ]
     assert [len(panel.lines) for panel in (losses, english, german)] == [3, 4, 2]
-    assert [panel.get_title(loc="right") for panel in (english, german)] == ["chance: 8.5", ""]
-    assert set(english.lines[3].get_ydata()) == {8.5}
+    assert [panel.get_title(loc="right") for panel in (english, german)] == ["chance: 4.0", ""]
+    assert set(english.lines[3].get_ydata()) == {4.0}
     assert list(english.lines[0].get_ydata()) == [12.0, 18.0]
     looks = [(line.get_color(), line.get_marker()) for line in losses.lines]
     assert looks[0] == looks[1] != looks[2]
