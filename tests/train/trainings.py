@@ -17,8 +17,8 @@ from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
 from tests.builders import write_rows
 from train.data.batches import CaptionBatch
-from train.evaluation.evaluation import Members, mean_metrics, rank_folds
-from train.evaluation.metrics import RetrievalMetrics
+from train.evaluation.evaluation import Members, ensemble_ranks, rank_folds
+from train.evaluation.metrics import Ranks, RetrievalMetrics, Scores, bidirectional_ranks, mean_over_folds
 from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 
@@ -196,12 +196,21 @@ def encode_ids(model, ids: list[int], language: str) -> torch.Tensor:
         return model.encode_captions(CaptionBatch(np.array(ids), np.array([0, len(ids)]), np.array([0])), language).values[0]
 
 
+def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: torch.Tensor) -> Ranks:
+    """Rank images and captions, with one row of scores per image."""
+    return Ranks(*bidirectional_ranks(scores, torch.arange(num_images), image_of_caption), (), {})
+
+
 def evaluate_folds(members: Members, folds: int) -> dict[str, RetrievalMetrics]:
     """Measure the mean scores of models in folds, by language."""
-    ranks = rank_folds(members, folds)
-    return {language: mean_metrics([fold_ranks for _, fold_ranks in parts]) for language, parts in ranks.items()}
+    captions = members[0][1].captions
+    return {
+        language: mean_over_folds([RetrievalMetrics.of(ranks) for _, ranks in rank_folds(members, language, folds)])
+        for language in captions.language_names
+        if len(captions.rows_of(language))
+    }
 
 
 def evaluate_ensemble(members: Members) -> dict[str, RetrievalMetrics]:
     """Measure the mean scores of models, by language."""
-    return evaluate_folds(members, 1)
+    return {language: RetrievalMetrics.of(ranks) for language, ranks in ensemble_ranks(members).items()}

@@ -16,7 +16,8 @@ import torch
 
 from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks, chance_recall
-from train.evaluation.ranks import caption_ids, direction_intervals, direction_table, names_of
+from train.evaluation.ranks import caption_ids, direction_intervals, direction_table
+from train.evaluation.relevance import ScoreCollector, same_image
 from train.evaluation.statistics import MetricIntervals
 
 
@@ -68,17 +69,16 @@ def evaluate_cross_lingual(
         images = [np.searchsorted(common, images_of[name][indices]) for name, indices in candidates.items()]
         sides = [[take_rows(item, indices) for item in encoded[name]] for name, indices in candidates.items()]
         sources = [scores_between(model, first, second) for (model, _), first, second in zip(members, *sides, strict=True)]
-        image_tensors = (torch.from_numpy(indices).long() for indices in images)
-        ranks = bidirectional_ranks(mean_scores(sources), *image_tensors, device=members[0][0].device, best_wrong=True)
+        shape, device = (len(images[0]), len(images[1])), members[0][0].device
+        scores = ScoreCollector(mean_scores(sources), same_image(*images), shape, device)
+        ranks = bidirectional_ranks(scores, *map(torch.from_numpy, images), device=device)
+        best_wrong, _ = scores.summarize()
         ids = [caption_ids(captions, rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
             chance = _chance(images[query], images[other])
             query_images = np.array(captions.image_ids, object)[common[images[query]]]
-            best_wrong = names_of(ids[other], ranks[2 + query].numpy())
-            table = direction_table(
-                *(captions, pair[query], "text_to_text", ids[query], query_images, ranks[query], best_wrong),
-                candidates=pair[other],
-            )
+            columns = ids[query], query_images, ranks[query], ids[other], best_wrong[query]
+            table = direction_table(captions, pair[query], "text_to_text", *columns, candidates=pair[other])
             metrics, intervals = RecallMetrics.of(ranks[query]), direction_intervals(table, "text_to_text")
             results[pair[query], pair[other]] = CrossLingualRetrieval(metrics, chance, intervals, table)
     return results

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import mean
 from typing import TypeAlias
 
 import numpy as np
@@ -29,8 +28,9 @@ from train.data.features import ImageFeatures
 from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
 from train.devices import computing, upload
-from train.evaluation.metrics import CUTOFFS, Ranks, RecallMetrics, RetrievalMetrics, Scores, chance_recall, retrieval_ranks
-from train.evaluation.ranks import rank_table
+from train.evaluation.metrics import CUTOFFS, Ranks, RetrievalMetrics, Scores, bidirectional_ranks, chance_recall
+from train.evaluation.ranks import DIRECTIONS, rank_table
+from train.evaluation.relevance import RightItems, ScoreCollector, own_captions
 from train.losses import LossSums, Term, Views, named_losses
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -44,9 +44,6 @@ Count: TypeAlias = Callable[[int], object]
 
 Members: TypeAlias = Sequence[tuple[RetrievalModel, SplitData]]
 """Models of an ensemble, each with the split to evaluate on: the same captions and images, with the features that it takes."""
-
-Observe: TypeAlias = Callable[[Scores, Captions, np.ndarray, np.ndarray], Scores]
-"""Wrapper of a source of scores: takes the source, captions, their ranked rows, and the ranked images, both int64 indices."""
 
 
 def no_progress(done: int) -> None:
@@ -112,11 +109,14 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def ensemble_ranks(members: Members, *, on_progress: Count = no_progress, observe: Observe | None = None) -> dict[str, Ranks]:
+def ensemble_ranks(
+    members: Members, *, on_progress: Count = no_progress, definitions: Mapping[str, RightItems] = {}
+) -> dict[str, Ranks]:
     """Rank images and captions by the mean scores of models, by language.
 
     The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
-    language is thus scored as if it were the only one. The models return to their previous modes.
+    language is thus scored as if it were the only one. The models return to their previous modes. ``definitions`` of right items
+    follow that of an image's captions.
 
     Returns:
         Ranks by language, in the order of ``captions.language_names``; languages without captions are left out.
@@ -127,7 +127,7 @@ def ensemble_ranks(members: Members, *, on_progress: Count = no_progress, observ
     def encode(language: str, rows: np.ndarray) -> list[Encoded]:
         return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
 
-    return _ranks_by_language(models, members[0][1].captions, images, encode, observe)
+    return _ranks_by_language(models, members[0][1].captions, images, encode, definitions)
 
 
 def _ranks_by_language(
@@ -135,12 +135,11 @@ def _ranks_by_language(
     captions: Captions,
     images: Sequence[Encoded],
     encode: Callable[[str, np.ndarray], Sequence[Encoded]],
-    observe: Observe | None = None,
+    definitions: Mapping[str, RightItems],
 ) -> dict[str, Ranks]:
     """Rank images and captions by the mean score of models.
 
-    ``images`` are encoded by each model, and ``encode`` encodes rows of ``captions`` in a language with each. ``observe`` wraps the
-    scores of each language.
+    ``images`` are encoded by each model, and ``encode`` encodes rows of ``captions`` in a language with each.
     """
     results = {}
     for language in captions.language_names:
@@ -152,11 +151,15 @@ def _ranks_by_language(
             scores_between(model, take_rows(encoded, candidates), encoded_captions)
             for model, encoded, encoded_captions in zip(models, images, encode(language, rows), strict=True)
         ]
+        device, shape = models[0].device, (len(candidates), len(rows))
+        scores, collectors = mean_scores(sources), {}
+        for name, right_items in {"captions": own_captions, **definitions}.items():
+            scores = collectors[name] = ScoreCollector(scores, right_items(captions, rows, candidates), shape, device)
         owners = torch.from_numpy(image_of_caption).long()
-        scores = mean_scores(sources)
-        scores = scores if observe is None else observe(scores, captions, rows, candidates)
-        device = models[0].device
-        results[language] = retrieval_ranks(scores, len(candidates), owners, device=device, best_wrong=True)
+        ranks = bidirectional_ranks(scores, torch.arange(len(candidates)), owners, device=device)
+        summaries = {name: collector.summarize() for name, collector in collectors.items()}
+        relevance = {name: dict(zip(DIRECTIONS, metrics, strict=True)) for name, (_, metrics) in summaries.items()}
+        results[language] = Ranks(*ranks, summaries["captions"][0], relevance)
     return results
 
 
@@ -219,7 +222,7 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
     run can be compared.
     """
     images, captions = encode_images(model, data.features), _encode_all_captions(model, data.captions)
-    ranks = _ranks_by_language([model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)])
+    ranks = _ranks_by_language([model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)], {})
     tables = [rank_table(data.captions, language, language_ranks) for language, language_ranks in ranks.items()]
     retrieval = {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
@@ -245,44 +248,26 @@ def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.devic
 
 
 def rank_folds(
-    members: Members, folds: int, *, on_progress: Count = no_progress, observe: Observe | None = None
-) -> dict[str, list[tuple[Captions, Ranks]]]:
-    """Rank each fold of the images as in `ensemble_ranks`.
+    members: Members,
+    language: str,
+    folds: int,
+    *,
+    on_progress: Count = no_progress,
+    definitions: Mapping[str, RightItems] = {},
+) -> list[tuple[Captions, Ranks]]:
+    """Return captions and ranks of each fold of a language's images.
 
-    A language's images are cut in the order of their ids; the first folds may have one more. One fold ranks all images together.
-
-    Returns:
-        Captions and ranks of each fold, by language.
+    Images are cut in the order of their ids; the first folds may have one more. Ranks are those of `ensemble_ranks`.
 
     Raises:
-        UsageError: a language has fewer images than folds.
+        UsageError: the language has fewer images than folds.
     """
-    captions = members[0][1].captions
-    if folds == 1:
-        ranks = ensemble_ranks(members, on_progress=on_progress, observe=observe)
-        return {language: [(captions, language_ranks)] for language, language_ranks in ranks.items()}
-    results: dict[str, list[tuple[Captions, Ranks]]] = {}
-    for language in captions.language_names:
-        if len(captions.rows_of(language)):
-            for images in _folds(captions, language, folds):
-                selected = [(model, _select_images(data, language, images)) for model, data in members]
-                ranks = ensemble_ranks(selected, on_progress=on_progress, observe=observe)
-                results.setdefault(language, []).append((selected[0][1].captions, ranks[language]))
+    results = []
+    for images in _folds(members[0][1].captions, language, folds):
+        selected = [(model, _select_images(data, language, images)) for model, data in members]
+        ranks = ensemble_ranks(selected, on_progress=on_progress, definitions=definitions)
+        results.append((selected[0][1].captions, ranks[language]))
     return results
-
-
-def mean_metrics(folds: Sequence[Ranks]) -> RetrievalMetrics:
-    """Return the mean recalls and median ranks of folds, and all queries."""
-    metrics = [RetrievalMetrics.of(ranks) for ranks in folds]
-    return RetrievalMetrics(
-        _mean_metrics([fold.image_to_text for fold in metrics]), _mean_metrics([fold.text_to_image for fold in metrics])
-    )
-
-
-def chance_in_folds(captions: Captions, language: str, folds: int) -> Mapping[str, tuple[float, ...]]:
-    """Return the means over the folds of `rank_folds` of `chance`."""
-    recalls = [chance(_captions_of(captions, language, images), language) for images in _folds(captions, language, folds)]
-    return {direction: tuple(map(mean, zip(*(fold[direction] for fold in recalls), strict=True))) for direction in recalls[0]}
 
 
 def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
@@ -296,17 +281,7 @@ def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
     return np.array_split(images, folds)
 
 
-def _captions_of(captions: Captions, language: str, images: np.ndarray) -> Captions:
-    rows = captions.rows_of(language)
-    return captions.select(rows[np.isin(captions.images[rows], images)]).compact()
-
-
 def _select_images(data: SplitData, language: str, images: np.ndarray) -> SplitData:
-    features = replace(data.features, rows=data.features.rows[images])
-    return replace(data, captions=_captions_of(data.captions, language, images), features=features)
-
-
-def _mean_metrics(folds: Sequence[RecallMetrics]) -> RecallMetrics:
-    first, fifth, tenth = map(mean, zip(*(fold.recalls for fold in folds), strict=True))
-    median = mean(fold.median_rank for fold in folds)
-    return RecallMetrics(first, fifth, tenth, median_rank=median, queries=sum(fold.queries for fold in folds))
+    captions, rows = data.captions, data.captions.rows_of(language)
+    selected = captions.select(rows[np.isin(captions.images[rows], images)]).compact()
+    return replace(data, captions=selected, features=replace(data.features, rows=data.features.rows[images]))

@@ -1,4 +1,4 @@
-"""Recall and median rank of image-sentence retrieval, in both directions.
+"""Recall, median rank and measures over all right items, in both directions.
 
 A rank is one plus the number of wrong items before the right one. Ties are broken pessimistically: a wrong item with an equal score
 comes before the right one, so that a model with equal scores for everything ranks last. NaN scores count like ties.
@@ -10,16 +10,26 @@ other models are further apart.
 Image to text: the best-ranked of an image's captions counts, as in Karpathy and Fei-Fei 2015 and later work; its others are neither
 right nor wrong. Text to image: each caption is a query of its own.
 
-Letters: ``I`` images, ``C`` captions, ``K`` captions of one image.
+===============  ===================================================================================================
+nDCG@10          discounted cumulative gain of the first ten items over that of an ideal order (MTEB, trec_eval)
+R-Precision      share of right items among the first R, where R is the query's number of right items (Musgrave et al. 2020)
+mAP@R            mean over the first R positions of the precision there, 0 at wrong items (ECCV Caption, Chun et al. 2022)
+===============  ===================================================================================================
+
+Letters: ``I`` images, ``C`` captions, ``P`` pairs of a query and a right item.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import permutations
 from math import comb, floor, isqrt
+from statistics import mean
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +46,9 @@ EQUAL_WITHIN = 8 * torch.finfo(torch.float32).eps
 """Maximum difference of equal scores, 9.5e-7: eight times the distance of neighbouring float32 values at 1."""
 
 _SCORES_AT_ONCE = 1 << 26  # 256 MiB in float32.
+
+GAIN_CUTOFF = 10
+_DISCOUNTS = 1 / np.log2(np.arange(2, 2 + GAIN_CUTOFF))
 
 
 @dataclass(frozen=True)
@@ -77,20 +90,74 @@ class RecallMetrics:
 
 
 @dataclass(frozen=True)
+class RelevanceMetrics:
+    """Measures over all right items of queries of one modality, in percent.
+
+    Attributes:
+        chance: the six measures of a random order.
+    """
+
+    queries: int
+    chance: tuple[float, ...]
+    recall_at_1: float
+    recall_at_5: float
+    recall_at_10: float
+    ndcg_at_10: float
+    r_precision: float
+    map_at_r: float
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The six measures."""
+        return tuple(vars(self).values())[2:]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**vars(self), "chance": dict(zip(list(vars(self))[2:], self.chance, strict=True))}
+
+    @classmethod
+    def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int) -> RelevanceMetrics:
+        """Summarize counts ``[P]`` of wrong items before right items of queries."""
+        order = np.lexsort((num_wrong, queries))
+        _, query, right = np.unique(queries[order], return_inverse=True, return_counts=True)
+        nth = np.arange(1, len(query) + 1) - (right.cumsum() - right)[query]  # Among the right items, from 1.
+        positions = num_wrong[order] + nth
+        within = positions <= right[query]
+        gains = _DISCOUNTS[np.minimum(positions, GAIN_CUTOFF) - 1] * (positions <= GAIN_CUTOFF)
+        ideal = _DISCOUNTS.cumsum()[np.minimum(right, GAIN_CUTOFF) - 1]
+        norms = (gains, ideal), (within, right), (within * nth / positions, right)
+        measures = [np.bincount(query, values) / norm for values, norm in norms]
+        recalls = [positions[nth == 1] <= cutoff for cutoff in CUTOFFS]
+        chance = np.mean([_chance(min(count, num_items), num_items) for count in right.tolist()], axis=0)
+        means = (100 * float(values.mean()) for values in (*recalls, *measures))
+        return cls(len(right), tuple(chance.tolist()), *means)
+
+
+@cache
+def _chance(right: int, items: int) -> tuple[float, ...]:
+    """Return the six expected measures of a random order, in percent."""
+    share, positions = right / items, np.arange(1, right + 1)
+    ndcg = share * _DISCOUNTS[:items].sum() / _DISCOUNTS[:right].sum()
+    precisions = (1 + (positions - 1) * (right - 1) / max(items - 1, 1)) / positions  # Where the item is right.
+    recalls = (chance_recall(cutoff, right, items) for cutoff in CUTOFFS)
+    return *recalls, 100 * ndcg, 100 * share, 100 * share * float(precisions.mean())
+
+
+@dataclass(frozen=True)
 class Ranks:
     """Ranks of all queries, from 1, on the CPU.
 
     Attributes:
         image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
         text_to_image: int64 ``[C]``, rank of the image of each caption.
-        best_wrong_caption: int64 ``[I]``, the best-scored caption of another image; -1 without one, None unless requested.
-        best_wrong_image: int64 ``[C]``, the best-scored other image.
+        best_wrong: int64 ``[I]`` and ``[C]``, the best-scored caption and image of another image; -1 without one.
+        relevance: measures over all right items by definition of these, then by direction.
     """
 
     image_to_text: Tensor
     text_to_image: Tensor
-    best_wrong_caption: Tensor | None = None
-    best_wrong_image: Tensor | None = None
+    best_wrong: tuple[Tensor, ...]
+    relevance: Mapping[str, Mapping[str, RelevanceMetrics]]
 
 
 @dataclass(frozen=True)
@@ -120,38 +187,22 @@ class RetrievalMetrics:
         return {**asdict(self), "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
 
 
-def retrieval_ranks(
-    scores: Scores,
-    num_images: int,
-    image_of_caption: Tensor,
-    *,
-    device: torch.device | None = None,
-    best_wrong: bool = False,
-) -> Ranks:
-    """Rank all queries in both directions, with one row of scores per image.
-
-    ``image_of_caption`` is int64 ``[C]``, the row of the image that each caption belongs to. Other arguments are those of
-    `bidirectional_ranks`.
-
-    Raises:
-        ValueError: a caption belongs to no image.
-    """
-    if len(image_of_caption) and not 0 <= int(image_of_caption.min()) <= int(image_of_caption.max()) < num_images:
-        raise ValueError(
-            f"captions belong to images {int(image_of_caption.min())} to {int(image_of_caption.max())} of {num_images}"
-        )
-    rows = torch.arange(num_images, device=image_of_caption.device)
-    return Ranks(*bidirectional_ranks(scores, rows, image_of_caption, device=device, best_wrong=best_wrong))
+def mean_over_folds(folds: Sequence[Any]) -> Any:
+    """Return the means of the numbers in metrics of folds, and the sums of queries."""
+    first = folds[0]
+    if isinstance(first, dict):
+        columns = {name: [fold[name] for fold in folds] for name in first}
+        return {name: sum(column) if name == "queries" else mean_over_folds(column) for name, column in columns.items()}
+    if isinstance(first, tuple):
+        return tuple(map(mean, zip(*folds, strict=True)))
+    if isinstance(first, int | float):
+        return mean(folds)
+    return replace(first, **mean_over_folds([vars(fold) for fold in folds]))
 
 
 def bidirectional_ranks(
-    scores: Scores,
-    row_images: Tensor,
-    column_images: Tensor,
-    *,
-    device: torch.device | None = None,
-    best_wrong: bool = False,
-) -> tuple[Tensor, ...]:
+    scores: Scores, row_images: Tensor, column_images: Tensor, *, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """Rank the best item of the same image for each row and each column.
 
     Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
@@ -163,13 +214,10 @@ def bidirectional_ranks(
         row_images: int64, the image of each row, from 0 and ascending.
         column_images: int64, the image of each column, from 0.
         device: device of the scores; that of ``row_images`` if None.
-        best_wrong: whether to find the best-scored item of another image, too. Of equal scores, the first in the order of images
-            counts, and NaN never does. A tile is copied.
 
     Returns:
-        int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. With ``best_wrong``, the
-        column of each row's best wrong item and the row of each column's follow; -1 for an item without a wrong one. The host
-        waits for a GPU only once if the images are on the CPU.
+        int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. The host waits for a GPU only
+        once if the images are on the CPU.
 
     Raises:
         ValueError: the images of the rows do not ascend.
@@ -185,11 +233,10 @@ def bidirectional_ranks(
     sizes = len(row_images), len(owners)
     better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # Of columns in the order of their images.
     row_better, column_better = better.split(sizes)
-    row_wrong, column_wrong = (_BestWrong.empty(size, device) for size in (sizes if best_wrong else (0, 0)))
     bounds: list[tuple[Tensor, Tensor]] = []
     for rows, columns in strips:
         tile = scores(rows, order_on_device[columns])
-        pair_rows, pair_columns = _right_pairs(in_rows, owners[columns])
+        pair_rows, pair_columns = right_pairs(in_rows, owners[columns])
         pairs = upload(pair_rows - rows.start, device), upload(pair_columns, device)
         right = tile[pairs]
         bounds.append((_own_best_scores(right, pairs[0], tile.shape[0]), _own_best_scores(right, pairs[1], tile.shape[1])))
@@ -197,57 +244,16 @@ def bidirectional_ranks(
         # Items of the same image do not count against each other.
         for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
             counts.index_add_(0, indices, (right < bound[indices]).long() - 1)
-        if best_wrong:
-            wrong = tile.nan_to_num(-torch.inf, torch.inf, -torch.inf)
-            wrong[pairs] = -torch.inf
-            row_wrong.update(wrong, rows, columns.start)
-            column_wrong.update(wrong.T, columns, rows.start)
     for a, b in permutations(range(len(strips)), 2):
         rows, columns = strips[a][0], strips[b][1]
         tile_bounds = bounds[a][0], bounds[b][1]
-        tile = scores(rows, order_on_device[columns])
-        _count_better(tile, *tile_bounds, row_better[rows], column_better[columns])
-        if best_wrong:
-            wrong = tile.nan_to_num(-torch.inf, torch.inf, -torch.inf)
-            row_wrong.update(wrong, rows, columns.start)
-            column_wrong.update(wrong.T, columns, rows.start)
+        _count_better(scores(rows, order_on_device[columns]), *tile_bounds, row_better[rows], column_better[columns])
     has_right = torch.cat((in_columns[row_images] > 0, in_rows[owners] > 0))
     row_ranks, column_ranks = (better.cpu() + 1).mul_(has_right).split(sizes)
-    ranks = row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
-    if not best_wrong:
-        return ranks
-    wrong_columns, wrong_rows = row_wrong.indices.cpu(), column_wrong.indices.cpu()
-    wrong_columns = torch.where(wrong_columns < 0, -1, order[wrong_columns.clamp(min=0)]) if len(order) else wrong_columns
-    return *ranks, wrong_columns, torch.empty_like(wrong_rows).index_copy(0, order, wrong_rows)
+    return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
 
 
-@dataclass(frozen=True)
-class _BestWrong:
-    """Greatest wrong scores of items, and the first item with each."""
-
-    scores: Tensor
-    indices: Tensor
-
-    @classmethod
-    def empty(cls, size: int, device: torch.device) -> _BestWrong:
-        return cls(torch.full((size,), -torch.inf, device=device), torch.full((size,), -1, device=device))
-
-    def update(self, tile: Tensor, items: slice, start: int) -> None:
-        """Add a tile ``[items, others]`` without NaN.
-
-        ``start`` is the index of its first other item.
-        """
-        if not tile.shape[1]:
-            return
-        scores, indices = tile.max(1)  # The first of equal scores.
-        scores, indices = scores.to(self.scores.dtype), indices + start
-        previous = self.scores[items], self.indices[items]
-        is_better = (scores > previous[0]) | ((scores == previous[0]) & (scores > -torch.inf) & (indices < previous[1]))
-        self.scores[items] = torch.where(is_better, scores, previous[0])
-        self.indices[items] = torch.where(is_better, indices, previous[1])
-
-
-def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
+def right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column of each pair of items of the same image."""
     first_row = in_rows.cumsum(0) - in_rows
     num_partners = in_rows[column_images]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from train.evaluation.metrics import Ranks
 from train.evaluation.statistics import MetricIntervals, bootstrap_intervals
 
 RANKS = "ranks.parquet"
+
+DIRECTIONS = ("image_to_text", "text_to_image")
+"""Directions of image-sentence retrieval; the first word names the queries."""
 
 SCHEMA = pa.schema(
     [
@@ -42,14 +45,10 @@ def rank_table(captions: Captions, language: str, ranks: Ranks, *, fold: int | N
     texts = caption_ids(captions, rows)
     images = np.array(captions.image_ids, object)[captions.images[rows]]
     directions = (
-        ("image_to_text", image_ids, image_ids, ranks.image_to_text, texts, ranks.best_wrong_caption),
-        ("text_to_image", texts, images, ranks.text_to_image, image_ids, ranks.best_wrong_image),
+        (DIRECTIONS[0], image_ids, image_ids, ranks.image_to_text, texts, ranks.best_wrong[0]),
+        (DIRECTIONS[1], texts, images, ranks.text_to_image, image_ids, ranks.best_wrong[1]),
     )
-    tables = []
-    for direction, queries, query_images, query_ranks, candidates, wrong in directions:
-        best_wrong = [None] * len(queries) if wrong is None else names_of(candidates, wrong.numpy())
-        tables.append(direction_table(captions, language, direction, queries, query_images, query_ranks, best_wrong, fold=fold))
-    return pa.concat_tables(tables)
+    return pa.concat_tables(direction_table(captions, language, *direction, fold=fold) for direction in directions)
 
 
 def direction_table(
@@ -59,20 +58,21 @@ def direction_table(
     query_ids: np.ndarray,
     image_ids: np.ndarray,
     ranks: Tensor,
-    best_wrong: Sequence[str | None],
+    item_ids: np.ndarray,
+    best_wrong: Tensor,
     *,
     candidates: str | None = None,
     fold: int | None = None,
 ) -> pa.Table:
-    """Return the ranks of one direction."""
-    size = len(query_ids)
+    """Return the ranks of one direction; ``best_wrong`` are positions of items or -1."""
+    size, wrong = len(query_ids), best_wrong.numpy()
     portions = np.unique(captions.portions[captions.rows_of(language)])
     portion = ",".join(sorted(captions.portion_names[index] for index in portions))
     constant = [captions.split, language, portion, direction, candidates]
     columns = [pa.repeat(pa.scalar(value, pa.string()), size) for value in constant]
     columns += [pa.array(query_ids, pa.string()), pa.array(image_ids, pa.string()), pa.array(ranks.int().numpy())]
-    columns += [pa.array(best_wrong, pa.string()), pa.repeat(pa.scalar(fold, pa.int16()), size)]
-    return pa.table(columns, schema=SCHEMA)
+    columns.append(pa.array(item_ids, pa.string()).take(pa.array(wrong, mask=wrong < 0)))
+    return pa.table([*columns, pa.repeat(pa.scalar(fold, pa.int16()), size)], schema=SCHEMA)
 
 
 def caption_ids(captions: Captions, rows: np.ndarray) -> np.ndarray:
@@ -81,11 +81,6 @@ def caption_ids(captions: Captions, rows: np.ndarray) -> np.ndarray:
     image_ids, languages, portions = captions.image_ids, captions.language_names, captions.portion_names
     keys = zip(*(column[rows].tolist() for column in columns), strict=True)
     return np.array([f"{image_ids[i]}/{languages[n]}/{portions[p]}/{index}" for i, n, p, index in keys], object)
-
-
-def names_of(candidates: np.ndarray, indices: np.ndarray) -> list[str | None]:
-    """Return the ids of candidates; None for the index -1."""
-    return [candidates[index] if index >= 0 else None for index in indices.tolist()]
 
 
 def direction_intervals(table: pa.Table, direction: str) -> MetricIntervals:

@@ -19,11 +19,11 @@ from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import check_languages, check_members, check_tokens, expected_fingerprints
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
-from train.evaluation.evaluation import Count, Members, chance_in_folds, mean_metrics, no_progress, rank_folds
-from train.evaluation.metrics import RetrievalMetrics
+from train.evaluation.evaluation import Count, Members, chance, no_progress, rank_folds
+from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
 from train.evaluation.protocols import ProtocolMatch, match_protocol
-from train.evaluation.ranks import direction_intervals, rank_table
-from train.evaluation.relevance import Relevance, RelevanceMeter, RightItems, own_captions
+from train.evaluation.ranks import DIRECTIONS, direction_intervals, rank_table
+from train.evaluation.relevance import RightItems
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob
@@ -62,7 +62,7 @@ class Score:
     cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
     protocol: ProtocolMatch | None = None
     untrained: tuple[str, ...] = ()
-    relevance: Mapping[str, Relevance] = field(default_factory=dict)
+    relevance: Mapping[str, Mapping[str, RelevanceMetrics]] = field(default_factory=dict)
     exclusion: Exclusion | None = None
     intervals: Mapping[str, MetricIntervals] = field(default_factory=dict)
     ranks: pa.Table | None = field(default=None, repr=False, compare=False)
@@ -148,7 +148,7 @@ def score_ensemble(
             folds; or, with ``cross_lingual``, no image has captions in two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
-    definitions: dict[str, RightItems] = {"captions": own_captions, **read_relevance(relevance, annotations)}
+    definitions = read_relevance(relevance, annotations)
     known = check_members(runs)
     token_width = check_tokens(runs, token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
@@ -236,25 +236,25 @@ def _score(
     data = members[0][1]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
-    chance, meter = chance_in_folds(chosen, language, folds), RelevanceMeter(definitions)
-    parts = rank_folds(_with_captions(members, chosen), folds, on_progress=on_progress, observe=meter.observe)[language]
-    ranks = pa.concat_tables(
-        rank_table(part, language, part_ranks, fold=None if folds == 1 else fold)
-        for fold, (part, part_ranks) in enumerate(parts, start=1)
-    )
+    parts = rank_folds(_with_captions(members, chosen), language, folds, on_progress=on_progress, definitions=definitions)
+    tables = [
+        rank_table(part, language, ranks, fold=None if folds == 1 else fold)
+        for fold, (part, ranks) in enumerate(parts, start=1)
+    ]
+    table = pa.concat_tables(tables)
     return Score(
         language=language,
         portion=portion,
         split=captions.split,
-        retrieval=mean_metrics([part_ranks for _, part_ranks in parts]),
-        chance=chance,
+        retrieval=mean_over_folds([RetrievalMetrics.of(ranks) for _, ranks in parts]),
+        chance=mean_over_folds([chance(part, language) for part, _ in parts]),
         missing_features=data.missing_features,
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
         untrained=data.untrained,
-        relevance=meter.means(),
-        intervals={direction: direction_intervals(ranks, direction) for direction in chance},
-        ranks=ranks,
+        relevance=mean_over_folds([ranks.relevance for _, ranks in parts]),
+        intervals={direction: direction_intervals(table, direction) for direction in DIRECTIONS},
+        ranks=table,
     )
 
 

@@ -11,7 +11,17 @@ from rich.console import Console
 
 from schemas.errors import UsageError
 from tests.fake_gpu import fake_gpu
-from tests.train.trainings import CONFIG, ORDER, PARALLEL, assert_equal, evaluate_ensemble, evaluate_folds, events, weights
+from tests.train.trainings import (
+    CONFIG,
+    ORDER,
+    PARALLEL,
+    assert_equal,
+    evaluate_ensemble,
+    evaluate_folds,
+    events,
+    retrieval_ranks,
+    weights,
+)
 from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
@@ -21,12 +31,12 @@ from train.devices import computing
 from train.evaluation.evaluation import (
     Validation,
     chance,
-    chance_in_folds,
     encode_captions,
     encode_images,
+    rank_folds,
     validate,
 )
-from train.evaluation.metrics import RetrievalMetrics, retrieval_ranks
+from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
 from train.evaluation.scores import score_run
 from train.jobs import TrainJob
 from train.loop import train
@@ -335,7 +345,6 @@ def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
 
 def test_one_fold_is_the_usual_evaluation(model, comparable):
     assert evaluate_folds([(model, comparable)], 1) == evaluate_ensemble([(model, comparable)])
-    assert chance_in_folds(comparable.captions, "en", 1) == chance(comparable.captions, "en")
 
 
 def test_ensemble_is_folded_too(model, write_run, comparable):
@@ -345,9 +354,10 @@ def test_ensemble_is_folded_too(model, write_run, comparable):
     assert both != alone
 
 
-def test_chance_in_folds_counts_smaller_galleries(comparable):
+def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     # 12 images with three English captions each, in folds of four images and 12 captions.
-    recalls = chance_in_folds(comparable.captions, "en", 3)
+    folds = rank_folds([(model, comparable)], "en", 3)
+    recalls = mean_over_folds([chance(captions, "en") for captions, _ in folds])
     assert recalls["text_to_image"] == (25.0, 100.0, 100.0)
     assert recalls["image_to_text"][0] == pytest.approx(25.0)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.threads import threads_of_torch
+from tests.train.trainings import retrieval_ranks
 from train.evaluation.metrics import (
     RecallMetrics,
     RetrievalMetrics,
     Scores,
     bidirectional_ranks,
     chance_recall,
-    retrieval_ranks,
 )
 
 
@@ -176,11 +176,6 @@ def test_sum_of_recalls_has_six_terms():
     assert both.to_dict()["text_to_image"]["recall_at_5"] == 20
 
 
-def test_mismatched_rows_are_refused():
-    with pytest.raises(ValueError, match="images 0 to 3 of 3"):
-        retrieval_ranks(between(torch.ones(3, 1), torch.ones(2, 1)), 3, torch.tensor([0, 3]))
-
-
 @pytest.mark.parametrize(("cutoff", "right", "items"), [(1, 1, 4), (2, 1, 4), (2, 2, 5), (3, 3, 5), (5, 2, 5), (10, 1, 4)])
 def test_chance_equals_the_share_among_all_orders(cutoff, right, items):
     orders = list(permutations(range(items)))
@@ -252,36 +247,6 @@ def test_ranks_between_captions_equal_the_definition(similarity, scores_at_once,
     expected = plain_ranks_between(similarity(left, right).tolist(), of_rows.tolist(), of_columns.tolist())
     assert tuple(ranks.tolist() for ranks in found) == expected
     assert (asked == 1).all()
-
-
-def plain_best_wrong(scores: list[list[float]], queries: Sequence[int], items: Sequence[int]) -> list[int]:
-    """Find the best wrong item of each query, the first in the order of images; -1 without one."""
-    by_image = sorted(range(len(items)), key=lambda item: items[item])
-    found = []
-    for query, row in zip(queries, scores, strict=True):
-        wrong = [item for item in by_image if items[item] != query and row[item] > -float("inf")]
-        found.append(max(wrong, key=row.__getitem__, default=-1))
-    return found
-
-
-@pytest.mark.parametrize("scores_at_once", [1, 7, 40, 10**6], indirect=True)
-@pytest.mark.parametrize(("rows", "columns", "images"), [(1, 1, 1), (12, 9, 4), (9, 2, 3), (20, 31, 9), (5, 0, 3)])
-def test_best_wrong_items_equal_the_definition(scores_at_once, rows, columns, images):
-    generator = torch.Generator().manual_seed(rows)
-    scores = torch.randint(5, (rows, columns), generator=generator).float()
-    scores[torch.rand(rows, columns, generator=generator) < 0.1] = torch.nan
-    scores[torch.rand(rows, columns, generator=generator) < 0.1] = -torch.inf
-    of_rows = torch.randint(images, (rows,), generator=generator).sort().values
-    of_columns = torch.randint(images, (columns,), generator=generator)
-
-    def source(chosen: slice, others: torch.Tensor) -> torch.Tensor:
-        return scores[chosen][:, others]
-
-    *ranks, row_wrong, column_wrong = bidirectional_ranks(source, of_rows, of_columns, best_wrong=True)
-    assert row_wrong.tolist() == plain_best_wrong(scores.tolist(), of_rows.tolist(), of_columns.tolist())
-    assert column_wrong.tolist() == plain_best_wrong(scores.T.tolist(), of_columns.tolist(), of_rows.tolist())
-    for found, expected in zip(ranks, bidirectional_ranks(source, of_rows, of_columns), strict=True):
-        assert torch.equal(found, expected)
 
 
 def test_rows_must_stand_in_the_order_of_their_images():

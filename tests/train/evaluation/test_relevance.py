@@ -1,13 +1,15 @@
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from schemas.escapes import to_json
-from train.evaluation.metrics import bidirectional_ranks, chance_recall
-from train.evaluation.relevance import RelevanceMetrics, WrongCounter
+from train.evaluation.metrics import RelevanceMetrics, bidirectional_ranks, chance_recall
+from train.evaluation.ranks import DIRECTIONS
+from train.evaluation.relevance import ScoreCollector, same_image
 from train.evaluation.scores import score_run
 from train.reports.tables import score_tables
 from train.runs.run import open_run
@@ -44,9 +46,11 @@ def plain_relevance(scores: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) ->
 
 
 def relevance_of(scores: torch.Tensor, row_pairs, column_pairs, owners: np.ndarray):
-    counter = WrongCounter(lambda rows, columns: scores[rows][:, columns], row_pairs, column_pairs, tuple(scores.shape))
+    counter = ScoreCollector(
+        lambda rows, columns: scores[rows][:, columns], (row_pairs, column_pairs), tuple(scores.shape), scores.device
+    )
     ranks = bidirectional_ranks(counter, torch.arange(len(scores)), torch.from_numpy(owners))
-    return counter.relevance(), ranks
+    return dict(zip(DIRECTIONS, counter.summarize()[1], strict=True)), ranks
 
 
 def pairs_of(rng: np.random.Generator, queries: int, items: int, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -143,3 +147,37 @@ def test_score_states_measures_over_the_captions_of_each_image(folds, write_run,
     table = score_tables(scores, title="")[-1]
     assert table.rows[0][2].value == scores[0].relevance["captions"]["image_to_text"].ndcg_at_10
     assert len(table.columns) == len(table.rows[0]) == 5
+
+
+def plain_best_wrong(scores: list[list[float]], queries: Sequence[int], items: Sequence[int]) -> list[int]:
+    """Find the best wrong item of each query, the first of equal ones; -1 without one."""
+    found = []
+    for query, row in zip(queries, scores, strict=True):
+        wrong = [item for item, image in enumerate(items) if image != query and row[item] > -float("inf")]
+        found.append(max(wrong, key=row.__getitem__, default=-1))
+    return found
+
+
+@pytest.mark.parametrize("scores_at_once", [1, 7, 40, 10**6])
+@pytest.mark.parametrize(("rows", "columns", "images"), [(1, 1, 1), (12, 9, 4), (9, 2, 3), (20, 31, 9)])
+def test_best_wrong_items_equal_the_definition(scores_at_once, rows, columns, images, monkeypatch):
+    monkeypatch.setattr("train.evaluation.metrics._SCORES_AT_ONCE", scores_at_once)
+    generator = torch.Generator().manual_seed(rows)
+    scores = torch.randint(5, (rows, columns), generator=generator).float()
+    scores[torch.rand(rows, columns, generator=generator) < 0.1] = torch.nan
+    scores[torch.rand(rows, columns, generator=generator) < 0.1] = -torch.inf
+    of_rows, of_columns = (torch.randint(images, (size,), generator=generator).sort().values for size in (rows, columns))
+
+    def source(chosen: slice, others: torch.Tensor) -> torch.Tensor:
+        return scores[chosen][:, others]
+
+    row_pairs, column_pairs = same_image(of_rows.numpy(), of_columns.numpy())
+    pairs = [(row, column) for row, image in enumerate(of_rows) for column, other in enumerate(of_columns) if image == other]
+    assert sorted(zip(*row_pairs, strict=True)) == sorted(zip(*column_pairs[::-1], strict=True)) == pairs
+    collector = ScoreCollector(source, (row_pairs, column_pairs), (rows, columns), torch.device("cpu"))
+    ranks = bidirectional_ranks(collector, of_rows, of_columns)
+    (row_wrong, column_wrong), _ = collector.summarize()
+    assert row_wrong.tolist() == plain_best_wrong(scores.tolist(), of_rows.tolist(), of_columns.tolist())
+    assert column_wrong.tolist() == plain_best_wrong(scores.T.tolist(), of_columns.tolist(), of_rows.tolist())
+    for found, expected in zip(ranks, bidirectional_ranks(source, of_rows, of_columns), strict=True):
+        assert torch.equal(found, expected)

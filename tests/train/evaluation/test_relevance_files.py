@@ -10,7 +10,7 @@ import torch
 from schemas.errors import InputError, UsageError
 from train.data.captions import Captions
 from train.evaluation.metrics import bidirectional_ranks
-from train.evaluation.relevance import WrongCounter
+from train.evaluation.relevance import ScoreCollector
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob
@@ -74,15 +74,10 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
         },
     }
     for name, definition in definitions.items():
-        counter = WrongCounter(
-            lambda rows, columns: scores[rows][:, columns], *definition(captions, np.arange(19), np.arange(4)), (4, 19)
-        )
+        pairs = definition(captions, np.arange(19), np.arange(4))
+        counter = ScoreCollector(lambda rows, columns: scores[rows][:, columns], pairs, (4, 19), scores.device)
         bidirectional_ranks(counter, torch.arange(4), torch.from_numpy(captions.images).long())
-        relevance = counter.relevance()
-        for direction, found in (
-            ("image_to_caption", relevance["image_to_text"]),
-            ("caption_to_image", relevance["text_to_image"]),
-        ):
+        for direction, found in zip(("image_to_caption", "caption_to_image"), counter.summarize()[1], strict=True):
             stored = json.loads((files / f"{name}_{direction}.json").read_text())
             right = {int(key): items for key, items in stored.items() if int(key) in retrieved[direction]}
             expected = compute_eccv_metrics(retrieved[direction], right)
