@@ -1,36 +1,49 @@
 """``imagepivot duplicates``: groups of nearly equal images and of equal captions.
 
-A group is a connected component of matching pairs.
+A group is a connected component of matching pairs. Features match by their cosine, in an exact search or one by faiss. Pictures
+match by a perceptual hash, which ignores size, compression and colour. Coloured pictures also need similar colours: a red and a
+blue shirt of one cut have nearly equal hashes.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from itertools import combinations_with_replacement
-from typing import Any, TypeAlias
+from itertools import chain, combinations, groupby
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import imagehash
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
+from PIL import Image
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from pipelines.datasets.near_duplicates import Links, PictureDigest, near_pairs, near_pictures, read_digests
+import extractors
 from pipelines.jobs import DuplicatesJob
 from pipelines.running.meter import Meter
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
 from schemas.duplicates import KINDS, Duplicate
 from schemas.errors import DatasetError, InputError
+from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 from schemas.vocabulary import UNK
 from schemas.writing.records import read_record
+
+if TYPE_CHECKING:
+    from pipelines.inputs.images import ImageRef, ImageSource
+
+MAX_EXACT = 100_000
+"""Maximum number of vectors whose pairs are all compared."""
 
 MIN_COSINE = 0.93
 """Default threshold. With EfficientNet-Lite0, different photographs reach 0.60, and drawn scenes 0.92."""
@@ -38,7 +51,17 @@ MIN_COSINE = 0.93
 MIN_UNTRAINED_COSINE = 1 - 1e-6
 """Default threshold for untrained networks: equal up to rounding. Different scenes reach 0.9985."""
 
-_Matches: TypeAlias = Iterator[tuple[str, Iterable[Links]]]
+_LABELS = (*KEY_COLUMNS["captions"], "split")
+_TILE = 256  # Rows that are compared simultaneously: 100 MB of cosines with 100,000 others.
+_PROBES = 32
+_HASH_SIDE = 32
+_MAX_DISTANCE = 0.15  # Share of bits: re-encoded and halved photographs differ in up to 0.05, different ones in 0.46.
+_AREAS = 16  # Colours are means of 16 x 16 areas.
+_MAX_COLOUR_DIFFERENCE = 10  # Of Cb or Cr, 0 to 255: re-encoded and halved pictures differ by up to 7.
+_MAX_GREY_COLOUR = 4  # JPEG colours grey pictures a little.
+
+_Links: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]  # Positions of first and second items, and similarities.
+_Matches: TypeAlias = Iterator[tuple[str, _Links]]
 _Remark: TypeAlias = Callable[[str], None]
 logger = logging.getLogger(__name__)
 
@@ -46,39 +69,33 @@ logger = logging.getLogger(__name__)
 def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: _Remark = logger.warning) -> list[Duplicate]:
     """Find equal and nearly equal images and captions.
 
-    ``on_warning`` receives sentences about comparisons that the data does not allow.
+    ``on_warning`` receives a sentence about images that only their features can compare.
 
     Raises:
         DatasetError: a dataset is missing, damaged or of another kind.
         InputError: no picture belongs to the features, or two have the same id.
+        ModuleNotFoundError: there are more than `MAX_EXACT` images, and faiss of the extra ``duplicates`` is not installed.
     """
     features = _open(job.features, "features", "regions")
-    captions = _read_captions(_open(job.captions, "captions", "encoded")) if job.captions else None
-    rows = [] if captions is None else captions.select([*KEY_COLUMNS["captions"], "split"]).to_pylist()
-    splits: dict[str, set[str]] = {}
-    for row in rows:
-        splits.setdefault(row["image_id"], set()).add(row["split"])
+    captions = _read_captions(_open(job.captions, "captions", "encoded")) if job.captions else []
+    splits: dict[str, set[str]] = defaultdict(set)
+    for row in captions:
+        splits[row["image_id"]].add(row["split"])
     ids = sorted(features.image_ids())
-    images = [{"image_id": image_id, "split": ",".join(sorted(splits.get(image_id, ())))} for image_id in ids]
-    duplicates = _group(images, _match_images(job, features, ids, meter, on_warning))
-    if captions is not None:
-        duplicates += _group(rows, _match_captions(captions), start=len({duplicate.group for duplicate in duplicates}))
-    return duplicates
+    images = [{"image_id": image_id, "split": ",".join(sorted(splits[image_id]))} for image_id in ids]
+    matches = chain(_match_images(job, features, ids, meter, on_warning), _match_captions(captions, len(ids)))
+    return _group([*images, *({name: str(row[name]) for name in _LABELS} for row in captions)], matches)
 
 
 def count_table(duplicates: Sequence[Duplicate]) -> Table:
     """Count groups by pair of splits, and their items there by kind."""
-    groups: dict[int, list[Duplicate]] = {}
-    for duplicate in duplicates:
-        groups.setdefault(duplicate.group, []).append(duplicate)
-    counts: dict[tuple[str, str, str], Counter[str]] = {}
-    for members in groups.values():
+    counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    for _, group in groupby(duplicates, attrgetter("group")):
+        members = list(group)
+        item = f"captions {members[0].language}" if members[0].language else "images"
         sizes = Counter(member.split for member in members)
-        for pair in combinations_with_replacement(sorted(sizes), 2):
-            if len(set(pair)) > 1 or sizes[pair[0]] > 1:
-                item = f"captions {members[0].language}" if members[0].language else "images"
-                count = counts.setdefault((item, *pair), Counter())
-                count.update(["groups", *(member.kind for member in members if member.split in pair)])
+        for pair in set(combinations([split for split in sorted(sizes) for _ in range(min(sizes[split], 2))], 2)):
+            counts[(item, *pair)].update(["groups", *(member.kind for member in members if member.split in pair)])
     names = ("groups", *(kind for kind in KINDS if any(count[kind] for count in counts.values())))
     rows: list[Row] = [(*key, *(count[name] or None for name in names)) for key, count in sorted(counts.items())]
     notes = ["groups with items of both splits, and the numbers of these items by their strongest match"]
@@ -92,73 +109,118 @@ def _open(location: str, *kinds: str) -> Dataset:
     return dataset
 
 
-def _group(rows: Sequence[Mapping[str, Any]], matches: _Matches, start: int = 0) -> list[Duplicate]:
-    """Return the members of groups of several images, numbered from ``start``."""
-    labels, kinds, similarities = np.arange(len(rows)), np.full(len(rows), -1), np.zeros(len(rows), np.float32)
-    for kind, parts in matches:
-        for first, second, values in parts:
-            for items in (first, second):
-                is_strongest = np.isin(kinds[items], (-1, KINDS.index(kind)))
-                np.maximum.at(similarities, items[is_strongest], values[is_strongest])
-                kinds[items[is_strongest]] = KINDS.index(kind)
-            graph = coo_array((np.ones(len(first), bool), (labels[first], labels[second])), (len(rows), len(rows)))
-            labels = connected_components(graph, directed=False)[1][labels]
-    groups: dict[int, list[int]] = {}
-    for item in np.flatnonzero(kinds >= 0).tolist():
-        groups.setdefault(int(labels[item]), []).append(item)
-    several = [items for items in groups.values() if len({rows[item]["image_id"] for item in items}) > 1]
+def _group(items: Sequence[Mapping[str, str]], matches: Iterable[tuple[str, _Links]]) -> list[Duplicate]:
+    """Return the members of groups of several images; strong matches come first."""
+    labels, kinds, similarities = np.arange(len(items)), np.full(len(items), len(KINDS)), np.zeros(len(items), np.float32)
+    for kind, (first, second, values) in matches:
+        for members in (first, second):
+            kinds[members] = np.minimum(kinds[members], KINDS.index(kind))
+            is_strongest = kinds[members] == KINDS.index(kind)
+            np.maximum.at(similarities, members[is_strongest], values[is_strongest])
+        graph = coo_array((np.ones(len(first), bool), (labels[first], labels[second])), (len(items), len(items)))
+        labels = connected_components(graph, directed=False)[1][labels]
+    groups: dict[int, list[int]] = defaultdict(list)
+    for item in np.flatnonzero(kinds < len(KINDS)).tolist():
+        groups[labels[item]].append(item)
+    several = [members for members in groups.values() if len({items[item]["image_id"] for item in members}) > 1]
     return [
-        Duplicate(
-            group,
-            KINDS[kinds[item]],
-            round(float(similarities[item]), 6),
-            **{name: str(value) for name, value in rows[item].items()},
-        )
-        for group, items in enumerate(several, start)
-        for item in items
+        Duplicate(group, KINDS[kinds[item]], round(float(similarities[item]), 6), **items[item])
+        for group, members in enumerate(several)
+        for item in members
     ]
 
 
-def _link_equal(keys: Sequence[Hashable]) -> list[Links]:
+def _link_equal(keys: Iterable[Hashable], start: int = 0) -> _Links:
     """Link each item with the first one of an equal key; None equals no key."""
     first_items: dict[Hashable, int] = {}
-    links = [(first_items.setdefault(key, item), item) for item, key in enumerate(keys) if key is not None]
+    links = [(first_items.setdefault(key, item), item) for item, key in enumerate(keys, start) if key is not None]
     first, second = np.array([link for link in links if link[0] != link[1]], np.int64).reshape(-1, 2).T
-    return [(first, second, np.ones(len(first), np.float32))]
+    return first, second, np.ones(len(first), np.float32)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
 
 
 def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], meter: Meter, on_warning: _Remark) -> _Matches:
-    files, warning = _recorded_files(features), ""
-    if not job.images:
-        if not files:
-            warning = f"{job.features!r} keeps no digests of files, and --images is missing: only features are compared"
-        yield "bytes", _link_equal([files.get(image_id) for image_id in ids])
-    else:
-        images = job.reading.open(job.images)
-        digests = read_digests(images, ids, meter)
-        if missing := [image_id for image_id in ids if image_id not in digests]:
-            message = f"{images.location!r} lacks {len(missing):,} of {len(ids):,} images of the features, e.g. {missing[0]!r}"
-            if not digests:
-                hint = normalization_hint(missing, (ref.image_id for ref in images.refs()))
-                raise InputError(f"{message}: {hint or 'give the images that the features are of'}")
-            warning = f"{message}: only their features are compared"
-        pictures = [digests.get(image_id, PictureDigest(files.get(image_id))) for image_id in ids]
-        yield "bytes", _link_equal([picture.file for picture in pictures])
-        yield "pixels", _link_equal([picture.pixels for picture in pictures])
-        yield "hash", near_pictures(pictures)
-    yield "cosine", _near_features(job, features, ids, meter)
-    if warning:  # After all errors.
-        on_warning(warning)
-
-
-def _recorded_files(dataset: Dataset) -> dict[str, str]:
-    """Return the known SHA-256 of image files, from the records of shards."""
-    records = (read_record(dataset.folder, shard.path, whole=True) for shard in dataset.manifest.shards)
+    # Records hold the SHA-256 of files.
+    records = (read_record(features.folder, shard.path, whole=True) for shard in features.manifest.shards)
     sources = (source for record in records if record for source in record.sources or ())
-    return {source.image_id: source.sha256 for source in sources if source.sha256}
+    files = {source.image_id: source.sha256 for source in sources if source.sha256}
+    digests: dict[str, PictureDigest] = {}
+    known, needed = set(files), f"digest of the file in {job.features!r}, and --images is missing"
+    if job.images:
+        images = job.reading.open(job.images)
+        digests = _read_digests(images, ids, meter)
+        files |= {image_id: digest.file for image_id, digest in digests.items()}
+        known, needed = set(digests), f"picture in {images.location!r}"
+    if missing := [image_id for image_id in ids if image_id not in known]:
+        message = f"{len(missing):,} of {len(ids):,} images, e.g. {missing[0]!r}, have no {needed}"
+        if job.images and not digests:
+            hint = normalization_hint(missing, (ref.image_id for ref in images.refs()))
+            raise InputError(f"{message}: {hint or 'give the images that the features are of'}")
+        on_warning(f"{message}: only their features are compared")
+    pictures = [digests.get(image_id, PictureDigest()) for image_id in ids]
+    yield "bytes", _link_equal(map(files.get, ids))
+    yield "pixels", _link_equal(picture.pixels for picture in pictures)
+    yield from (("hash", links) for links in near_pictures(pictures))
+    yield from (("cosine", links) for links in _near_features(job, features, ids, meter))
 
 
-def _near_features(job: DuplicatesJob, dataset: Dataset, ids: Sequence[str], meter: Meter) -> Iterator[Links]:
+class PictureDigest(NamedTuple):
+    """SHA-256 of file and pixels, hash bits ``[1024]``, colours Cb and Cr ``[512]``."""
+
+    file: str = ""
+    pixels: str | None = None  # None if the file cannot be decoded.
+    bits: np.ndarray | None = None  # None for a picture of one grey level.
+    colours: np.ndarray | None = None
+
+
+def digest_picture(data: bytes) -> PictureDigest:
+    """Compute the digests of a file."""
+    file = sha256_of_bytes(data)
+    try:
+        picture = extractors.decode(data)
+    except extractors.DecodeError:
+        return PictureDigest(file)
+    areas = picture.convert("YCbCr").resize((_AREAS, _AREAS), Image.Resampling.BOX)
+    low, high = picture.convert("L").getextrema()
+    bits = imagehash.phash(picture, hash_size=_HASH_SIDE).hash.ravel() if low != high else None
+    pixels = sha256_of_bytes(f"{picture.size}".encode() + picture.tobytes())
+    return PictureDigest(file, pixels, bits, np.asarray(areas, np.int16)[..., 1:].ravel() - 128)
+
+
+def _read_digests(images: ImageSource, image_ids: Sequence[str], meter: Meter) -> dict[str, PictureDigest]:
+    """Read pictures in threads; those that are missing or unreadable are left out."""
+    wanted = set(image_ids)
+    refs = sorted(ref for ref in images.refs() if ref.image_id in wanted)
+    images.check_ids(refs)
+
+    def read(ref: ImageRef) -> PictureDigest | None:
+        meter.add(pictures=1)
+        try:
+            return digest_picture(images.read(ref))
+        except (OSError, DatasetError):
+            return None
+
+    with ThreadPoolExecutor(max(images.parallel_reads, os.cpu_count() or 1)) as pool:
+        return {ref.image_id: digest for ref, digest in zip(refs, pool.map(read, refs), strict=True) if digest is not None}
+
+
+def near_pictures(digests: Sequence[PictureDigest]) -> Iterator[_Links]:
+    """Yield the pairs of nearly equal pictures, with the share of equal bits."""
+    items = np.array([item for item, digest in enumerate(digests) if digest.bits is not None], np.int64)
+    if not len(items):
+        return
+    bits, colours = (np.stack([digests[item][column] for item in items]) for column in (2, 3))
+    is_grey = (np.abs(colours) <= _MAX_GREY_COLOUR).all(1)
+    vectors = (2 * bits.astype(np.float32) - 1) / _HASH_SIDE  # The cosine is 1 - 2 x distance.
+    for first, second, cosines in near_pairs(vectors, 1 - 2 * _MAX_DISTANCE):
+        differences = np.abs(colours[first] - colours[second]).max(1, initial=0)
+        alike = (differences <= _MAX_COLOUR_DIFFERENCE) | is_grey[first] | is_grey[second]
+        yield items[first[alike]], items[second[alike]], (1 + cosines[alike]) / 2
+
+
+def _near_features(job: DuplicatesJob, dataset: Dataset, ids: Sequence[str], meter: Meter) -> Iterator[_Links]:
     """Link images with equal features, and with a high cosine of standardized ones.
 
     Values that are large for all images would hide the others: different images of an untrained network have cosines of 0.999.
@@ -166,57 +228,76 @@ def _near_features(job: DuplicatesJob, dataset: Dataset, ids: Sequence[str], met
     vectors, items = _pool(dataset), np.searchsorted(np.array(ids), np.array(dataset.image_ids()))
     if not (has_values := vectors.any(1)).all():  # Images without regions are not alike.
         vectors, items = vectors[has_values], items[has_values]
-    equal = _link_equal([blake2b(vector, digest_size=16).digest() for vector in vectors])
-    yield from ((items[first], items[second], ones) for first, second, ones in equal)
+    equal = _link_equal(blake2b(vector, digest_size=16).digest() for vector in vectors)
     vectors -= vectors.mean(0, dtype=np.float64).astype(np.float32)
     for letters, axis in (("d", 0), ("n", 1)):  # Divide by the deviations of values, then by the norms of vectors.
         lengths = np.sqrt(np.einsum(f"nd,nd->{letters}", vectors, vectors, dtype=np.float64)).astype(np.float32)
         vectors /= np.expand_dims(np.where(lengths > 0, lengths, 1), axis)
     min_cosine = job.min_cosine or (MIN_UNTRAINED_COSINE if dataset.untrained else MIN_COSINE)
-    for first, second, cosines in near_pairs(vectors, min_cosine, meter):
+    for first, second, cosines in chain([equal], near_pairs(vectors, min_cosine, meter)):
         yield items[first], items[second], np.minimum(cosines, 1)
 
 
 def _pool(dataset: Dataset) -> np.ndarray:
     """Average the crops, cells or regions of each image, float32 ``[N, D]``."""
     assert dataset.spec is not None
-    is_regions, done = dataset.kind == "regions", 0
-    pooled = np.empty((len(dataset), dataset.spec.shape[-1]), np.float32)
-    columns = ["image_id", "features", "num_regions"] if is_regions else ["image_id", "feature"]
+    pooled, done = np.empty((len(dataset), dataset.spec.shape[-1]), np.float32), 0
+    columns = ["features", "num_regions"] if dataset.kind == "regions" else ["feature"]
     for batch in dataset.batches(columns):
-        rows = pooled[done : done + batch.num_rows]
-        values = pc.list_flatten(batch[columns[1]]).to_numpy().reshape(len(rows), -1, pooled.shape[1])
-        counts = np.maximum(batch["num_regions"].to_numpy(), 1) if is_regions else np.full(len(rows), values.shape[1])
-        np.divide(values.sum(1, dtype=np.float32), counts[:, np.newaxis], out=rows)  # Rows after the regions are zero.
-        if not np.isfinite(rows).all():
-            image_id = batch["image_id"][int(np.argmin(np.isfinite(rows).all(1)))].as_py()
-            raise DatasetError(f"{dataset.folder.location!r} has NaN or infinite features of {image_id!r}: extract it again")
-        done += len(rows)
+        values = pc.list_flatten(batch[columns[0]]).to_numpy().reshape(batch.num_rows, -1, pooled.shape[1])
+        counts = np.maximum(batch["num_regions"], 1) if len(columns) > 1 else np.full(len(values), values.shape[1])
+        # Rows after the regions are zero.
+        np.divide(values.sum(1, dtype=np.float32), counts[:, np.newaxis], out=pooled[done : done + len(values)])
+        done += len(values)
+    if len(invalid := np.flatnonzero(~np.isfinite(pooled.sum(1)))):
+        image_id = dataset.image_ids()[invalid[0]]
+        raise DatasetError(f"{dataset.folder.location!r} has NaN or infinite features of {image_id!r}: extract it again")
     return pooled
 
 
-def _read_captions(dataset: Dataset) -> pa.Table:
+def near_pairs(vectors: np.ndarray, min_cosine: float, meter: Meter = Meter()) -> Iterator[_Links]:
+    """Yield the pairs of unit vectors ``[N, D]`` with at least this cosine, in parts."""
+    if is_large := len(vectors) > MAX_EXACT:
+        import faiss
+
+        # An inverted file: vectors by the nearest of √N centres, of which 32 are searched.
+        index: Any = faiss.index_factory(vectors.shape[1], f"IVF{math.isqrt(len(vectors))},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.add(vectors)
+        index.nprobe = _PROBES
+    for start in range(0, len(vectors), _TILE):
+        rows = vectors[start : start + _TILE]
+        if is_large:
+            limits, cosines, second = index.range_search(rows, min_cosine)
+            first = np.repeat(np.arange(len(rows)), np.diff(limits.astype(np.int64)))
+        else:
+            tile = rows @ vectors[start:].T
+            first, second = np.nonzero(tile >= min_cosine)
+            cosines, second = tile[first, second], second + start
+        is_new = first + start < second
+        yield first[is_new] + start, second[is_new], cosines[is_new]
+        meter.add(images=len(rows))
+
+
+# --- captions --------------------------------------------------------------------------------------------------------
+
+
+def _read_captions(dataset: Dataset) -> list[dict[str, Any]]:
     """Read keys, splits, and texts or token ids, sorted by key."""
-    keys = KEY_COLUMNS["captions"]
-    table = dataset.table([*keys, "split", "text" if dataset.kind == "captions" else "token_ids"])
-    names = [pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in table.schema]
-    return table.cast(pa.schema(names)).sort_by([(name, "ascending") for name in keys])
+    rows = dataset.table([*_LABELS, "text" if dataset.kind == "captions" else "token_ids"]).to_pylist()
+    return sorted(rows, key=itemgetter(*KEY_COLUMNS["captions"]))
 
 
-def _match_captions(captions: pa.Table) -> _Matches:
-    languages, contents = captions["language"].to_pylist(), captions.columns[-1].to_pylist()
-    if captions.column_names[-1] == "text":
-        yield "text", _link_equal(list(zip(languages, contents, strict=True)))
-        words: list[Hashable] = [fold(text) or None for text in contents]
+def _match_captions(captions: Sequence[Mapping[str, Any]], start: int) -> _Matches:
+    """Link captions, whose positions begin with ``start``, within languages."""
+    languages = [row["language"] for row in captions]
+    if captions and "text" in captions[0]:
+        texts = [row["text"] for row in captions]
+        yield "text", _link_equal(zip(languages, texts, strict=True), start)
+        words: list[Hashable] = [fold(text) or None for text in texts]
     else:
-        words = [None if UNK in ids else tuple(ids) for ids in contents]
-    yield "words", _link_equal([word and (language, word) for language, word in zip(languages, words, strict=True)])
-
-
-@cache
-def _fold_character(character: str) -> str:
-    category = unicodedata.category(character)
-    return "" if category == "Cf" else " " if category[0] in "PZC" else character
+        words = [None if UNK in row["token_ids"] else tuple(row["token_ids"]) for row in captions]
+    yield "words", _link_equal([key and (language, key) for language, key in zip(languages, words, strict=True)], start)
 
 
 def fold(text: str) -> str:
@@ -226,4 +307,5 @@ def fold(text: str) -> str:
     True
     """
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join("".join(map(_fold_character, folded)).split())
+    letters = (character for character in folded if unicodedata.category(character) != "Cf")
+    return " ".join("".join(" " if unicodedata.category(letter)[0] in "PZC" else letter for letter in letters).split())

@@ -92,7 +92,7 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
         ["images", "test", "train", "1", "2"],
     ]
     assert "duplicates: 2 groups of 4 images and captions" in out
-    assert "keeps no digests of files, and --images is missing: only features are compared" in " ".join(err.split())
+    assert "5 of 5 images, e.g. 'a', have no digest of the file in" in " ".join(err.split())
     assert (tmp_path / "list.csv").read_text().splitlines()[1:] == [
         "0,cosine,1.0,a,train,,,",
         "0,cosine,1.0,b,test,,,",
@@ -107,7 +107,6 @@ def test_duplicates_names_its_extra(call, folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["imagepivot", "duplicates"])
     monkeypatch.setitem(sys.modules, "imagehash", None)
     monkeypatch.delitem(sys.modules, "pipelines.datasets.duplicates", raising=False)
-    monkeypatch.delitem(sys.modules, "pipelines.datasets.near_duplicates", raising=False)
     code, _, err = call("duplicates", folder)
     assert (code, " ".join(err.split())) == (
         1,

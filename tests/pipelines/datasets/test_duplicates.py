@@ -14,9 +14,8 @@ from PIL import Image
 
 import extractors
 from extractors.request import ExtractorRequest
-from pipelines.datasets import near_duplicates as search
-from pipelines.datasets.duplicates import count_table, find_duplicates, fold
-from pipelines.datasets.near_duplicates import digest_picture, near_pictures
+from pipelines.datasets import duplicates as search
+from pipelines.datasets.duplicates import count_table, digest_picture, find_duplicates, fold, near_pictures
 from pipelines.demo.run import trained_weights, write_scenes
 from pipelines.demo.scenes import COLOURS, draw, make_scenes
 from pipelines.features.extraction import extract_features
@@ -205,12 +204,11 @@ def test_missing_and_undecodable_pictures_are_left_to_the_features(tmp_path):
     remarks = []
     duplicates = find_duplicates(DuplicatesJob(features, images=str(tmp_path / "photos")), on_warning=remarks.append)
     assert [(duplicate.image_id, duplicate.kind) for duplicate in duplicates] == [("a", "bytes"), ("b", "bytes")]
-    assert [remark.partition(" lacks ")[2] for remark in remarks] == [
-        "1 of 4 images of the features, e.g. 'd': only their features are compared"
-    ]
+    photos = str(tmp_path / "photos")
+    assert remarks == [f"1 of 4 images, e.g. 'd', have no picture in {photos!r}: only their features are compared"]
     (tmp_path / "others").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "others" / "x.png")
-    with pytest.raises(InputError, match=r"lacks 4 of 4 images of the features, e\.g\. 'a': give the images that"):
+    with pytest.raises(InputError, match=r"4 of 4 images, e\.g\. 'a', have no picture in .*: give the images that"):
         find_duplicates(DuplicatesJob(features, images=str(tmp_path / "others")))
 
 
@@ -264,7 +262,8 @@ def test_equal_features_of_all_images_are_one_group(tmp_path):
     features = write_features(tmp_path, dict.fromkeys("abc", np.arange(4.0)))
     remarks = []
     assert len(pairs_of(find_duplicates(DuplicatesJob(features), on_warning=remarks.append))) == 3
-    assert remarks == [f"{features!r} keeps no digests of files, and --images is missing: only features are compared"]
+    reason = f"have no digest of the file in {features!r}, and --images is missing: only their features are compared"
+    assert remarks == [f"3 of 3 images, e.g. 'a', {reason}"]
 
 
 def test_regions_are_averaged_without_their_padding(tmp_path):
