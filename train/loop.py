@@ -333,17 +333,16 @@ class _Loop:
         score = self.processes.broadcast(score, self.device)
         if isnan(score):  # In all processes.
             raise self._diverged("the loss on the validation split is not finite")
+        self.progress = self.progress.evaluated(score)
         if log is not None:
             by_language = {language: retrieval.to_dict() for language, retrieval in results.items()}
             log.write("evaluation", self.progress.step, {"score": score, **by_language})
             if validation.loss is not None:
                 log.write("validation", self.progress.step, {"loss": validation.loss, "terms": dict(validation.terms)})
-        self.progress = self.progress.evaluated(score)
-        if log is not None and validation.ranks is not None and self.progress.evals_since_best == 0:
-            # Before the checkpoints: a resumed run evaluates this step again, or has a checkpoint of it.
-            with self.stopwatch.measure("checkpoints"):
-                write_ranks(self.folder, validation.ranks, {"step": str(self.progress.step)})
-        if log is not None:
+            if validation.ranks is not None and self.progress.evals_since_best == 0:
+                # Before the checkpoints: a resumed run evaluates this step again, or has a checkpoint of it.
+                with self.stopwatch.measure("checkpoints"):
+                    write_ranks(self.folder, validation.ranks, {"step": str(self.progress.step)})
             scores = {language: retrieval.sum_of_recalls for language, retrieval in results.items()}
             losses = self._add_losses()
             loss = losses.per_query()[0] if losses.sums else self.loss
@@ -405,19 +404,10 @@ class _Loop:
             )
 
     def _report(self, loss: float, scores: dict[str, float]) -> Report:
-        progress, schedule = self.progress, self.config.schedule
-        limit = max_total_steps(schedule, self.epoch_steps)
-        return Report(
-            progress.step,
-            limit,
-            self.batches.epoch,
-            loss,
-            scores,
-            progress.best_score,
-            chance=self.chance,
-            monitored=self.config.monitored,
-            stops_early=schedule.patience > 0,
-        )
+        progress, schedule, monitored = self.progress, self.config.schedule, self.config.monitored
+        position = progress.step, max_total_steps(schedule, self.epoch_steps), self.batches.epoch
+        stops_early = schedule.patience > 0
+        return Report(*position, loss, scores, progress.best_score, self.chance, monitored, stops_early=stops_early)
 
     def result(self, progress: TrainingProgress) -> Result:
         """Return the result of the training."""

@@ -72,7 +72,6 @@ class StsSystem:
         similarities: similarities of the pairs of each data set, float64 ``[N]``.
         language: language in which a run read the sentences; empty for other kinds.
         coverage: coverage of the words; None for systems that know all.
-        untrained: features of random weights that a run was trained on.
     """
 
     name: str

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -86,7 +87,6 @@ class ComparedRun:
         settings: configuration by dotted key; with a checkpoint those of `checkpoint_settings`.
         state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped;
             ``evaluation`` for a folder of ``evaluate --output``.
-        untrained: features of random weights that the run was trained on.
         measured: scores at the best step, by gallery.
     """
 
@@ -100,14 +100,12 @@ class ComparedRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        best = self.history.best
+        best = {key: value for key, value in (self.history.best or {}).items() if key != "event"}
         return {
-            "name": self.name,
-            "folder": self.folder,
-            "state": self.state,
+            **{name: getattr(self, name) for name in ("name", "folder", "state")},
             "step": self.history.last_step,
             "settings": dict(self.settings),
-            "best": None if best is None else {key: value for key, value in best.items() if key != "event"},
+            "best": best or None,
             "speed": self.history.speed,
             "untrained": list(self.untrained),
         }
@@ -162,7 +160,7 @@ class Comparison:
         measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
         return next((measurement.chance for measurement in measured if measurement.chance), {})
 
-    @property
+    @cached_property
     def not_worse(self) -> set[tuple[Gallery, str, str, str]]:
         """Gallery, direction, recall and row of recalls not significantly below the best."""
         return {(*place, measure, row) for place, measure, row in not_worse(self.tests)}

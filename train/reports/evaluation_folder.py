@@ -38,7 +38,12 @@ def check_evaluation_folder(location: str) -> None:
 
 def evaluation_content(scores: Sequence[Score], runs: Sequence[str]) -> dict[str, Any]:
     """Return the runs, their scores and averages as plain values, for JSON."""
-    return {"runs": [_describe_run(run) for run in runs], **evaluation_report(scores)}
+    described = []
+    for run in runs:
+        checkpoint = read_checkpoint(Folder(run), BEST)
+        settings = checkpoint_settings(checkpoint)
+        described.append({"folder": run, "step": checkpoint.progress.step, "seed": checkpoint.seed, "settings": settings})
+    return {"runs": described, **evaluation_report(scores)}
 
 
 def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], location: str) -> list[str]:
@@ -49,9 +54,3 @@ def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], locati
     folder.write(EVALUATION, (to_json(content, indent=2) + "\n").encode())
     write_ranks(folder, pa.concat_tables(tables))
     return [EVALUATION, RANKS]
-
-
-def _describe_run(location: str) -> dict[str, Any]:
-    checkpoint = read_checkpoint(Folder(location), BEST)
-    settings = checkpoint_settings(checkpoint)
-    return {"folder": location, "step": checkpoint.progress.step, "seed": checkpoint.seed, "settings": settings}

@@ -74,7 +74,7 @@ def choose_examples(
         UsageError: no image has captions in all languages, or an id has no caption.
     """
     if caption_ids:
-        rows = dict.fromkeys(_row_of(captions, name) for name in caption_ids)
+        rows = dict.fromkeys(_named_rows(captions, caption_ids))
         images = list(dict.fromkeys(int(captions.images[row]) for row in rows))
         image_rows = [[row for row in rows if captions.images[row] == image] for image in images]
         rule = "captions that were named"
@@ -117,20 +117,15 @@ def first_captions(captions: Captions, image: int) -> list[int]:
     return [next(group) for _, group in groupby(rows, key=lambda row: captions.languages[row])]
 
 
-def _row_of(captions: Captions, name: str) -> int:
-    image_id, language, portion, index = ("", "", "", *name.rsplit("/", 3))[-4:]
-    if image_id in captions.image_ids and language in captions.language_names and portion in captions.portion_names:
-        matches = captions.images == captions.image_ids.index(image_id)
-        matches &= captions.languages == captions.language_names.index(language)
-        matches &= captions.portions == captions.portion_names.index(portion)
-        rows = [row for row in np.flatnonzero(matches).tolist() if str(captions.indices[row]) == index]
-        if rows:
-            return rows[0]
-    raise UsageError(
-        f"--caption-ids names {name!r}, but there is no such caption among those of split {captions.split!r} in "
-        f"{', '.join(captions.language_names)} ({', '.join(captions.portion_names)}): an id is image/language/portion/index, such "
-        f"as {str(_key(captions, 0))!r}"
-    )
+def _named_rows(captions: Captions, names: Sequence[str]) -> list[int]:
+    rows = {str(_key(captions, row)): row for row in range(len(captions))}
+    if unknown := [name for name in names if name not in rows]:
+        raise UsageError(
+            f"--caption-ids names {unknown[0]!r}, but there is no such caption among those of split {captions.split!r} in "
+            f"{', '.join(captions.language_names)} ({', '.join(captions.portion_names)}): an id is image/language/portion/index, "
+            f"such as {next(iter(rows))!r}"
+        )
+    return [rows[name] for name in names]
 
 
 def _key(captions: Captions, row: int) -> CaptionKey:

@@ -38,7 +38,6 @@ class Figures:
     Attributes:
         refused: reasons for figures that cannot be drawn, by name.
         rule: selection of the examples, in words.
-        untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
     """
 
     names: tuple[str, ...]

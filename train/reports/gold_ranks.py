@@ -14,7 +14,7 @@ With several runs of a row, a rank is the median over them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -23,12 +23,13 @@ import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from train.data.captions import Captions, read_captions
+from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
 from train.evaluation.ranks import caption_ids
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import read_row_ranks
+from train.reports.significance import Queries
 
 _LANGUAGES = ("de", "en")
 _BASELINE, *_OTHERS = GOLD_COLUMNS
@@ -105,24 +106,23 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     Raises:
         DatasetError: no row of the table is trained, or the rows were trained on another corpus.
     """
-    ranks: dict[str, dict[str, np.ndarray]] = {language: {} for language in _LANGUAGES}
+    columns: dict[str, dict[str, Queries]] = {}
     runs: dict[str, int] = {}
-    captions: dict[str, Captions] = {}
     for column, pattern in GOLD_COLUMNS.items():
-        for preset in dict.fromkeys(pattern.format(language) for language in _LANGUAGES):
-            for (language, portion, direction), queries in read_row_ranks(output, preset).items():
-                if language in _LANGUAGES and (portion, direction) == ("comparable", "text_to_image"):
-                    runs[preset] = len(queries.ranks)
-                    ranks[language][column] = queries.ranks
-                    captions[language] = captions.get(language) or _captions_of(corpus, language, queries.ids)
+        for language in _LANGUAGES:
+            preset = pattern.format(language)
+            if queries := read_row_ranks(output, preset).get((language, "comparable", "text_to_image")):
+                runs[preset] = len(queries.ranks)
+                columns.setdefault(language, {})[column] = queries
     if not runs:
         raise DatasetError(
             f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
             "'imagepivot reproduce gella2017 --table 3'"
         )
-    results = _Results(captions, ranks, open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens)
+    queries_of = {language: next(iter(by_column.values())) for language, by_column in columns.items()}
+    results = _Results(columns, queries_of, _read_texts(corpus, queries_of))
     return GoldRanks(
-        images=max(len(np.unique(language_captions.images)) for language_captions in captions.values()),
+        images=max(len(np.unique(queries.images)) for queries in queries_of.values()),
         runs=runs,
         published=tuple(results.published()),
         examples=tuple(results.examples()),
@@ -130,50 +130,52 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     )
 
 
-def _captions_of(corpus: Corpus, language: str, ids: np.ndarray) -> Captions:
-    """Read the captions with sorted ids, in this order."""
-    portions = {language: ("comparable",)}
+def _read_texts(corpus: Corpus, queries_of: Mapping[str, Queries]) -> dict[str, str]:
+    """Read the tokens of captions by id, joined by spaces."""
+    tokens = open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens
+    portions = dict.fromkeys(queries_of, ("comparable",))
     captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
-    rows = dict(zip(caption_ids(captions, np.arange(len(captions))), range(len(captions)), strict=True))
-    if missing := set(ids) - rows.keys():
+    texts = {}
+    for row, caption_id in enumerate(caption_ids(captions, np.arange(len(captions)))):
+        ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]][1:-1]  # Without <start> and <end>.
+        texts[caption_id] = " ".join(tokens[token_id] for token_id in ids.tolist())
+    if missing := {caption_id for queries in queries_of.values() for caption_id in queries.ids} - texts.keys():
         raise DatasetError(
             f"{corpus.captions!r} lacks the caption {min(missing)}, which rows of table 3 ranked: give the captions that they were "
             "trained on"
         )
-    return captions.select(np.array([rows[caption_id] for caption_id in ids]))
+    return texts
 
 
 @dataclass(frozen=True)
 class _Results:
-    """Captions by language, and ranks ``[runs, captions]`` by language and column."""
+    """Ranks by language and column, queries by language, and texts by caption id."""
 
-    captions: Mapping[str, Captions]
-    ranks: Mapping[str, Mapping[str, np.ndarray]]
-    tokens: Sequence[str]
+    columns: Mapping[str, Mapping[str, Queries]]
+    queries_of: Mapping[str, Queries]
+    texts: Mapping[str, str]
 
     def published(self) -> list[RankedCaption]:
         """Return the captions of the paper that the dataset holds."""
         shown = []
         for rank in GOLD_RANKS:
-            captions = self.captions.get(rank.language)
-            if captions is not None and rank.image_id in captions.image_ids:
-                matches = (captions.images == captions.image_ids.index(rank.image_id)) & (captions.indices == rank.index)
-                shown += [self._caption(rank.language, row, rank.text, rank.ranks) for row in np.flatnonzero(matches).tolist()]
+            caption_id = f"{rank.image_id}/{rank.language}/comparable/{rank.index}"
+            if rank.language in self.queries_of and caption_id in self.queries_of[rank.language].ids:
+                position = self.queries_of[rank.language].ids.tolist().index(caption_id)
+                shown.append(self._caption(rank.language, position, rank.text, rank.ranks))
         return shown
 
     def examples(self) -> list[RankedCaption]:
         """Return a caption in each language of the images with the greatest gains."""
-        if any(set(self.ranks[language]) < set(GOLD_COLUMNS) for language in _LANGUAGES):
+        if any(set(self.columns.get(language, ())) < set(GOLD_COLUMNS) for language in _LANGUAGES):
             return []
-        best: dict[str, dict[str, tuple[float, int]]] = {}  # By language and image: the greatest gain, and its row.
+        best: dict[str, dict[str, tuple[float, int]]] = {}  # By language and image: the greatest gain, and its position.
         for language in _LANGUAGES:
-            captions, medians = self.captions[language], self._medians(language)
+            medians, best[language] = self._medians(language), {}
             gains = medians[_BASELINE] / np.maximum(*(medians[name] for name in _OTHERS))
-            best[language] = {}
-            for row, (image, gain) in enumerate(zip(captions.images.tolist(), gains.tolist(), strict=True)):
-                image_id = captions.image_ids[image]
+            for position, (image_id, gain) in enumerate(zip(self.queries_of[language].images, gains.tolist(), strict=True)):
                 if gain > best[language].get(image_id, (1.0, 0))[0]:
-                    best[language][image_id] = gain, row
+                    best[language][image_id] = gain, position
         common = set.intersection(*(set(by_image) for by_image in best.values()))
         chosen = sorted(common, key=lambda image_id: (-min(by_image[image_id][0] for by_image in best.values()), image_id))
         return [
@@ -185,7 +187,7 @@ class _Results:
     def tallies(self) -> list[Tally]:
         """Compare each column with OE over all captions."""
         tallies = []
-        for language in self.captions:
+        for language in self.columns:
             medians = self._medians(language)
             for column, ranks in medians.items():
                 better = worse = None
@@ -196,16 +198,13 @@ class _Results:
         return tallies
 
     def _medians(self, language: str) -> dict[str, np.ndarray]:
-        return {column: np.median(ranks, axis=0) for column, ranks in self.ranks[language].items()}
+        return {column: np.median(queries.ranks, axis=0) for column, queries in self.columns[language].items()}
 
-    def _caption(self, language: str, row: int, text: str = "", published: Mapping[str, int] | None = None) -> RankedCaption:
-        captions = self.captions[language]
-        ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]][1:-1]  # Without <start> and <end>.
-        return RankedCaption(
-            image_id=captions.image_ids[captions.images[row]],
-            language=language,
-            index=int(captions.indices[row]),
-            text=text or " ".join(self.tokens[token_id] for token_id in ids.tolist()),
-            ranks={column: tuple(ranks[:, row].tolist()) for column, ranks in self.ranks[language].items()},
-            published=published or {},
-        )
+    def _caption(
+        self, language: str, position: int, text: str = "", published: Mapping[str, int] | None = None
+    ) -> RankedCaption:
+        queries, columns = self.queries_of[language], self.columns[language]
+        caption_id = queries.ids[position]
+        ranks = {column: tuple(stored.ranks[:, position].tolist()) for column, stored in columns.items()}
+        index = int(caption_id.rpartition("/")[2])
+        return RankedCaption(queries.images[position], language, index, text or self.texts[caption_id], ranks, published or {})

@@ -320,11 +320,10 @@ def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | Non
     if failure := _run_command(task.evaluate_words(device), variables):
         return failure
     try:
-        content = _ensemble_content(task) if task.members else _trained_content(task)
         overrides = [f"{key}={value}" for key, value in sorted(task.job.overrides.items())]
         common = {**task.identity, "preset": task.preset, "overrides": overrides}
         scores = json.loads((task.evaluation / EVALUATION).read_bytes())["scores"]
-        write_result(task.result, common | content | {"scores": scores})
+        write_result(task.result, common | _content(task) | {"scores": scores})
     except ImagepivotError as error:
         return failure_of(type(error).__name__, str(error))
     if not task.members:
@@ -374,14 +373,11 @@ def failure_of(error: str, message: str, traceback: str = "") -> Failure:
     return Failure("fault", shorten(message, _MAX_CHARACTERS, placeholder=" ..."), traceback)
 
 
-def _ensemble_content(task: Task) -> dict[str, Any]:
-    """Return the properties that the members of an ensemble share."""
-    first = read_result(task.members[0].result)
-    return {name: first[name] for name in ("feature", "untrained", "recipe", "vocabulary")}
-
-
-def _trained_content(task: Task) -> dict[str, Any]:
-    """Return the data of a run and its numbers of steps."""
+def _content(task: Task) -> dict[str, Any]:
+    """Return data and numbers of steps of a run, or the data of an ensemble."""
+    if task.members:
+        first = read_result(task.members[0].result)
+        return {name: first[name] for name in ("feature", "untrained", "recipe", "vocabulary")}
     folder = Folder(str(task.run))
     checkpoint, history = read_checkpoint(folder, LAST), read_history(folder)
     counts = {key: value for key, value in next(history.of("training_data"), {}).items() if key not in ("event", "step")}

@@ -164,18 +164,13 @@ def _scores(comparison: Comparison) -> Table:
     rows: list[Row] = []
     for gallery in comparison.galleries:
         rows.append((Cell((gallery.name, gallery.size), style="bold"),))
-        for run in comparison.runs:
-            if gallery in run.measured:
-                rows += _score_rows(comparison, gallery, run.name, run.name, run.measured[gallery].scores)
+        lines = [(run.name, run.name, run.measured[gallery].scores, "") for run in comparison.runs if gallery in run.measured]
         for group in comparison.groups:
-            if scores := group.scores(gallery, mean):
-                rows += _score_rows(
-                    comparison, gallery, group.name, f"{group.name}, mean of {len(group.runs)}", scores, "italic"
-                )
-                deviations = group.scores(gallery, stdev)
-                rows += _score_rows(comparison, gallery, "", "  deviation", deviations, "italic", digits=1)
-        if chance := comparison.chance(gallery):
-            rows += _score_rows(comparison, gallery, "", "chance", chance, "dim")
+            label = f"{group.name}, mean of {len(group.runs)}"
+            lines.append((group.name, label, group.scores(gallery, mean), "italic"))
+            lines.append(("", "  deviation", group.scores(gallery, stdev), "italic"))
+        lines.append(("", "chance", comparison.chance(gallery), "dim"))
+        rows += (row for line in lines if line[2] for row in _score_rows(comparison, gallery, *line))
     notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
     if any(comparison.intervals.values()):
         notes.append(_INTERVAL_NOTE)
@@ -184,11 +179,10 @@ def _scores(comparison: Comparison) -> Table:
     return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
 
 
-def _score_rows(
-    comparison: Comparison, gallery: Gallery, row: str, label: str, scores: Scores, style: str = "", *, digits: int = 0
-) -> list[Row]:
+def _score_rows(comparison: Comparison, gallery: Gallery, row: str, label: str, scores: Scores, style: str) -> list[Row]:
     """Return a row of scores, and one of their intervals, if known."""
-    texts = {pair: f"{value:.{digits if pair[1] == 'median_rank' else 1}f}" for pair, value in scores.items()}
+    specs = {"median_rank": ".0f"} if row else {}
+    texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
     for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
         texts[pair] += _NOT_WORSE if (gallery, *pair, row) in comparison.not_worse else " "
     rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
@@ -285,18 +279,13 @@ def sts_report(result: StsResult) -> dict[str, Any]:
     plain = result.to_dict()
     for entry, task in zip(plain["data"], tasks, strict=True):
         entry["task"] = None if task is None else TASKS[task]
+    known = [(pairs.name, task) for pairs, task in zip(result.data, tasks, strict=True) if task is not None]
     plain["published"] = [
-        {
-            "source": paper.title,
-            "name": row.name,
-            "quoted": row.quoted,
-            "scores": {
-                pairs.name: row.values[task] for pairs, task in zip(result.data, tasks, strict=True) if task is not None
-            },
-        }
+        {"source": paper.title, "name": row.name, "quoted": row.quoted}
+        | {"scores": {name: row.values[task] for name, task in known}}
         for paper in STS_PAPERS
         for row in paper.rows
-        if set(tasks) != {None}
+        if known
     ]
     return plain
 
