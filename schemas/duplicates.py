@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 
 from schemas.console.tables import Table
@@ -46,7 +45,7 @@ class Duplicate:
 _COLUMNS = tuple(item.name for item in fields(Duplicate))
 
 
-def duplicates_csv(duplicates: Sequence[Duplicate]) -> str:
+def duplicates_csv(duplicates: Iterable[Duplicate]) -> str:
     """Return a list as CSV."""
     return Table(_COLUMNS, [astuple(duplicate) for duplicate in duplicates]).to_csv()
 
@@ -66,23 +65,10 @@ def read_duplicates(location: str) -> tuple[list[Duplicate], str]:
         duplicates = [Duplicate(int(row[0]), row[1], float(row[2]), *row[3:]) for row in rows]
         if rows and not any(duplicate.split for duplicate in duplicates):
             raise ValueError("it has no splits")
-    except FileNotFoundError:
-        raise InputError(f"{location!r} does not exist: {_ADVICE}") from None
-    except (ValueError, TypeError, IndexError, csv.Error) as error:
-        raise InputError(f"{location!r} is not a list of duplicates with splits ({error}): {_ADVICE}") from error
+    except (FileNotFoundError, ValueError, TypeError, IndexError, csv.Error) as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        fault = "does not exist" if is_missing else f"is not a list of duplicates with splits ({error})"
+        raise InputError(
+            f"{location!r} {fault}: write it with imagepivot duplicates FEATURES CAPTIONS --output FILE"
+        ) from error
     return duplicates, sha256_of_bytes(data)
-
-
-_ADVICE = "write it with imagepivot duplicates FEATURES CAPTIONS --output FILE"
-
-
-def find_leaks(
-    duplicates: Sequence[Duplicate], is_inside: Callable[[str], bool], is_outside: Callable[[str], bool]
-) -> list[Duplicate]:
-    """Return the members in some splits of groups with another member in other splits."""
-    inside, outside = (
-        {duplicate for duplicate in duplicates if any(map(is_in, duplicate.split.split(",")))}
-        for is_in in (is_inside, is_outside)
-    )
-    counts = Counter(duplicate.group for duplicate in outside)
-    return [item for item in duplicates if item in inside and counts[item.group] > (item in outside)]

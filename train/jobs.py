@@ -36,8 +36,7 @@ TokenFeatures: TypeAlias = Annotated[
 ]
 MemoryMap: TypeAlias = Annotated[str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")]
 Exclude: TypeAlias = Annotated[
-    str,
-    Opt("Leave out images and captions with duplicates across splits, by this list of imagepivot duplicates.", metavar="FILE"),
+    str, Opt("Leave out duplicates across splits, by this list of imagepivot duplicates.", metavar="FILE")
 ]
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
 Truecaser: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
@@ -196,9 +195,7 @@ class EvaluateJob(BriefRepr):
     relevance: Annotated[
         tuple[str, ...],
         Opt(
-            "Measure with the right items of this file of ECCV Caption or CxC, too; repeatable.",
-            metavar="FILE",
-            is_repeated=True,
+            "Measure with the right items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True
         ),
     ] = ()
     annotations: Annotated[

@@ -144,8 +144,8 @@ def train(
             remarks += [*weight_remarks, overlap_remark(config, job.corpus)]
             remarks += [missing.remark for missing in training_inputs.missing_features]
             remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
-            if isinstance(training_inputs, TrainingInputs) and training_inputs.exclusion is not None:
-                remarks.append(training_inputs.exclusion.remark(config.data.splits))
+            if isinstance(training_inputs, TrainingInputs) and training_inputs.training.exclusion is not None:
+                remarks.append(training_inputs.training.exclusion.remark(config.data.splits))
             for sentence in filter(None, remarks):
                 on_warning(sentence)
         if before is not None and reason:
@@ -248,8 +248,8 @@ class _Loop:
                 if isinstance(self.training_inputs, TrainingInputs):
                     log.write("training_data", 0, self.training_inputs.counts(self.config))
                     log.write("chance", 0, {language: chance.to_dict() for language, chance in self.chance.items()})
-                    if self.training_inputs.exclusion is not None:
-                        log.write("excluded", 0, self.training_inputs.exclusion.to_dict())
+                    if self.training_inputs.training.exclusion is not None:
+                        log.write("excluded", 0, self.training_inputs.training.exclusion.to_dict())
                 for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:

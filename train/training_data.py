@@ -102,13 +102,12 @@ class TrainingInputs:
     dimensions: Dimensions
     word_vectors: WordVectors | None = None
     contents: Mapping[str, str] = field(default_factory=dict)
-    exclusion: Exclusion | None = None
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         """Fingerprints of the datasets."""
         words = {} if self.word_vectors is None else {"word_vectors": self.word_vectors.fingerprint}
-        lists = {} if self.exclusion is None else {"exclude": self.exclusion.sha256}
+        lists = {} if self.training.exclusion is None else {"exclude": self.training.exclusion.sha256}
         return {**self.training.fingerprints, **words, **lists}
 
     @property
@@ -141,11 +140,9 @@ class TrainingInputs:
     def chance(self) -> dict[str, Chance]:
         """Return the recalls of a random ranking of the validation split by language."""
         captions = self.validation.captions
-        rows = {name: captions.rows_of(name) for name in captions.language_names}
         return {
-            name: Chance(**chance(captions, name), images=len(np.unique(captions.images[indices])))
-            for name, indices in rows.items()
-            if len(indices)
+            name: Chance(**chance(captions, name), images=len(np.unique(captions.images[captions.rows_of(name)])))
+            for name in captions.language_names
         }
 
     def sampler(self, config: Config, seed: int) -> Sampler:
@@ -200,14 +197,13 @@ def load_training_inputs(
     )
     # The smaller split first, to report errors in the folders sooner.
     validation = open_split(split=data.validation_split, portions=portions)
-    exclusion = Exclusion.read(exclude, data.splits, lambda split: split not in data.splits) if exclude else None
     training = open_split(
         split=data.split,
         portions=data.portions,
         captions_per_image=data.captions_per_image,
         images=data.images,
         seed=seed,
-        exclusion=exclusion,
+        exclusion=Exclusion.read(exclude, data.splits, lambda split: split not in data.splits) if exclude else None,
     )
     dataset = open_dataset(corpus.vocabulary)
     vocabulary, counting = dataset.vocabulary(), VocabularyParameters.from_json(dataset.manifest.parameters)
@@ -230,7 +226,6 @@ def load_training_inputs(
         ),
         word_vectors=words,
         contents=contents_of(corpus),
-        exclusion=exclusion,
     )
 
 

@@ -201,14 +201,13 @@ def duplicates(
 
     with show_progress(notes, "duplicates", unit="images", log_json=log_json) as meter:
         members = find_duplicates(job, meter, remark)
-    counts = {"groups": len({member.group for member in members}), "members": len(members)}
-    events.record(counts=counts)
-    table = count_table(members)
+    table, groups = count_table(members), len({member.group for member in members})
+    events.record(counts={"groups": groups, "members": len(members)})
     if as_json:
         typer.echo(table.to_json())
     else:
         render_tables(console, [table])
-        print_line(f"[bold]duplicates[/bold]: {counts['groups']:,} groups of {counts['members']:,} images and captions")
+        print_line(f"[bold]duplicates[/bold]: {groups:,} groups of {len(members):,} images and captions")
     if output:
         folder, name = file_at(output)
         folder.write(name, duplicates_csv(members).encode())

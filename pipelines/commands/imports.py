@@ -15,10 +15,7 @@ from schemas.options import Opt
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
     Opt(
-        "Import this Python module first, e.g. one that registers a model kind; repeatable.",
-        name="import",
-        metavar="MODULE",
-        is_repeated=True,
+        "Import this Python module first, e.g. of a model kind; repeatable.", name="import", metavar="MODULE", is_repeated=True
     ),
 ]
 
@@ -39,13 +36,9 @@ def import_modules(names: Iterable[str]) -> None:
         except ImagepivotError:
             raise
         except (Exception, SystemExit) as error:
-            if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-                raise UsageError(
-                    f"--import is {name!r}, but there is no module {error.name!r}: expected the dotted name, without .py, of a "
-                    "module in the current folder or in an installed package"
-                ) from error
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise UsageError(
-                f"--import is {name!r}, which fails at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error}): "
-                "correct the module"
-            ) from error
+            fault = f"which fails at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error}): correct the module"
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+                place = "in the current folder or in an installed package"
+                fault = f"but there is no module {error.name!r}: expected the dotted name, without .py, of a module {place}"
+            raise UsageError(f"--import is {name!r}, {fault}") from error

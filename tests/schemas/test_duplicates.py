@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.duplicates import Duplicate, duplicates_csv, find_leaks, read_duplicates
+from schemas.duplicates import Duplicate, duplicates_csv, read_duplicates
 from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_bytes
 
@@ -49,16 +49,3 @@ def test_other_files_are_refused(tmp_path, text, reason):
 def test_a_missing_list_is_named(tmp_path):
     with pytest.raises(InputError, match=r"none.csv' does not exist: write it with imagepivot duplicates FEATURES CAPTIONS"):
         read_duplicates(str(tmp_path / "none.csv"))
-
-
-def test_leaks_have_another_member_in_another_split():
-    def leaks(inside: set[str], outside: set[str]) -> list[str]:
-        return [item.image_id for item in find_leaks(DUPLICATES, inside.__contains__, outside.__contains__)]
-
-    assert leaks({"train"}, {"test", "val"}) == [DUPLICATES[0].image_id, "e"]
-    assert leaks({"test_2016"}, {"train"}) == ["d"]
-    assert leaks({"val"}, {"train"}) == ["f"]
-    assert leaks({"train"}, {"test_2017"}) == []
-    # Two images of both splits: each has the other one; an image is no duplicate of itself.
-    both = [replace(DUPLICATES[1], split="test,train"), replace(DUPLICATES[1], group=2, split="train"), DUPLICATES[2]]
-    assert [item.group for item in find_leaks(both, {"train"}.__contains__, {"test"}.__contains__)] == []

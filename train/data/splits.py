@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from schemas.dataset import Dataset, open_dataset
-from schemas.duplicates import Duplicate, find_leaks, read_duplicates
+from schemas.duplicates import Duplicate, read_duplicates
 from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
@@ -88,7 +89,10 @@ class Exclusion:
             InputError: the file does not exist, or is not a list with splits.
         """
         duplicates, sha256 = read_duplicates(location)
-        return cls(location, sha256, tuple(find_leaks(duplicates, splits.__contains__, is_other)))
+        others = {item for item in duplicates if any(map(is_other, item.split.split(",")))}
+        counts = Counter(item.group for item in others)
+        inside = (item for item in duplicates if not set(splits).isdisjoint(item.split.split(",")))
+        return cls(location, sha256, tuple(item for item in inside if counts[item.group] > (item in others)))
 
     def to_dict(self) -> dict[str, int | str]:
         """Return the numbers of items, and the digest of the list."""
@@ -107,27 +111,26 @@ class Exclusion:
         Raises:
             DatasetError: a language or portion has no captions left.
         """
-        images = {item.image_id for item in self.items if not item.language}
         keys = {(item.image_id, item.language, item.portion, item.index) for item in self.items}
-        names = (captions.image_ids, captions.language_names, captions.portion_names)
-        columns = (captions.images, captions.languages, captions.portions)
-        labels = ([texts[n] for n in column.tolist()] for texts, column in zip(names, columns, strict=True))
-        rows = zip(*labels, map(str, captions.indices.tolist()), strict=True)
-        kept = np.array([row[0] not in images and row not in keys for row in rows], bool)
-        if lost := _lost_labels(captions, kept):
-            raise DatasetError(
-                f"{self.location!r} excludes all captions in {lost} of split {captions.split!r}: shorten the list, or choose other "
-                "captions"
-            )
-        return captions.select(kept)
+        image_ids = np.array(captions.image_ids)[captions.images].tolist()
+        languages = np.array(captions.language_names)[captions.languages].tolist()
+        portions = np.array(captions.portion_names)[captions.portions].tolist()
+        rows = zip(image_ids, languages, portions, map(str, captions.indices.tolist()), strict=True)
+        kept = np.array([row not in keys and (row[0], "", "", "") not in keys for row in rows])
+        return _select(captions, kept, f"{self.location!r} excludes all", "shorten the list, or choose other captions")
 
 
-def _lost_labels(captions: Captions, kept: np.ndarray) -> str:
-    """Return the first language and portion without captions among the kept rows."""
+def _select(captions: Captions, kept: np.ndarray, fault: str, advice: str) -> Captions:
+    """Return the kept captions.
+
+    Raises:
+        DatasetError: a language or portion has none; the message has fault and advice.
+    """
     for language, portion in np.unique(np.stack([captions.languages, captions.portions]), axis=1).T:
         if not np.any(kept & (captions.languages == language) & (captions.portions == portion)):
-            return f"{captions.language_names[language]} {captions.portion_names[portion]}"
-    return ""
+            labels = f"{captions.language_names[language]} {captions.portion_names[portion]} of split {captions.split!r}"
+            raise DatasetError(f"{fault} captions in {labels}: {advice}")
+    return captions.select(kept)
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class SplitData:
             ``token_features`` and ``token_model``.
         missing_features: excluded images without features, or None.
         untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
+        exclusion: excluded duplicates, or None.
     """
 
     captions: Captions
@@ -150,6 +154,7 @@ class SplitData:
     fingerprints: Mapping[str, str]
     missing_features: MissingFeatures | None = None
     untrained: tuple[str, ...] = ()
+    exclusion: Exclusion | None = None
 
 
 def open_data(
@@ -241,6 +246,7 @@ def open_data(
         fingerprints=fingerprints,
         missing_features=missing_features,
         untrained=extracted.untrained,
+        exclusion=exclusion,
     )
 
 
@@ -293,12 +299,9 @@ def leave_out_missing(
     missing = MissingFeatures.of(captions.split, image_ids, int(lacks.sum()), features)
     if not allow_missing_features:
         raise lacking(features, missing, images=len(captions.image_ids), captions=len(captions))
-    if lost := _lost_labels(captions, ~lacks):
-        raise DatasetError(
-            f"{features.folder.location!r} lacks the features of all images with captions in {lost} of split {captions.split!r}: "
-            f"{missing.hint or 'check that both datasets are of the same images'}"
-        )
-    return missing, captions.select(~lacks).compact()
+    fault = f"{features.folder.location!r} lacks the features of all images with"
+    hint = missing.hint or "check that both datasets are of the same images"
+    return missing, _select(captions, ~lacks, fault, hint).compact()
 
 
 def lacking(features: Dataset, missing: MissingFeatures, *, images: int, captions: int) -> DatasetError:

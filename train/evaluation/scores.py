@@ -185,7 +185,7 @@ def score_ensemble(
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
-                replace(_score(members, language, name, folds, definitions, on_progress), exclusion=exclusion)
+                _score(members, language, name, folds, definitions, on_progress)
                 for language, names in portions.items()
                 for name in names
             ]
@@ -252,6 +252,7 @@ def _score(
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
         untrained=data.untrained,
+        exclusion=data.exclusion,
         relevance=mean_over_folds([ranks.relevance for _, ranks in parts]),
         intervals={direction: direction_intervals(table, direction) for direction in DIRECTIONS},
         ranks=table,

@@ -14,6 +14,7 @@ from schemas.fingerprints import sha256_of_file
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, rewrite
 from train.config.sections import from_toml
+from train.data.splits import Exclusion
 from train.evaluation.scores import score_run
 from train.jobs import TrainJob
 from train.loop import train
@@ -60,6 +61,29 @@ def pruned(toy, tmp_path):
         return replace(toy, captions=rewrite(toy.captions, tmp_path / f"without-{split}", keep))
 
     return write
+
+
+def test_leaks_have_another_member_in_another_split(tmp_path):
+    rows = [
+        Duplicate(0, "hash", 0.98, "a", "train"),
+        Duplicate(0, "hash", 0.98, "b", "test,test_2016"),
+        Duplicate(1, "hash", 1.0, "c", "train"),
+        Duplicate(1, "hash", 1.0, "d", "val"),
+        # An image of both splits is no duplicate of itself; of two such images, each has the other one.
+        Duplicate(2, "hash", 1.0, "e", "test,train"),
+        Duplicate(2, "hash", 1.0, "f", "train"),
+        Duplicate(3, "hash", 1.0, "g", "test,train"),
+        Duplicate(3, "hash", 1.0, "h", "test,train"),
+    ]
+
+    def leaks(split: str, others: set[str]) -> str:
+        return "".join(item.image_id for item in Exclusion.read(str(tmp_path / "list.csv"), [split], others.__contains__).items)
+
+    (tmp_path / "list.csv").write_text(duplicates_csv(rows))
+    assert leaks("train", {"test", "val"}) == "acfgh"
+    assert leaks("test_2016", {"train"}) == "b"
+    assert leaks("val", {"train"}) == "d"
+    assert leaks("train", {"test_2017"}) == ""
 
 
 def run_of(corpus, output: Path, **options) -> str:
