@@ -484,9 +484,6 @@ class DuplicatesJob(BriefRepr):
 
     Its images may also be the result of `open_images`.
 
-    Raises:
-        UsageError: the cosine is out of range.
-
     Examples:
         >>> job = imagepivot.DuplicatesJob("features", "captions", images="photos")
         >>> imagepivot.find_duplicates(job)
@@ -494,7 +491,7 @@ class DuplicatesJob(BriefRepr):
     """
 
     features: Annotated[str, Opt("Folder of features or regions.")]
-    captions: Annotated[str, Opt("Folder of captions or encoded captions, which have the splits.", is_argument=True)] = ""
+    captions: Annotated[str, Opt("Folder of captions, which have the splits.", is_argument=True)] = ""
     images: Annotated[str | Source, Opt("Compare pictures at this location, too, as for features.")] = ""
     min_cosine: Annotated[
         float | None, Opt("Match features of this cosine. Default: 0.93; of untrained networks 0.999999.", metavar="NUM")

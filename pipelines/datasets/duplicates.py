@@ -36,7 +36,6 @@ from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
-from schemas.vocabulary import UNK
 from schemas.writing.records import read_record
 
 if TYPE_CHECKING:
@@ -76,8 +75,12 @@ def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: _Rem
         InputError: no picture belongs to the features, or two have the same id.
         ModuleNotFoundError: there are more than `MAX_EXACT` images, and faiss of the extra ``duplicates`` is not installed.
     """
-    features = _open(job.features, "features", "regions")
-    captions = _read_captions(_open(job.captions, "captions", "encoded")) if job.captions else []
+    features, captions = open_dataset(job.features), list[dict[str, Any]]()
+    if features.kind not in ("features", "regions"):
+        raise DatasetError(f"{job.features!r} holds {features.kind}, expected features or regions")
+    if job.captions:
+        rows = open_dataset(job.captions, kind="captions").table([*_LABELS, "text"]).to_pylist()
+        captions = sorted(rows, key=itemgetter(*KEY_COLUMNS["captions"]))
     splits: dict[str, set[str]] = defaultdict(set)
     for row in captions:
         splits[row["image_id"]].add(row["split"])
@@ -100,13 +103,6 @@ def count_table(duplicates: Sequence[Duplicate]) -> Table:
     rows: list[Row] = [(*key, *(count[name] or None for name in names)) for key, count in sorted(counts.items())]
     notes = ["groups with items of both splits, and the numbers of these items by their strongest match"]
     return Table(("", "split", "and split", *number_columns(*names, spec=",")), rows, "duplicates", notes)
-
-
-def _open(location: str, *kinds: str) -> Dataset:
-    dataset = open_dataset(location)
-    if dataset.kind not in kinds:
-        raise DatasetError(f"{location!r} holds {dataset.kind}, expected {' or '.join(kinds)}: give a folder of these")
-    return dataset
 
 
 def _group(items: Sequence[Mapping[str, str]], matches: Iterable[tuple[str, _Links]]) -> list[Duplicate]:
@@ -243,11 +239,10 @@ def _pool(dataset: Dataset) -> np.ndarray:
     assert dataset.spec is not None
     pooled, done = np.empty((len(dataset), dataset.spec.shape[-1]), np.float32), 0
     columns = ["features", "num_regions"] if dataset.kind == "regions" else ["feature"]
-    for batch in dataset.batches(columns):
-        values = pc.list_flatten(batch[columns[0]]).to_numpy().reshape(batch.num_rows, -1, pooled.shape[1])
-        counts = np.maximum(batch["num_regions"], 1) if len(columns) > 1 else np.full(len(values), values.shape[1])
-        # Rows after the regions are zero.
-        np.divide(values.sum(1, dtype=np.float32), counts[:, np.newaxis], out=pooled[done : done + len(values)])
+    for features, *num_regions in (batch.columns for batch in dataset.batches(columns)):
+        values = pc.list_flatten(features).to_numpy().reshape(len(features), -1, pooled.shape[1])
+        counts = np.maximum(num_regions[0], 1)[:, np.newaxis] if num_regions else values.shape[1]
+        np.divide(values.sum(1, dtype=np.float32), counts, out=pooled[done : done + len(values)])  # Unused rows are zero.
         done += len(values)
     if len(invalid := np.flatnonzero(~np.isfinite(pooled.sum(1)))):
         image_id = dataset.image_ids()[invalid[0]]
@@ -282,22 +277,11 @@ def near_pairs(vectors: np.ndarray, min_cosine: float, meter: Meter = Meter()) -
 # --- captions --------------------------------------------------------------------------------------------------------
 
 
-def _read_captions(dataset: Dataset) -> list[dict[str, Any]]:
-    """Read keys, splits, and texts or token ids, sorted by key."""
-    rows = dataset.table([*_LABELS, "text" if dataset.kind == "captions" else "token_ids"]).to_pylist()
-    return sorted(rows, key=itemgetter(*KEY_COLUMNS["captions"]))
-
-
 def _match_captions(captions: Sequence[Mapping[str, Any]], start: int) -> _Matches:
     """Link captions, whose positions begin with ``start``, within languages."""
-    languages = [row["language"] for row in captions]
-    if captions and "text" in captions[0]:
-        texts = [row["text"] for row in captions]
-        yield "text", _link_equal(zip(languages, texts, strict=True), start)
-        words: list[Hashable] = [fold(text) or None for text in texts]
-    else:
-        words = [None if UNK in row["token_ids"] else tuple(row["token_ids"]) for row in captions]
-    yield "words", _link_equal([key and (language, key) for language, key in zip(languages, words, strict=True)], start)
+    yield "text", _link_equal(((row["language"], row["text"]) for row in captions), start)
+    words = ((row["language"], fold(row["text"])) for row in captions)
+    yield "words", _link_equal((key if key[1] else None for key in words), start)
 
 
 def fold(text: str) -> str:

@@ -44,7 +44,6 @@ class Score:
         folds: number of folds of the images; all numbers are means over them.
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
-        untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
         exclusion: duplicates of training items that were left out; None if not requested.
         relevance: measures over all right items, by definition of right items: ``captions`` for those of each image, and names of
             files.
