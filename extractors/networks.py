@@ -1,9 +1,9 @@
 """ResNet50, ResNet152 (He et al. 2016) and VGG19 (Simonyan and Zisserman 2015).
 
-The papers are arXiv:1512.03385 and arXiv:1409.1556 (column E). Layers, names and the order of random initialization are
-torchvision's, so equal generator states give equal weights. As there, a ResNet stage has its stride in the 3×3 convolution of its
-first block; the paper has it in the 1×1 convolution before. Importing torchvision instead would load torch's compiler, which
-takes as long as torch itself.
+The papers are arXiv:1512.03385 and arXiv:1409.1556 (column E). Layers with weights, their names and the order of random
+initialization are torchvision's, so equal generator states give equal weights. As there, a ResNet stage has its stride in the 3×3
+convolution of its first block; the paper has it in the 1×1 convolution before. Importing torchvision instead would load torch's
+compiler, which takes as long as torch itself.
 
 Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
 """
@@ -50,7 +50,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network of bottlenecks; ``blocks`` counts them in the four stages."""
+    """Layers of a residual network; ``blocks`` counts its bottlenecks by stage."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -64,22 +64,12 @@ class ResNet(nn.Module):
             channels = width * _EXPANSION
             others = (Bottleneck(channels, width) for _ in range(count - 1))
             self.add_module(f"layer{stage}", nn.Sequential(first, *others))
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc: nn.Module = nn.Linear(channels, _CLASSES)
         init_weights(self)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Classify: normalised ``[B, 3, H, W]`` to logits ``[B, 1000]``."""
-        maps = self.maxpool(self.relu(self.bn1(self.conv1(pixels))))
-        for stage in range(1, len(_WIDTHS) + 1):
-            maps = self.get_submodule(f"layer{stage}")(maps)
-        logits: Tensor = self.fc(self.avgpool(maps).flatten(1))
-        return logits
-
     def trunk(self) -> nn.Sequential:
         """Return the layers up to the last feature map."""
-        layers = ((name, layer) for name, layer in self.named_children() if name not in ("avgpool", "fc"))
-        return nn.Sequential(OrderedDict(layers))
+        return nn.Sequential(OrderedDict((name, layer) for name, layer in self.named_children() if name != "fc"))
 
 
 def resnet50() -> ResNet:
@@ -110,7 +100,6 @@ class VGG19(nn.Module):
                 channels = width
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
         self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d((_VGG_CELLS, _VGG_CELLS))
         self.classifier = nn.Sequential(
             nn.Linear(channels * _VGG_CELLS * _VGG_CELLS, _VGG_WIDTH),
             nn.ReLU(inplace=True),
@@ -121,11 +110,6 @@ class VGG19(nn.Module):
             nn.Linear(_VGG_WIDTH, _CLASSES),
         )
         init_weights(self, linear_std=0.01)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Classify: normalised ``[B, 3, 224, 224]`` to logits ``[B, 1000]``."""
-        logits: Tensor = self.classifier(self.avgpool(self.features(pixels)).flatten(1))
-        return logits
 
 
 def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:

@@ -219,10 +219,6 @@ class SentenceEncoder(nn.Module):
         states: Encoded = self.reader(*self.words.prepare(captions))
         return states
 
-    def forward(self, captions: CaptionBatch) -> Tensor:
-        """Return a vector per caption, in their order."""
-        return self.pooling(self.states(captions))
-
 
 class SentenceEncoders(nn.ModuleList):
     """The sentence encoders of a model: one for each language, or one for all."""
