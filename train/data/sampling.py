@@ -12,7 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -54,27 +54,6 @@ class Batch:
     def pairs(self) -> int:
         """Number of pairs of an image and a caption, or for ``c2c`` of two captions."""
         return len(self.images) * (1 if self.task == "c2c" else len(self.captions))
-
-
-class Sampler(Protocol):
-    """An endless source of batches."""
-
-    @property
-    def epoch_steps(self) -> int:
-        """Number of batches in an epoch."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete epochs."""
-
-    def next(self) -> Batch:
-        """Return the next batch."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the position as JSON values."""
-
-    def restore(self, state: State) -> None:
-        """Restore a state of a sampler with the same arguments."""
 
 
 class _Passes:
@@ -274,6 +253,10 @@ class ImageSampler(_Passes):
             for pass_index in range(int(max_captions.max()))
             for batch in _batches(rng.permutation(np.flatnonzero(max_captions > pass_index)), self._batch_size)
         ]
+
+
+Sampler: TypeAlias = TaskSampler | ImageSampler
+"""Endless source of batches; a state is restored by a sampler with the same arguments."""
 
 
 def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:
