@@ -130,25 +130,23 @@ ENTRIES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
     """Listing of an extractor or a family of extractors, without weights.
 
     Attributes:
-        kind: kind of dataset, ``features`` or ``regions``.
         shape: shape of the feature of one image; None if it depends on the model.
-        dtype: default dtype.
         weights: accepted weights, in words; all extractors also accept ``random:SEED``.
         preprocessing: steps from an RGB image to the model's input; None if they depend on the model.
     """
 
     name: str
     kind: str
-    shape: tuple[int, ...] | None
-    dtype: str
+    shape: tuple[int, ...] | None = None
+    dtype: str = "float32"
     source: str
     weights: str
-    preprocessing: Mapping[str, Any] | None
+    preprocessing: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -159,20 +157,14 @@ _FAMILIES = (
     CatalogueEntry(
         name="timm:NAME",
         kind="features",
-        shape=None,
-        dtype="float32",
         source="the pooled output of one of timm's models, e.g. timm:resnet18.a1_in1k; with --unpooled the map before the pooling",
         weights="default: timm's of that name; or that model as .pth, .pt or .safetensors",
-        preprocessing=None,
     ),
     CatalogueEntry(
         name="detectron2:CONFIG+WEIGHTS",
         kind="regions",
-        shape=None,
-        dtype="float32",
         source="the regions of one of detectron2's models, given by the paths of its config file and its checkpoint",
         weights="in the name",
-        preprocessing=None,
     ),
 )
 
