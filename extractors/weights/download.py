@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from schemas.errors import InputError
 from schemas.storage.folder import TEMPORARY_MARK, file_at
-from schemas.storage.locations import is_remote, local_path
+from schemas.storage.locations import is_remote, is_web_address, local_path
 from schemas.storage.storage_errors import storage_errors
 
 _TIMEOUT_SECONDS = 60.0
@@ -162,18 +162,14 @@ def _read(location: str, stream: BinaryIO) -> bytes:
 
 def _is_current(location: str, source: _Object) -> bool:
     """Return whether a store still has the opened version; True for web servers."""
-    if _is_web(location):
+    if is_web_address(location):
         return True
     with _open(location) as now:
         return (now.version, now.size) == (source.version, source.size)
 
 
-def _is_web(location: str) -> bool:
-    return location[:8].lower().startswith(("http://", "https://"))
-
-
 def _open(location: str) -> contextlib.AbstractContextManager[_Object]:
-    return _open_page(location) if _is_web(location) else _open_object(location)
+    return _open_page(location) if is_web_address(location) else _open_object(location)
 
 
 @contextlib.contextmanager

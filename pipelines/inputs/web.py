@@ -29,6 +29,7 @@ from urllib3.exceptions import DecodeError, HTTPError, InvalidHeader, SSLError
 from urllib3.exceptions import TimeoutError as UrllibTimeoutError
 
 from schemas.errors import UsageError
+from schemas.storage.locations import is_web_address
 
 PARALLEL_READS = 32
 """Simultaneous downloads: they wait for servers, not for this machine."""
@@ -232,11 +233,6 @@ _T = TypeVar("_T")
 
 class FetchError(OSError):
     """A failed download; ``strerror`` is the reason, independent of the run."""
-
-
-def is_web_address(location: str) -> bool:
-    """Return whether a location is an ``http://`` or ``https://`` address."""
-    return location[:8].lower().startswith(("http://", "https://"))
 
 
 def check_proxy(address: str, access: WebAccess) -> None:

@@ -29,6 +29,11 @@ def is_remote(location: str) -> bool:
     return "://" in location and _FILE_ADDRESS.match(location) is None
 
 
+def is_web_address(location: str) -> bool:
+    """Return whether a location is an ``http://`` or ``https://`` address."""
+    return location[:8].lower().startswith(("http://", "https://"))
+
+
 def check_location(location: str) -> None:
     """Check that a location is a possible path or address.
 

@@ -14,11 +14,11 @@ from itertools import islice
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
 from pipelines.inputs.tables import Table
-from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, is_web_address, version_of
+from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, version_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Entry, Folder, file_at
-from schemas.storage.locations import is_remote, plain_location
+from schemas.storage.locations import is_remote, is_web_address, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
 """Our names of the required columns of a table of images."""

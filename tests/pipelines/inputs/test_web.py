@@ -22,10 +22,10 @@ from pipelines.inputs.web import (
     check_proxy,
     fetch,
     is_public,
-    is_web_address,
     version_of,
 )
 from schemas.errors import UsageError
+from schemas.storage.locations import is_web_address
 from tests.web_server import serve
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
