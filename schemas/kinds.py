@@ -5,8 +5,11 @@ No column is nullable. Each field has a ``description`` in its metadata, for rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.features import FeatureSpec
 
@@ -192,6 +195,27 @@ def is_vector(dtype: pa.DataType) -> bool:
 def numpy_type(dtype: pa.DataType) -> np.dtype:
     """Return the numpy dtype of a column's values or vectors."""
     return pa.array([], dtype.value_type if pa.types.is_fixed_size_list(dtype) else dtype).to_numpy(zero_copy_only=False).dtype
+
+
+def table_of_arrays(image_ids: Sequence[str], arrays: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
+    """Build rows from image ids and an array ``[N, ...]`` per column, in stored types."""
+    columns = [pa.array(image_ids, pa.string())]
+    for field in list(schema)[1:]:
+        with np.errstate(over="ignore"):  # Overflow becomes inf, which `count_nonfinite` counts.
+            flat = pa.array(np.ascontiguousarray(arrays[field.name], numpy_type(field.type)).reshape(-1))
+        is_list = pa.types.is_fixed_size_list(field.type)
+        columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type) if is_list else flat)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def count_nonfinite(rows: pa.Table) -> np.ndarray:
+    """Count inf and NaN in the fixed-size vectors of each row, int64 ``[N]``."""
+    counts = np.zeros(rows.num_rows, np.int64)
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if pa.types.is_fixed_size_list(field.type) and pa.types.is_floating(field.type.value_type):
+            values = pc.list_flatten(column).to_numpy().reshape(rows.num_rows, -1)
+            counts += values.shape[1] - np.isfinite(values).sum(axis=1)
+    return counts
 
 
 def vector_bytes(schema: pa.Schema) -> int:

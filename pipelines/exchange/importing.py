@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.exchange.importers.arrays import open_arrays
-from pipelines.exchange.importers.base import FeatureFiles, check_finite, stored_dtype, table_of
+from pipelines.exchange.importers.base import FeatureFiles, stored_dtype
 from pipelines.exchange.importers.hdf5 import open_hdf5
 from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.importers.webdataset import open_tars
@@ -23,7 +23,7 @@ from pipelines.running.meter import Meter
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.keys import shard_of
-from schemas.kinds import schema_of, vector_bytes
+from schemas.kinds import count_nonfinite, schema_of, table_of_arrays, vector_bytes
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
@@ -109,7 +109,7 @@ def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
     bad_rows = bad_values = 0
     first_bad = -1
     for rows in _blocks(range(len(files.image_ids)), spec):
-        bad = check_finite(_table(files, rows, spec))
+        bad = count_nonfinite(_table(files, rows, spec))
         if bad.any():
             first_bad = rows[int(np.flatnonzero(bad)[0])] if first_bad < 0 else first_bad
             bad_rows, bad_values = bad_rows + int((bad > 0).sum()), bad_values + int(bad.sum())
@@ -144,7 +144,7 @@ def _blocks(rows: Sequence[int], spec: FeatureSpec) -> Iterator[Sequence[int]]:
 
 
 def _table(files: FeatureFiles, rows: Sequence[int], spec: FeatureSpec) -> pa.Table:
-    return table_of([files.image_ids[row] for row in rows], files.columns(rows), files.kind, spec)
+    return table_of_arrays([files.image_ids[row] for row in rows], files.columns(rows), schema_of(files.kind, spec))
 
 
 def _by_shard(image_ids: Sequence[str], rows: Sequence[int], shards: int) -> list[list[int]]:

@@ -26,7 +26,7 @@ import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError
-from schemas.kinds import numpy_type
+from schemas.kinds import count_nonfinite, table_of_arrays
 from schemas.storage.storage_errors import StoreError
 
 
@@ -259,10 +259,8 @@ def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) ->
     arrays = batch.columns()
     tally.forward_seconds += time.perf_counter() - started
     refs = [image.ref for image in batch.images]
-    columns = [pa.array([ref.image_id for ref in refs], pa.string())]
-    columns += [_column(arrays[name], schema.field(name).type) for name in schema.names[1:]]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    bad = np.sum([_not_finite(column) for column in columns], axis=0)
+    table = table_of_arrays([ref.image_id for ref in refs], arrays, schema)
+    bad = count_nonfinite(table)
     tally.failures += [
         _failure(ref, "extract", "not_finite", _not_finite_message(int(count), extractor))
         for ref, count in zip(refs, bad, strict=True)
@@ -271,23 +269,6 @@ def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) ->
     tally.images += len(refs) - int(np.count_nonzero(bad))
     table = table.filter(pa.array(bad == 0)) if bad.any() else table
     return table if table.num_rows else None
-
-
-def _column(array: np.ndarray, dtype: pa.DataType) -> pa.Array:
-    """Convert an array ``[B, ...]`` to a column of fixed-size lists or single values."""
-    if not pa.types.is_fixed_size_list(dtype):
-        return pa.array(array, dtype)
-    with np.errstate(over="ignore"):
-        values = np.ascontiguousarray(array, numpy_type(dtype)).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values, dtype.value_type), type=dtype)
-
-
-def _not_finite(column: pa.Array) -> np.ndarray:
-    """Count inf and NaN values per row."""
-    if not pa.types.is_fixed_size_list(column.type) or not pa.types.is_floating(column.type.value_type):
-        return np.zeros(len(column), np.int64)
-    values = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)
-    return values.shape[1] - np.isfinite(values).sum(axis=1)
 
 
 def _not_finite_message(count: int, extractor: extractors.Extractor) -> str:
