@@ -29,5 +29,4 @@ class ShardWork(Protocol):
 def write_missing(output: OutputDataset, work: ShardWork, finished: frozenset[int]) -> None:
     """Write the unfinished shards in this process."""
     work.set_up(lambda load: load())
-    for _ in write_shards(output, output.missing(finished), work.write):
-        pass
+    write_shards(output, output.missing(finished), work.write)

@@ -20,7 +20,6 @@ class CreateAfterPreflight(beam.PTransform):
     """Create the first values of a pipeline after the preflight check.
 
     Attributes:
-        values: elements of the collection.
         check: the check; None for a run on this machine.
         hints: Beam's resource hints for the check, e.g. a GPU.
     """
@@ -58,7 +57,8 @@ class _WriteShardFn(beam.DoFn):
         self._work.set_up(self._shared.acquire)
 
     def process(self, shard: int) -> Iterator[int]:
-        yield from write_shards(self._output, [shard], self._work.write)
+        write_shards(self._output, [shard], self._work.write)
+        yield shard
 
 
 @dataclass(eq=False)

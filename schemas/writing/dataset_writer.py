@@ -16,7 +16,7 @@ step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from typing import Any, TypeAlias
@@ -38,14 +38,11 @@ Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 _MAX_RANGES = 20
 
 
-def write_shards(
-    output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]
-) -> Iterator[int]:
-    """Write shards sequentially, and yield the index of each published shard."""
+def write_shards(output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]) -> None:
+    """Write shards sequentially in this process."""
     for index in indices:
         with open_shard(output, index) as shard:
             write_shard(index, shard)
-        yield index
 
 
 def write_dataset(
@@ -64,8 +61,7 @@ def write_dataset(
     """
 
     def write_missing(finished: frozenset[int]) -> None:
-        for _ in write_shards(output, output.missing(finished), write_shard):
-            pass
+        write_shards(output, output.missing(finished), write_shard)
 
     return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
 
