@@ -57,11 +57,6 @@ class DecodingProcesses:
         self._processes: list[_Process] = []
         weakref.finalize(self, _end, self._processes)
 
-    @property
-    def pids(self) -> list[int]:
-        """Ids of the running processes."""
-        return [process.pid for process in self._processes]
-
     def pixels(self, data: bytes) -> Tensor:
         """Decode and preprocess an image in an idle process; call it from as many threads.
 
@@ -104,7 +99,6 @@ class _Process:
                 pass_fds=(file.fileno(),),
                 start_new_session=True,
             )
-        self.pid = self._process.pid
         self._requests, self._replies = (cast(BinaryIO, pipe) for pipe in (self._process.stdin, self._process.stdout))
         self._preprocess: Preprocessor | None = preprocess
 

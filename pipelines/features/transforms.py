@@ -20,7 +20,7 @@ from apache_beam.utils.shared import Shared
 
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
-from pipelines.features.stage_images import CopyImages, RowGroupBatch, row_group_batches
+from pipelines.features.stage_images import CopyImages, row_group_batches
 from pipelines.inputs.images import ImageRef, ImagesInParquet, ImageSource, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
@@ -52,17 +52,11 @@ def _list_images(
     return to_chunks(listed_refs(images, kept))
 
 
-def _batch_refs(shard: int, batch: RowGroupBatch) -> tuple[int, RefChunk]:
-    return shard, batch[1]
-
-
 @dataclass(eq=False)
 class ExtractFeatures(beam.PTransform):
     """Root of a pipeline, which writes shards of features and yields their indices.
 
     Attributes:
-        job: images, extractor and settings.
-        finished: indices of finished shards.
         threads: torch threads of each worker; 0 for torch's default.
         check: preflight check of remote workers; None for local ones.
         accelerator: GPUs of remote workers, each of which is one process; None without GPUs.
@@ -104,7 +98,7 @@ class ExtractFeatures(beam.PTransform):
             to_batches = partial(row_group_batches, images, **options)
             portions = start | "ListPortions" >> beam.FlatMap(_list_images, images, self.kept, to_batches)
             copy = CopyImages(self.job, output, self.copies, self.folder)
-            refs = [portions | "Refs" >> beam.MapTuple(_batch_refs), portions | "CopyImages" >> copy]
+            refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), portions | "CopyImages" >> copy]
         else:
             refs = [start | "ListImages" >> beam.FlatMap(_list_images, images, self.kept, partial(chunk_refs, **options))]
         return (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from html import unescape
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ import numpy as np
 from schemas.dataset import Dataset
 from schemas.errors import InputError, UsageError
 from schemas.keys import CaptionKey
-from train.data.captions import Captions
+from train.data.captions import ByImage, Captions
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ def images_in_all_languages(captions: Captions) -> np.ndarray:
     Raises:
         UsageError: no image has captions in all languages.
     """
-    images = (captions.images[captions.rows_of(language)] for language in captions.language_names)
-    common = reduce(np.intersect1d, images, np.unique(captions.images))
+    common = np.flatnonzero((ByImage.of(captions).counts > 0).all(1))
     if not len(common):
         raise UsageError(
             f"no image of split {captions.split!r} has captions in all of {', '.join(captions.language_names)}: name fewer with "

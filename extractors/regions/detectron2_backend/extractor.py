@@ -9,7 +9,7 @@ image, ``D`` width of a feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,11 +35,6 @@ from schemas.errors import UsageError
 _REGIONS = 20  # Regions per forward of res5 on a CPU.
 
 _Result = TypeVar("_Result")
-
-
-def detectron2_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename weights of `bottom_up.network` to those of `networks`, without anchors."""
-    return {theirs: state[ours] for ours, theirs in detectron2_names().items()}
 
 
 class Sized(NamedTuple):
@@ -134,7 +129,7 @@ def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> 
     description = describe(settings, weights)
     with torch.random.fork_rng(devices=[]):
         model: Any = build(load_config(CONFIG))
-    model.load_state_dict(detectron2_state(weights.state))
+    model.load_state_dict({theirs: weights.state[ours] for ours, theirs in detectron2_names().items()})
     (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
     anchors.copy_(weights.state["rpn.anchors"])
     return Detectron2Regions(description, settings, VisualGenomeNetwork(model), device)

@@ -7,12 +7,12 @@ import extractors
 from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from extractors.regions.bottom_up.network import build
+from extractors.regions.bottom_up.weights import detectron2_names
 from schemas.errors import UsageError
 from tests.extractors.regions.test_faster_rcnn import check_agrees, used
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
-from extractors.regions.detectron2_backend.extractor import detectron2_state
 from extractors.regions.detectron2_backend.networks import CONFIG, load_config
 from extractors.regions.detectron2_backend.networks import build as build_detectron2
 
@@ -44,10 +44,10 @@ def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
     check_agrees(found, used(expected, 0), tolerance=1e-4)
 
 
-def test_detectron2_state_has_milvlg_names():
+def test_detectron2_names_are_those_of_milvlg():
     with torch.device("meta"):
         expected, found = build().state_dict(), build_detectron2(load_config(CONFIG)).state_dict()
-    renamed = detectron2_state(expected)
+    renamed = {theirs: expected[ours] for ours, theirs in detectron2_names().items()}
     assert {name: tensor.shape for name, tensor in renamed.items()} == {name: tensor.shape for name, tensor in found.items()}
     assert len(renamed) == len(expected) - 1  # the anchors
     for ours, theirs in (
