@@ -29,10 +29,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def _with_site_links(text: str, source: str, page: str) -> str:
     """Return a text whose relative links start at `page`; links to files that are not in the site become plain text.
 
-    Args:
-        text: Markdown whose links are relative to `source`.
-        source: path of the file, from the root.
-        page: path of the file as a page of the site, from the root.
+    `source` and `page` are paths from the root: of the file, where its links start, and of the file as a page of the site.
     """
 
     def replace(match: re.Match[str]) -> str:

@@ -33,7 +33,6 @@ class Description:
         parameters: JSON values that determine the features: name, decoding rules, transform, weights, precision. They exclude
             library versions and the device, so that a request has one fingerprint on all machines.
         kind: kind of dataset: ``features``, or ``regions`` for several regions with boxes per image.
-        batch_size: default batch size.
         classes: number of region classes without the background; 0 for kind ``features``.
         attributes: number of region attributes without "none"; 0 for kind ``features``.
         remark: for a weights file with several sets: the chosen set and how to choose another; else empty.

@@ -59,11 +59,8 @@ class Vocabulary:
     def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Vocabulary:
         """Build a vocabulary of tokens with at least ``min_count`` occurrences.
 
-        Args:
-            counts: occurrences by language, then token.
-            min_count: minimum count, inclusive.
-            scope: ``language`` compares the maximum over languages (Kádár et al. 2018, section 4: the joint vocabulary is the
-                union of the languages' own), ``joint`` the sum over languages.
+        ``counts`` holds occurrences by language, then token. The scope ``language`` compares the maximum over languages (Kádár et
+        al. 2018, section 4: the joint vocabulary is the union of the languages' own), ``joint`` the sum over languages.
 
         Tokens spelled like a special (``<start>`` in the text) are left out; `encode` returns ``<unk>`` for them.
 

@@ -32,7 +32,6 @@ class FusedConv2d(nn.Module):
     Args:
         conv: convolution on the CPU.
         shape: ``[B, C, H, W]`` of its input, which determines the weight layout.
-        relu: apply a ReLU.
         dtype: dtype of the computation, cast inside as by autocast; None for the convolution's own.
     """
 

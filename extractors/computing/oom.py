@@ -44,7 +44,6 @@ class BatchLimits:
 
     Attributes:
         max_items: maximum number of items by item shape; unlimited for other shapes.
-        warned: whether the warning was logged.
     """
 
     max_items: dict[tuple[int, ...], int] = field(default_factory=dict)

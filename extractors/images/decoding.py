@@ -94,9 +94,7 @@ class DecodeError(InputError):
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the bytes of one image file into RGB.
 
-    Args:
-        data: content of the file.
-        max_pixels: maximum width times height, checked in the header. A lower ``PIL.Image.MAX_IMAGE_PIXELS`` also applies.
+    ``max_pixels`` limits width times height, checked in the header. A lower ``PIL.Image.MAX_IMAGE_PIXELS`` also applies.
 
     Returns:
         A loaded image of mode ``RGB``, independent of ``data``.

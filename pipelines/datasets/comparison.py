@@ -61,7 +61,6 @@ class VectorDifference:
 
     Attributes:
         has_cosine: whether the values are features, for which cosines are computed (of regions: region by region).
-        rows: number of rows with any difference.
         max_difference: largest absolute difference; its key is empty if all values are equal.
         min_cosine: smallest cosine; None without any.
     """
@@ -122,10 +121,7 @@ class Comparison:
     """The differences between datasets A and B.
 
     Attributes:
-        common: number of keys that both have.
-        missing_in_a: keys that only B has.
-        missing_in_b: keys that only A has.
-        differing: rows with any difference among the common keys.
+        missing_in_a, missing_in_b: keys that only the other dataset has.
         columns: number of rows that differ, by column, for columns without real numbers.
         incomparable: reason why the values could not be compared; empty if they were.
         tolerance: largest absolute difference of real numbers that counts as equal.

@@ -37,7 +37,6 @@ class DryRunReport:
     """Work of a run.
 
     Attributes:
-        todo: the unfinished shards.
         finished: number of finished shards, for an array task of its own shards.
         row_bytes: stored size of the feature of one image.
     """

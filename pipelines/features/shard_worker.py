@@ -125,7 +125,6 @@ class ShardExtractor:
     """Extractor of shards in a worker process; picklable before `set_up`.
 
     Attributes:
-        job: images, extractor and settings.
         threads: number of torch threads; 0 for torch's default.
         gpus: argument of `devices_of_worker`.
         copies: staging area of the images; None to read them from the source.

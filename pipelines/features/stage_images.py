@@ -82,7 +82,6 @@ class CopyImages(beam.PTransform):
     """Copy images to the staging area; yields shard index and chunk of copies.
 
     Attributes:
-        job: images and reuse policy.
         folder: local folder for chunks, if all workers see one disk.
     """
 

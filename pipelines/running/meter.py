@@ -133,7 +133,7 @@ def show_progress(
     """Display the progress of a run until the block ends.
 
     Args:
-        console: console: a live line on a terminal, otherwise a line every ten seconds.
+        console: a live line on a terminal, otherwise a line every ten seconds.
         task: name of the work, before the counts.
         unit: name of the displayed count, e.g. ``images``; the count ``failed`` follows it.
         total: number of units in the whole run, if known.

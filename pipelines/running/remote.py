@@ -127,11 +127,8 @@ def check_detach(execution: Execution) -> None:
 def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) -> None:
     """Wait until a remote run ends, or detach.
 
-    Args:
-        result: result of Beam's ``Pipeline.run``.
-        execution: runner and start timeout.
-        output: folder of the dataset, to which the first worker writes its marker.
-        meter: shows the workers' counts.
+    ``result`` is that of Beam's ``Pipeline.run``. The first worker writes its marker to the dataset's folder, ``output``. ``meter``
+    shows the workers' counts.
 
     Raises:
         DetachedError: the execution is detached, and the runner has accepted the job.

@@ -9,13 +9,10 @@ from schemas.parameters import TextRecipe
 
 
 def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:
-    """Tokenize a query.
+    """Tokenize a query in a language, a BCP 47 tag.
 
-    Args:
-        text: the query.
-        language: its language, a BCP 47 tag.
-        steps: the recipe of the captions, from the manifest of the encoded captions; None if the manifest has none.
-        truecaser: folder of the truecasers of the captions, for a recipe that truecases.
+    ``steps`` is the recipe in the manifest of the encoded captions; None if the manifest has none. ``truecaser`` is the folder of
+    the truecasers of the captions, for a recipe that truecases.
 
     Raises:
         UsageError: the recipe is unknown or has changed, a truecaser is missing, or the recipe does not truecase.

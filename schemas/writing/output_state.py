@@ -222,7 +222,6 @@ class OutputState:
     The folder is listed once at the start; manifest and shards are read once, on demand.
 
     Attributes:
-        entries: listing of the folder.
         selected: indices of the shards that the run writes, all by default.
     """
 

@@ -40,10 +40,7 @@ def validate(
     counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features, ...); failures and
     their reasons.
 
-    Args:
-        path: the dataset's folder.
-        strict: report files of other tools in the folder as problems.
-        on_warning: function that receives a sentence about files of other tools.
+    Files of other tools in the folder are problems with ``strict``; otherwise ``on_warning`` receives a sentence about them.
 
     Returns:
         The problems, one sentence each; empty if the dataset is valid.

@@ -37,8 +37,7 @@ class Captions:
         portions: int8 ``[N]``, position in ``portion_names``.
         indices: int16 ``[N]``, index of the caption among those of its image, language and portion.
         image_ids: ``[I]``, ascending.
-        language_names: in the requested order.
-        portion_names: in the requested order.
+        language_names, portion_names: in the requested order.
         split: the split, or several joined by commas, for messages.
         vectors: precomputed token vectors, or None.
     """
@@ -109,13 +108,9 @@ def read_captions(
     languages: Sequence[str] | None = None,
     portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
 ) -> Captions:
-    """Read the captions of one split or several.
+    """Read the encoded captions of one split or several.
 
-    Args:
-        dataset: a dataset of kind ``encoded``.
-        split: the split, or several.
-        languages: languages to read, by default all.
-        portions: portions to read, for all languages or by language; by default all.
+    By default all languages and portions are read. ``portions`` are those of all languages, or by language.
 
     Raises:
         DatasetError: the dataset is of another kind, or lacks these captions.

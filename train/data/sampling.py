@@ -104,7 +104,6 @@ class EpochBatches(_Passes):
     Every row occurs once per pass. The last batch of a pass may be shorter.
 
     Args:
-        count: number of rows.
         lengths: ``[count]``, number of tokens of each row, for bucketing: the rows of every `BUCKET_BATCHES` consecutive batches
             are sorted by length and split into batches, which are shuffled.
     """

@@ -210,9 +210,7 @@ class PairDataset(MapDataset[Pair]):
     Args:
         captions: folder of captions, encoded or not.
         features: folder of features or regions.
-        splits: splits to select, by default all.
-        languages: languages to select, by default all.
-        portions: portions to select, by default all.
+        splits, languages, portions: captions to select, by default all.
         columns: columns of the images to select, by default all.
         l2: divide each feature by its Euclidean norm, in float32.
         memory_map: folder for a memory-mapped copy of all features, shared by processes, datasets and training runs.

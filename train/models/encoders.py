@@ -49,7 +49,6 @@ class WordEmbedding(nn.Embedding):
     """Learned word vectors, from token ids to ``[..., W]``.
 
     Args:
-        width: W.
         ids: token ids with a vector, ascending; all others get the vector of ``<unk>``. None means all ids.
     """
 

@@ -38,11 +38,8 @@ def order(a: Tensor, b: Tensor) -> Tensor:
     """Return the order similarity S(a, b) = -||max(0, b - a)||^2, at most 0.
 
     Vendrov et al. 2016, equation 2, and Gella et al. 2017, equation 3, where a is an image and b a caption. VSE++ takes the root.
-    The A x B x E differences are computed in tiles in both passes, unless the pass is compiled.
-
-    Args:
-        a: ``[A, E]``, non-negative for a partial order.
-        b: ``[B, E]``, non-negative for a partial order.
+    The A x B x E differences are computed in tiles in both passes, unless the pass is compiled. For a partial order, a ``[A, E]``
+    and b ``[B, E]`` are non-negative.
 
     Returns:
         ``[A, B]``, not symmetric. A dimension in which a and b are equal has no gradient.
