@@ -35,9 +35,7 @@ TokenFeatures: TypeAlias = Annotated[
     str, Opt("Read token vectors from this folder, for [i]model.word_vectors[/i] precomputed.")
 ]
 MemoryMap: TypeAlias = Annotated[str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")]
-Exclude: TypeAlias = Annotated[
-    str, Opt("Leave out duplicates across splits, by this list of imagepivot duplicates.", metavar="FILE")
-]
+Exclude: TypeAlias = Annotated[str, Opt("Leave out duplicates across splits listed by imagepivot duplicates.", metavar="FILE")]
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
 Truecaser: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
@@ -194,9 +192,7 @@ class EvaluateJob(BriefRepr):
     token_features: TokenFeatures = ""
     relevance: Annotated[
         tuple[str, ...],
-        Opt(
-            "Measure with the right items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True
-        ),
+        Opt("Measure with right items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True),
     ] = ()
     annotations: Annotated[
         str, Opt("Read ids of captions for --relevance from this JSON file of COCO or Karpathy's splits.", metavar="FILE")

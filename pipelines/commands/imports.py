@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from schemas.errors import ImagepivotError, UsageError
+from schemas.errors import UsageError
 from schemas.options import Opt
 
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
-    Opt(
-        "Import this Python module first, e.g. of a model kind; repeatable.", name="import", metavar="MODULE", is_repeated=True
-    ),
+    Opt("Import this module, e.g. to register a model kind; repeatable.", name="import", metavar="MODULE", is_repeated=True),
 ]
 
 
@@ -33,8 +31,6 @@ def import_modules(names: Iterable[str]) -> None:
             sys.path.append(folder)
         try:
             importlib.import_module(name)
-        except ImagepivotError:
-            raise
         except (Exception, SystemExit) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             fault = f"which fails at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error}): correct the module"

@@ -73,6 +73,13 @@ class Captions:
         languages = np.unique(self.languages[rows])
         return self.language_names[languages[0]] if len(languages) == 1 else None
 
+    def ids(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Return the ids ``IMAGE/LANGUAGE/PORTION/INDEX`` of rows."""
+        columns = (self.images, self.languages, self.portions, self.indices)
+        image_ids, languages, portions = self.image_ids, self.language_names, self.portion_names
+        keys = zip(*(column[rows].tolist() for column in columns), strict=True)
+        return np.array([f"{image_ids[i]}/{languages[n]}/{portions[p]}/{index}" for i, n, p, index in keys], object)
+
     def batch(self, rows: np.ndarray) -> CaptionBatch:
         """Return rows as a batch for a model."""
         return CaptionBatch(self.token_ids, self.offsets, rows, self.vectors)

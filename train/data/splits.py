@@ -111,12 +111,9 @@ class Exclusion:
         Raises:
             DatasetError: a language or portion has no captions left.
         """
-        keys = {(item.image_id, item.language, item.portion, item.index) for item in self.items}
-        image_ids = np.array(captions.image_ids)[captions.images].tolist()
-        languages = np.array(captions.language_names)[captions.languages].tolist()
-        portions = np.array(captions.portion_names)[captions.portions].tolist()
-        rows = zip(image_ids, languages, portions, map(str, captions.indices.tolist()), strict=True)
-        kept = np.array([row not in keys and (row[0], "", "", "") not in keys for row in rows])
+        ids = {f"{item.image_id}/{item.language}/{item.portion}/{item.index}" for item in self.items}
+        has_image = np.array([f"{image_id}///" not in ids for image_id in captions.image_ids])[captions.images]
+        kept = has_image & np.array([caption_id not in ids for caption_id in captions.ids()])
         return _select(captions, kept, f"{self.location!r} excludes all", "shorten the list, or choose other captions")
 
 

@@ -16,7 +16,7 @@ import torch
 
 from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks, chance_recall
-from train.evaluation.ranks import caption_ids, direction_intervals, direction_table
+from train.evaluation.ranks import direction_intervals, direction_table
 from train.evaluation.relevance import ScoreCollector, same_image
 from train.evaluation.statistics import MetricIntervals
 
@@ -73,7 +73,7 @@ def evaluate_cross_lingual(
         scores = ScoreCollector(mean_scores(sources), same_image(*images), shape, device)
         ranks = bidirectional_ranks(scores, *map(torch.from_numpy, images), device=device)
         best_wrong, _ = scores.summarize()
-        ids = [caption_ids(captions, rows[name][indices]) for name, indices in candidates.items()]
+        ids = [captions.ids(rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
             chance = _chance(images[query], images[other])
             query_images = np.array(captions.image_ids, object)[common[images[query]]]

@@ -42,7 +42,7 @@ def rank_table(captions: Captions, language: str, ranks: Ranks, *, fold: int | N
     """Return the ranks of a language's images and captions, both directions."""
     rows = captions.rows_of(language)
     image_ids = np.array(captions.image_ids, object)[np.unique(captions.images[rows])]
-    texts = caption_ids(captions, rows)
+    texts = captions.ids(rows)
     images = np.array(captions.image_ids, object)[captions.images[rows]]
     directions = (
         (DIRECTIONS[0], image_ids, image_ids, ranks.image_to_text, texts, ranks.best_wrong[0]),
@@ -73,14 +73,6 @@ def direction_table(
     columns += [pa.array(query_ids, pa.string()), pa.array(image_ids, pa.string()), pa.array(ranks.int().numpy())]
     columns.append(pa.array(item_ids, pa.string()).take(pa.array(wrong, mask=wrong < 0)))
     return pa.table([*columns, pa.repeat(pa.scalar(fold, pa.int16()), size)], schema=SCHEMA)
-
-
-def caption_ids(captions: Captions, rows: np.ndarray) -> np.ndarray:
-    """Return the ids ``IMAGE/LANGUAGE/PORTION/INDEX`` of captions."""
-    columns = (captions.images, captions.languages, captions.portions, captions.indices)
-    image_ids, languages, portions = captions.image_ids, captions.language_names, captions.portion_names
-    keys = zip(*(column[rows].tolist() for column in columns), strict=True)
-    return np.array([f"{image_ids[i]}/{languages[n]}/{portions[p]}/{index}" for i, n, p, index in keys], object)
 
 
 def direction_intervals(table: pa.Table, direction: str) -> MetricIntervals:

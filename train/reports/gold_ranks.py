@@ -25,7 +25,6 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
-from train.evaluation.ranks import caption_ids
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import read_row_ranks
@@ -136,7 +135,7 @@ def _read_texts(corpus: Corpus, queries_of: Mapping[str, Queries]) -> dict[str, 
     portions = dict.fromkeys(queries_of, ("comparable",))
     captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
     texts = {}
-    for row, caption_id in enumerate(caption_ids(captions, np.arange(len(captions)))):
+    for row, caption_id in enumerate(captions.ids()):
         ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]][1:-1]  # Without <start> and <end>.
         texts[caption_id] = " ".join(tokens[token_id] for token_id in ids.tolist())
     if missing := {caption_id for queries in queries_of.values() for caption_id in queries.ids} - texts.keys():

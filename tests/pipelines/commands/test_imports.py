@@ -52,7 +52,7 @@ def test_modules_are_imported_in_order_and_from_the_current_folder_last(folder):
         ("broken", r"--import is 'broken', which fails at .*broken\.py:2 \(ZeroDivisionError: division by zero\): correct"),
         ("no_python", r"--import is 'no_python', which fails at .* \(SyntaxError: "),
         ("exits", r"--import is 'exits', which fails at .*exits\.py:1 \(SystemExit: 0\)"),
-        ("refuses", "^refused$"),
+        ("refuses", r"--import is 'refuses', which fails at .*refuses\.py:2 \(UsageError: refused\)"),
     ],
 )
 def test_unusable_module_is_wrong_usage(folder, name, message):
