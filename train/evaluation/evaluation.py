@@ -30,7 +30,7 @@ from train.data.splits import SplitData
 from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Ranks, RetrievalMetrics, Scores, bidirectional_ranks, chance_recall
 from train.evaluation.ranks import DIRECTIONS, rank_table
-from train.evaluation.relevance import RightItems, ScoreCollector, own_captions
+from train.evaluation.relevance import RightItems, ScoreCollector, same_image
 from train.losses import LossSums, Term, Views, named_losses
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -109,58 +109,32 @@ def take_rows(encoded: Encoded, rows: np.ndarray) -> Encoded:
     return encoded[upload(torch.from_numpy(rows).long(), encoded.values.device)]
 
 
-def ensemble_ranks(
-    members: Members, *, on_progress: Count = no_progress, definitions: Mapping[str, RightItems] = {}
-) -> dict[str, Ranks]:
-    """Rank images and captions by the mean scores of models, by language.
-
-    The candidates of a language are its captions and the images that have any: other images are neither query nor candidate. A
-    language is thus scored as if it were the only one. The models return to their previous modes. ``definitions`` of right items
-    follow that of an image's captions.
-
-    Returns:
-        Ranks by language, in the order of ``captions.language_names``; languages without captions are left out.
-    """
-    models = [model for model, _ in members]
-    images = [encode_images(model, data.features, on_progress=on_progress) for model, data in members]
-
-    def encode(language: str, rows: np.ndarray) -> list[Encoded]:
-        return [encode_captions(model, data.captions.batch(rows), language, on_progress=on_progress) for model, data in members]
-
-    return _ranks_by_language(models, members[0][1].captions, images, encode, definitions)
-
-
-def _ranks_by_language(
+def rank_language(
     models: Sequence[RetrievalModel],
     captions: Captions,
+    language: str,
     images: Sequence[Encoded],
-    encode: Callable[[str, np.ndarray], Sequence[Encoded]],
-    definitions: Mapping[str, RightItems],
-) -> dict[str, Ranks]:
-    """Rank images and captions by the mean score of models.
+    texts: Sequence[Encoded],
+    definitions: Mapping[str, RightItems] = {},
+) -> Ranks:
+    """Rank images and captions in a language by the mean scores of models.
 
-    ``images`` are encoded by each model, and ``encode`` encodes rows of ``captions`` in a language with each.
+    The candidates are the captions in the language and the images that have any: other images are neither query nor candidate. A
+    language is thus scored as if it were the only one. ``images`` and the captions ``texts`` in the language are encoded by each
+    model. ``definitions`` of right items follow that of an image's captions.
     """
-    results = {}
-    for language in captions.language_names:
-        rows = captions.rows_of(language)
-        if not len(rows):
-            continue
-        candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
-        sources = [
-            scores_between(model, take_rows(encoded, candidates), encoded_captions)
-            for model, encoded, encoded_captions in zip(models, images, encode(language, rows), strict=True)
-        ]
-        device, shape = models[0].device, (len(candidates), len(rows))
-        scores, collectors = mean_scores(sources), {}
-        for name, right_items in {"captions": own_captions, **definitions}.items():
-            scores = collectors[name] = ScoreCollector(scores, right_items(captions, rows, candidates), shape, device)
-        owners = torch.from_numpy(image_of_caption).long()
-        ranks = bidirectional_ranks(scores, torch.arange(len(candidates)), owners, device=device)
-        summaries = {name: collector.summarize() for name, collector in collectors.items()}
-        relevance = {name: dict(zip(DIRECTIONS, metrics, strict=True)) for name, (_, metrics) in summaries.items()}
-        results[language] = Ranks(*ranks, summaries["captions"][0], relevance)
-    return results
+    rows, device = captions.rows_of(language), models[0].device
+    candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
+    sides = zip(models, images, texts, strict=True)
+    scores = mean_scores([scores_between(model, take_rows(encoded, candidates), text) for model, encoded, text in sides])
+    row_images, shape, collectors = np.arange(len(candidates)), (len(candidates), len(rows)), {}
+    pairs = {name: right_items(captions, rows, candidates) for name, right_items in definitions.items()}
+    for name, right in {"captions": same_image(row_images, image_of_caption), **pairs}.items():
+        scores = collectors[name] = ScoreCollector(scores, right, shape, device)
+    ranks = bidirectional_ranks(scores, *map(torch.from_numpy, (row_images, image_of_caption)), device=device)
+    summaries = {name: collector.summarize() for name, collector in collectors.items()}
+    relevance = {name: dict(zip(DIRECTIONS, metrics, strict=True)) for name, (_, metrics) in summaries.items()}
+    return Ranks(*ranks, summaries["captions"][0], relevance)
 
 
 def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Scores:
@@ -222,7 +196,12 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
     run can be compared.
     """
     images, captions = encode_images(model, data.features), _encode_all_captions(model, data.captions)
-    ranks = _ranks_by_language([model], data.captions, [images], lambda language, rows: [take_rows(captions, rows)], {})
+    rows = {language: data.captions.rows_of(language) for language in data.captions.language_names}
+    ranks = {
+        language: rank_language([model], data.captions, language, [images], [take_rows(captions, indices)])
+        for language, indices in rows.items()
+        if len(indices)
+    }
     tables = [rank_table(data.captions, language, language_ranks) for language, language_ranks in ranks.items()]
     retrieval = {language: RetrievalMetrics.of(language_ranks) for language, language_ranks in ranks.items()}
     batches = fixed_batches(data.captions, config.schedule, config.loss)
@@ -257,16 +236,20 @@ def rank_folds(
 ) -> list[tuple[Captions, Ranks]]:
     """Return captions and ranks of each fold of a language's images.
 
-    Images are cut in the order of their ids; the first folds may have one more. Ranks are those of `ensemble_ranks`.
+    Images are cut in the order of their ids; the first folds may have one more. The models return to their previous modes.
 
     Raises:
         UsageError: the language has fewer images than folds.
     """
     results = []
-    for images in _folds(members[0][1].captions, language, folds):
-        selected = [(model, _select_images(data, language, images)) for model, data in members]
-        ranks = ensemble_ranks(selected, on_progress=on_progress, definitions=definitions)
-        results.append((selected[0][1].captions, ranks[language]))
+    for fold in _folds(members[0][1].captions, language, folds):
+        selected = [(model, _select_images(data, language, fold)) for model, data in members]
+        images = [encode_images(model, data.features, on_progress=on_progress) for model, data in selected]
+        batches = [data.captions.batch(np.arange(len(data.captions))) for _, data in selected]
+        models = [model for model, _ in members]
+        texts = [encode_captions(*pair, language, on_progress=on_progress) for pair in zip(models, batches, strict=True)]
+        captions = selected[0][1].captions
+        results.append((captions, rank_language(models, captions, language, images, texts, definitions)))
     return results
 
 

@@ -53,14 +53,10 @@ _DISCOUNTS = 1 / np.log2(np.arange(2, 2 + GAIN_CUTOFF))
 
 @dataclass(frozen=True)
 class RecallMetrics:
-    """Recall and median rank of queries of one modality.
+    """Recalls in percent and median rank of queries of one modality.
 
-    Attributes:
-        recall_at_1: share of queries with a right item at rank 1, in percent.
-        recall_at_5: share with a right item up to rank 5.
-        recall_at_10: share with a right item up to rank 10.
-        median_rank: median of the ranks. For an even number of queries, the mean of the middle two is rounded down, as in the
-            published code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018. Means over folds are not rounded.
+    The median of an even number of queries is the mean of the middle two, rounded down, as in the published code of Kiros et al.
+    2015, Vendrov et al. 2016 and Faghri et al. 2018. Means over folds are not rounded.
     """
 
     recall_at_1: float

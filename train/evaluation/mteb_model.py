@@ -72,16 +72,18 @@ class MtebModel:
         for batch in inputs:
             if ("text" in batch) == ("image" in batch):
                 raise UsageError("a run embeds a text or an image, not both at a time: choose tasks of one modality per input")
-            modality = self._modalities[prompt_type] = "text" if "text" in batch else "image"
-            parts.append(
-                self._embed_texts(batch["text"], language) if modality == "text" else self._embed_images(batch["image"])
-            )
+            self._modalities[prompt_type] = "text" if "text" in batch else "image"
+            if "text" in batch:
+                tokens = [self._tokenize(text, language, self._run.text, self._truecaser) for text in batch["text"]]
+                parts.append(embed_sentences(self._run, tokens, language))
+            else:
+                parts.append(self._embed_images(batch["image"]))
         return np.concatenate(parts)
 
     def similarity(self, a: Any, b: Any) -> torch.Tensor:
         """Return the run's scores ``[A, B]`` of embeddings of queries and documents."""
-        modalities = [self._modalities.get(PromptType(name)) for name in ("query", "document")]
         first, second = (Encoded(torch.as_tensor(values).to(self._run.model.device)) for values in (a, b))
+        modalities = [self._modalities.get(PromptType(name)) for name in ("query", "document")]
         with eval_mode(self._run.model):
             if modalities == ["text", "image"]:  # The order similarity takes the image first.
                 return self._run.model.scores(second, first).T.cpu()
@@ -92,16 +94,15 @@ class MtebModel:
         starts = range(0, len(a), _PAIRS_AT_ONCE)
         return torch.cat([self.similarity(a[n : n + _PAIRS_AT_ONCE], b[n : n + _PAIRS_AT_ONCE]).diagonal() for n in starts])
 
-    def _embed_texts(self, texts: Sequence[str], language: str) -> np.ndarray:
-        tokens = [self._tokenize(text, language, self._run.text, self._truecaser) for text in texts]
-        return embed_sentences(self._run, tokens, language)
-
     def _embed_images(self, images: Sequence[Any]) -> np.ndarray:
         extractor = self._extractor
         if extractor is None:
             raise UsageError("the task has images: give mteb_model(run, extractor) the extractor of the run's features")
         columns = extractor.extract_columns(extractor.collate([extractor.preprocess(image.convert("RGB")) for image in images]))
-        values, l2 = columns[VECTORS[extractor.description.kind]], self._run.config.data.l2_features
-        rows = np.arange(len(values))
+        values, rows, l2 = (
+            columns[VECTORS[extractor.description.kind]],
+            np.arange(len(images)),
+            self._run.config.data.l2_features,
+        )
         features = ImageFeatures(values, norms_of(values), rows, extractor.spec, l2, columns.get("num_regions"))
         return encode_images(self._run.model, features).values.cpu().numpy()

@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
 )
 
 
-def rank_table(captions: Captions, language: str, ranks: Ranks, *, fold: int | None = None) -> pa.Table:
+def rank_table(captions: Captions, language: str, ranks: Ranks, fold: int | None = None) -> pa.Table:
     """Return the ranks of a language's images and captions, both directions."""
     rows = captions.rows_of(language)
     image_ids = np.array(captions.image_ids, object)[np.unique(captions.images[rows])]

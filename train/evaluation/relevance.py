@@ -33,14 +33,7 @@ Pairs are positions in ``rows`` and ``images``, from images to captions, then fr
 
 
 class ScoreCollector:
-    """Source of scores that collects right and best wrong ones of another source.
-
-    Args:
-        scores: the other source.
-        pairs: pairs of both directions.
-        shape: numbers of rows and columns.
-        device: device of the scores.
-    """
+    """Source of scores that collects right and best wrong ones of another source."""
 
     def __init__(self, scores: Scores, pairs: tuple[Pairs, Pairs], shape: tuple[int, int], device: torch.device) -> None:
         self._scores, self._shape = scores, shape
@@ -116,8 +109,3 @@ def same_image(row_images: np.ndarray, column_images: np.ndarray) -> tuple[Pairs
     in_rows = torch.bincount(torch.from_numpy(row_images), minlength=int(column_images.max()) + 1)
     rows, columns = (indices.numpy() for indices in right_pairs(in_rows, torch.from_numpy(column_images)))
     return (rows, columns), (columns, rows)
-
-
-def own_captions(captions: Captions, rows: np.ndarray, images: np.ndarray) -> tuple[Pairs, Pairs]:
-    """Pair each image with its captions, and each caption with its image."""
-    return same_image(np.arange(len(images)), np.searchsorted(images, captions.images[rows]))

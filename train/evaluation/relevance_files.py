@@ -32,7 +32,6 @@ class FileRelevance:
     """Right items of images and captions, by COCO's ids.
 
     Attributes:
-        location: one of the files, for messages.
         caption_ids: ids of captions by the number of the image and the index of the caption.
     """
 
@@ -49,12 +48,9 @@ class FileRelevance:
         """
         numbers = [_number(image_id) for image_id in captions.image_ids]
         keys = zip(captions.images[rows].tolist(), captions.indices[rows].tolist(), strict=True)
-        caption_positions = {self.caption_ids.get((numbers[image], n)): row for row, (image, n) in enumerate(keys)}
-        image_positions = {numbers[image]: row for row, image in enumerate(images.tolist())}
-        pairs = (
-            _pairs(self.captions_of_image, image_positions, caption_positions),
-            _pairs(self.images_of_caption, caption_positions, image_positions),
-        )
+        texts = {self.caption_ids.get((numbers[image], n)): row for row, (image, n) in enumerate(keys)}
+        pictures = {numbers[image]: row for row, image in enumerate(images.tolist())}
+        pairs = _pairs(self.captions_of_image, pictures, texts), _pairs(self.images_of_caption, texts, pictures)
         if not all((items >= 0).any() for _, items in pairs):
             raise UsageError(
                 f"{self.location!r} has no right items among the images and captions of split {captions.split!r}: evaluate COCO's "
@@ -78,7 +74,7 @@ def read_relevance(locations: Sequence[str], annotations: str) -> dict[str, File
                 f"--relevance is {location!r}, expected NAME_image_to_caption.json or NAME_caption_to_image.json: give the files "
                 "of the package eccv-caption, or name yours like them"
             )
-        paths = (f"{match[1]}{match[2]}_{direction}.json" for direction in ("image_to_caption", "caption_to_image"))
+        paths = [f"{match[1]}{match[2]}_{direction}.json" for direction in ("image_to_caption", "caption_to_image")]
         to_captions, to_images = (convert(_read_json(path), dict[str, list[int]], path, error=InputError) for path in paths)
         definitions[match[2]] = FileRelevance(location, to_captions, to_images, caption_ids)
     return definitions

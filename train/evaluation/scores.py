@@ -56,15 +56,15 @@ class Score:
     split: str
     retrieval: RetrievalMetrics
     chance: Mapping[str, tuple[float, ...]]
-    missing_features: MissingFeatures | None = None
-    folds: int = 1
-    cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
-    protocol: ProtocolMatch | None = None
-    untrained: tuple[str, ...] = ()
-    relevance: Mapping[str, Mapping[str, RelevanceMetrics]] = field(default_factory=dict)
+    missing_features: MissingFeatures | None
+    folds: int
+    protocol: ProtocolMatch | None
+    untrained: tuple[str, ...]
+    relevance: Mapping[str, Mapping[str, RelevanceMetrics]]
+    intervals: Mapping[str, MetricIntervals]
+    ranks: pa.Table = field(repr=False, compare=False)
     exclusion: Exclusion | None = None
-    intervals: Mapping[str, MetricIntervals] = field(default_factory=dict)
-    ranks: pa.Table | None = field(default=None, repr=False, compare=False)
+    cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -236,10 +236,8 @@ def _score(
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
     parts = rank_folds(_with_captions(members, chosen), language, folds, on_progress=on_progress, definitions=definitions)
-    tables = [
-        rank_table(part, language, ranks, fold=None if folds == 1 else fold)
-        for fold, (part, ranks) in enumerate(parts, start=1)
-    ]
+    numbers = [None] if folds == 1 else range(1, folds + 1)
+    tables = [rank_table(part, language, ranks, fold) for fold, (part, ranks) in zip(numbers, parts, strict=True)]
     table = pa.concat_tables(tables)
     return Score(
         language=language,
@@ -312,8 +310,8 @@ def averages(scores: Sequence[Score]) -> list[Average]:
             split=split,
             portion=portion,
             languages=tuple(score.language for score in group),
-            image_to_text=tuple(map(mean, zip(*(score.retrieval.image_to_text.recalls for score in group), strict=True))),
-            text_to_image=tuple(map(mean, zip(*(score.retrieval.text_to_image.recalls for score in group), strict=True))),
+            image_to_text=mean_over_folds([score.retrieval.image_to_text.recalls for score in group]),
+            text_to_image=mean_over_folds([score.retrieval.text_to_image.recalls for score in group]),
         )
         for (split, portion), group in groups.items()
         if len(group) > 1

@@ -29,12 +29,7 @@ _UNITS = 10**9  # Scores are compared in billionths, since sums of recalls diffe
 
 @dataclass(frozen=True)
 class Interval:
-    """Confidence interval with 95 % coverage.
-
-    Attributes:
-        low: lower end, in the unit of the number.
-        high: upper end.
-    """
+    """Confidence interval with 95 % coverage, in the unit of the number."""
 
     low: float
     high: float
@@ -222,15 +217,6 @@ def seed_p_value(scores_a: Sequence[float], scores_b: Sequence[float], *, draws:
     generator = np.random.default_rng(seed)
     extreme = sum(difference(generator.permutation(len(scores))[:size]) >= observed for _ in range(draws))
     return (extreme + 1) / (draws + 1)
-
-
-def least_seed_p_value(num_a: int, num_b: int) -> float:
-    """Return the least p-value of `seed_p_value` for two groups of runs.
-
-    >>> least_seed_p_value(3, 3)
-    0.1
-    """
-    return (2 if num_a == num_b else 1) / comb(num_a + num_b, num_a)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -48,9 +48,8 @@ def evaluation_content(scores: Sequence[Score], runs: Sequence[str]) -> dict[str
 
 def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], location: str) -> list[str]:
     """Write scores and ranks, and return the names of the files."""
-    folder = Folder(location)
-    tables = [score.ranks for score in scores if score.ranks is not None]
+    tables = [score.ranks for score in scores]
     tables += [result.ranks for score in scores for result in score.cross_lingual.values()]
-    folder.write(EVALUATION, (to_json(content, indent=2) + "\n").encode())
-    write_ranks(folder, pa.concat_tables(tables))
+    Folder(location).write(EVALUATION, (to_json(content, indent=2) + "\n").encode())
+    write_ranks(Folder(location), pa.concat_tables(tables))
     return [EVALUATION, RANKS]

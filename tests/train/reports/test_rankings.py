@@ -3,7 +3,7 @@ import pytest
 
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
-from train.evaluation.evaluation import encode_images, ensemble_ranks
+from train.evaluation.evaluation import encode_images, rank_folds
 from train.reports.figure_examples import choose_examples
 from train.reports.rankings import rank_examples, ranked
 from train.runs.run import open_run
@@ -38,7 +38,7 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
     assert [(ranking.example, ranking.caption.key.language) for ranking in rankings] == [
         (number, language) for number in (1, 2, 3, 4) for language in captions.language_names
     ]
-    ranks = ensemble_ranks([(run.model, data)])
+    ranks = {language: rank_folds([(run.model, data)], language, 1)[0][1] for language in ("en", "de")}
     for ranking in rankings:
         language, row = ranking.caption.key.language, ranking.caption.row
         assert ranking.rank == ranks[language].text_to_image[captions.rows_of(language).tolist().index(row)]
