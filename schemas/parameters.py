@@ -6,7 +6,7 @@ for a value of another type. Unknown values are None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -156,6 +156,16 @@ class EmbeddingModel(_Stated):
     def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
         """Read stored values."""
         return cls(**{"weights_sha256": "", "similarity": "", **stored_values(cls, stored)})
+
+
+def untrained_remark(names: Iterable[str]) -> str:
+    """Return a sentence about features of random weights, or an empty string.
+
+    >>> untrained_remark(["resnet50-pool (random:0)"])
+    'untrained: the weights of resnet50-pool (random:0) are random, the features mean nothing'
+    """
+    features = ", ".join(dict.fromkeys(names))
+    return f"untrained: the weights of {features} are random, the features mean nothing" if features else ""
 
 
 @dataclass(frozen=True)

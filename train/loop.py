@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
+from schemas.parameters import untrained_remark
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
-from schemas.untrained import untrained_remark
 from schemas.writing.shard_writer import lock_folder
 from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml

@@ -217,17 +217,13 @@ class LossSums:
         """
         if not batches:
             return self
-        named = [
-            (name, value, 2 * len(batch.images))
-            for batch, loss, terms in batches
-            for name, value in {"": loss, **terms}.items()
-        ]
-        sums = dict(self.sums)
-        for (name, _, count), value in zip(named, torch.stack([value for _, value, _ in named]).tolist(), strict=True):
+        named = [(batch, name, value) for batch, loss, terms in batches for name, value in {"": loss, **terms}.items()]
+        sums, tasks, languages = dict(self.sums), dict.fromkeys(self.tasks), dict.fromkeys(self.languages)
+        for (batch, name, _), value in zip(named, torch.stack([value for *_, value in named]).tolist(), strict=True):
             total, queries = sums.get(name, (0.0, 0))
-            sums[name] = total + value, queries + count
-        tasks = dict.fromkeys([*self.tasks, *(batch.task for batch, *_ in batches)])
-        languages = dict.fromkeys([*self.languages, *(name for batch, *_ in batches for name in batch.languages)])
+            sums[name] = total + value, queries + 2 * len(batch.images)
+            tasks[batch.task] = None
+            languages |= dict.fromkeys(batch.languages)
         return LossSums(sums, tuple(tasks), tuple(languages))
 
     def per_query(self) -> tuple[float, dict[str, float]]:

@@ -15,7 +15,7 @@ from pipelines.running.meter import show_progress
 from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt
-from schemas.untrained import untrained_remark
+from schemas.parameters import untrained_remark
 
 
 @command("captions multi30k captions --format multi30k --languages en,de")

@@ -19,8 +19,8 @@ from schemas.console.tables import Column, Table, render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import escape_text, to_json
 from schemas.options import Opt
+from schemas.parameters import untrained_remark
 from schemas.process.shutdown import shutdown_notice
-from schemas.untrained import untrained_remark
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 from train.progress import CountDisplay, TrainingDisplay, format_score
 
@@ -114,11 +114,10 @@ def evaluate(
         scores = evaluate_run(job, count, remark)
         complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
     events.record(counts={"scores": len(scores)})
-    for exclusion, split in dict.fromkeys((score.exclusion, score.split) for score in scores):
-        if exclusion is not None:
-            remark(exclusion.remark([split]))
-    for missing in dict.fromkeys(score.missing_features for score in scores if score.missing_features is not None):
-        remark(missing.remark)
+    remarks = [score.exclusion.remark([score.split]) for score in scores if score.exclusion is not None]
+    remarks += [score.missing_features.remark for score in scores if score.missing_features is not None]
+    for text in dict.fromkeys(remarks):
+        remark(text)
     report = evaluation_content(scores, job.runs)
     if complete:
         report["with_duplicates"] = evaluation_report(complete)

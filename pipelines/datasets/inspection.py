@@ -16,7 +16,7 @@ from schemas.console.tables import Cell, Column, Row, Table, number_columns
 from schemas.dataset import Dataset
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
-from schemas.untrained import untrained_remark
+from schemas.parameters import untrained_remark
 
 _MAX_TEXT = 60
 _MAX_REGIONS = 4

@@ -10,6 +10,7 @@ from schemas.parameters import (
     TextRecipe,
     VocabularyParameters,
     WordVectorsParameters,
+    untrained_remark,
 )
 
 # As manifests of format 1 hold them, key by key.
@@ -88,3 +89,13 @@ def test_parameters_missing_values_are_none_or_empty(kind):
 def test_parameters_without_width_are_refused():
     with pytest.raises(DatasetError, match="does not specify the width of the vectors: write the dataset again"):
         WordVectorsParameters.from_json({"languages": ["en"]})
+
+
+def test_remark_names_each_feature_once():
+    assert untrained_remark(iter(["a (random:0)", "b", "a (random:0)"])) == (
+        "untrained: the weights of a (random:0), b are random, the features mean nothing"
+    )
+
+
+def test_remark_about_trained_features_is_empty():
+    assert untrained_remark([]) == ""

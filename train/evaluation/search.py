@@ -15,9 +15,8 @@ from torch import Tensor
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.parameters import FeaturesParameters, TextRecipe
+from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
 from schemas.storage.folder import Folder
-from schemas.untrained import untrained_remark
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
 from train.devices import resolve_device

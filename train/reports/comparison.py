@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
+from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
-from schemas.untrained import untrained_remark
 from train.chance import Chance, is_above_chance
 from train.config.sections import settings_of
 from train.evaluation.ranks import RANKS, read_ranks

@@ -12,8 +12,8 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.made_from import write_made_from
+from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
-from schemas.untrained import untrained_remark
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device

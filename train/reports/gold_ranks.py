@@ -119,14 +119,9 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
             "'imagepivot reproduce gella2017 --table 3'"
         )
     queries_of = {language: next(iter(by_column.values())) for language, by_column in columns.items()}
+    images = max(len(np.unique(queries.images)) for queries in queries_of.values())
     results = _Results(columns, queries_of, _read_texts(corpus, queries_of))
-    return GoldRanks(
-        images=max(len(np.unique(queries.images)) for queries in queries_of.values()),
-        runs=runs,
-        published=tuple(results.published()),
-        examples=tuple(results.examples()),
-        tallies=tuple(results.tallies()),
-    )
+    return GoldRanks(images, runs, tuple(results.published()), tuple(results.examples()), tuple(results.tallies()))
 
 
 def _read_texts(corpus: Corpus, queries_of: Mapping[str, Queries]) -> dict[str, str]:

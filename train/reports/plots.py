@@ -153,9 +153,7 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
                 series = run.history.series("evaluation", gallery.language, "sum_of_recalls")
                 draw_series(panel, *series, style, offset=index, **thin)
                 if not series.values:  # An evaluation has no curve.
-                    panel.axhline(
-                        run.measured[gallery].scores[SUM], color=style.color, linestyle=style.linestyle, linewidth=1.2
-                    )
+                    panel.axhline(run.measured[gallery].scores[SUM], color=style.color, ls=style.linestyle, lw=1.2)
     smoothed = any(is_smoothed(run.history.series("step", "loss").values) for run in comparison.runs)
     losses.set_ylabel("loss per query" + (" (running mean)" if smoothed else ""))
     for gallery, panel in recalls.items():

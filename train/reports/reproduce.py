@@ -28,11 +28,10 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.fingerprints import sha256_of_bytes
-from schemas.parameters import EncodedParameters
+from schemas.parameters import EncodedParameters, untrained_remark
 from schemas.process import steps
 from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
-from schemas.untrained import untrained_remark
 from schemas.vocabulary import SPECIALS
 from schemas.writing.shard_writer import lock_folder
 from train.config.sections import Config, resolve, to_toml

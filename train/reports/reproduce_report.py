@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any, TypeAlias
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
-from schemas.untrained import untrained_remark
+from schemas.parameters import untrained_remark
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
 from train.evaluation.statistics import Interval
@@ -305,19 +305,17 @@ def _line(
 ) -> Line:
     scores = [score for score in summary.scores if (score["language"], score["portion"]) == (row.language, row.portion)]
     chance = scores[0].get("chance", {}) if scores else {}
-    recalls = {direction: dict(zip(MEASURES, values, strict=False)) for direction, values in chance.items()}
-    places = {direction: (row.language, row.portion, direction) for direction in DIRECTIONS}
-    cells = {
-        (direction, measure): Measurement(
+    cells = {}
+    for direction, measure in SCORES:
+        place = row.language, row.portion, direction
+        cells[direction, measure] = Measurement(
             published=getattr(getattr(row, direction), measure),
             values=tuple(float(score[direction][measure]) for score in scores),
-            chance=recalls.get(direction, {}).get(measure),
-            is_other_set=any(_other_set(score) for score in scores),
-            interval=getattr(ranks[places[direction]].intervals, measure) if places[direction] in ranks else None,
-            not_below_best=(places[direction], measure, row.preset) in best,
+            chance=dict(zip(MEASURES, chance.get(direction, ()), strict=False)).get(measure),
+            is_other_set=any(map(_other_set, scores)),
+            interval=getattr(ranks[place].intervals, measure) if place in ranks else None,
+            not_below_best=(place, measure, row.preset) in best,
         )
-        for direction, measure in SCORES
-    }
     return Line(row, len(scores), cells, len(summary.failed))
 
 
@@ -357,11 +355,6 @@ def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool, has_ranks: bool)
         notes.append("No row has been trained yet.")
     if failed:
         notes.append(f"{failed} of {len(results) + failed} runs failed.")
-    fewer = [
-        result
-        for result in results
-        if result.get("missing_features") or any(score.get("missing_features") for score in result["scores"])
-    ]
-    if fewer:
-        notes.append(f"Images without features, with their captions, were left out of {len(fewer)} runs.")
+    if fewer := sum(any(item.get("missing_features") for item in (result, *result["scores"])) for result in results):
+        notes.append(f"Images without features, with their captions, were left out of {fewer} runs.")
     return tuple(notes)

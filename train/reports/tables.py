@@ -10,8 +10,8 @@ from typing import Any
 from schemas.console.tables import Cell, Column, Row, Table, markdown_document, number_columns
 from schemas.conversion import dump
 from schemas.escapes import to_json
+from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
-from schemas.untrained import untrained_remark
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
@@ -58,7 +58,7 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
 def _interval_row(name: str, intervals: MetricIntervals) -> Row:
     """Return a row of intervals below a row of metrics."""
     recalls = (intervals.recall_at_1, intervals.recall_at_5, intervals.recall_at_10)
-    texts = [*(f"{interval.low:.1f}–{interval.high:.1f}" for interval in recalls)]
+    texts = [f"{interval.low:.1f}–{interval.high:.1f}" for interval in recalls]
     texts.append(f"{intervals.median_rank.low:g}–{intervals.median_rank.high:g}")
     return [Cell(text, style="dim") for text in (name, "95 % interval", *texts)]
 
