@@ -31,6 +31,11 @@ def failures_name(shard: str, version: int = 2) -> str:
     return f"failures/{shard}" if version == 1 else f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
 
 
+def failure_row(key: str, stage: str, reason: str, message: str, uri: str = "") -> dict[str, str]:
+    """Return a row of kind ``failures``."""
+    return {"key": key, "uri": uri, "stage": stage, "reason": reason, "message": message}
+
+
 def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, FailuresEntry]:
     """Return the sorted content of a file of failures, and its entry for the footer."""
     rows = sorted([row[column] for column in FAILURES.names] for row in failures)

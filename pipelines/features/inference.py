@@ -26,6 +26,7 @@ import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError
+from schemas.failures import failure_row
 from schemas.kinds import count_nonfinite, table_of_arrays
 from schemas.storage.storage_errors import StoreError
 
@@ -231,7 +232,7 @@ def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
         cause = error.__cause__ or error  # A storage error is caused by an OSError.
         # Without the file's name: datasets must not depend on the location of images.
         name = "OSError" if isinstance(cause, StoreError) else type(cause).__name__
-        image.failure = _failure(ref, "read", "unreadable", getattr(cause, "strerror", None) or name)
+        image.failure = failure_row(ref.image_id, "read", "unreadable", getattr(cause, "strerror", None) or name, ref.uri)
     image.seconds = time.perf_counter() - started
     return image
 
@@ -244,13 +245,10 @@ def _decode(reading: Future[_Image], pixels: Callable[[bytes], Any]) -> _Image:
         try:
             image.content = pixels(image.content)
         except extractors.DecodeError as error:
-            image.content, image.failure = None, _failure(image.ref, "decode", error.reason, str(error))
+            image.content = None
+            image.failure = failure_row(image.ref.image_id, "decode", error.reason, str(error), image.ref.uri)
     image.seconds += time.perf_counter() - started
     return image
-
-
-def _failure(ref: ImageRef, stage: str, reason: str, message: str) -> dict[str, str]:
-    return {"key": ref.image_id, "uri": ref.uri, "stage": stage, "reason": reason, "message": message}
 
 
 def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) -> pa.Table | None:
@@ -262,7 +260,7 @@ def _table(batch: _Batch, extractor: extractors.Extractor, schema: pa.Schema) ->
     table = table_of_arrays([ref.image_id for ref in refs], arrays, schema)
     bad = count_nonfinite(table)
     tally.failures += [
-        _failure(ref, "extract", "not_finite", _not_finite_message(int(count), extractor))
+        failure_row(ref.image_id, "extract", "not_finite", _not_finite_message(int(count), extractor), ref.uri)
         for ref, count in zip(refs, bad, strict=True)
         if count
     ]

@@ -21,6 +21,7 @@ from pipelines.text.moses import Recipe, prepare
 from pipelines.text.token_counts import sum_by_key
 from pipelines.text.truecasing import TruecaseModel, count_forms, parse_truecaser, truecase
 from schemas.errors import InputError
+from schemas.failures import failure_row
 from schemas.kinds import CAPTIONS
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
@@ -149,13 +150,7 @@ def caption_rows(tables: Iterable[pa.Table]) -> pa.Table:
 
 def _empty_caption(row: Mapping[str, Any]) -> dict[str, str]:
     caption = "the missing caption (null)" if row["text"] is None else f"the caption {row['text']!r}"
-    return {
-        "key": str(key_of(row)),
-        "uri": "",
-        "stage": "prepare",
-        "reason": "empty_caption",
-        "message": f"{caption} of split {row['split']!r} holds no token",
-    }
+    return failure_row(str(key_of(row)), "prepare", "empty_caption", f"{caption} of split {row['split']!r} holds no token")
 
 
 class CaptionStatistics:

@@ -24,6 +24,7 @@ from pipelines.running.per_shard import Share
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions
 from schemas.dataset import Dataset
+from schemas.failures import failure_row
 from schemas.keys import CaptionKey
 from schemas.kinds import CAPTIONS, schema_of
 from schemas.manifest import Manifest
@@ -176,10 +177,5 @@ def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenEx
 
 
 def _failure(captions: pa.Table, row: int, dtype: str) -> dict[str, str]:
-    return {
-        "key": str(CaptionKey(*(captions[name][row].as_py() for name in _KEY[:4]))),
-        "uri": "",
-        "stage": "extract",
-        "reason": "not_finite",
-        "message": f"a vector of a token is infinite, or no number, as {dtype}",
-    }
+    key = CaptionKey(*(captions[name][row].as_py() for name in _KEY[:4]))
+    return failure_row(str(key), "extract", "not_finite", f"a vector of a token is infinite, or no number, as {dtype}")
