@@ -49,7 +49,6 @@ class Reuse:
         sources: sources of reusable rows and failures.
         dropped: number of other stored rows and failures.
         changed: number of images to extract that the shard holds already.
-        stored: the stored shard; None without one.
     """
 
     todo: list[ImageRef]

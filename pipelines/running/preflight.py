@@ -32,7 +32,6 @@ class PreflightCheck:
     """Check of the first worker; created by the launcher, called by the worker.
 
     Attributes:
-        extra_check: check for this kind of job.
         version: version of our package; by default that of this process.
         code: digest of its files; by default that of this process.
     """

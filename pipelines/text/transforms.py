@@ -36,7 +36,6 @@ class ReadCaptions(beam.PTransform):
     """A source to pairs (shard index, sorted run): the root of a pipeline.
 
     Attributes:
-        skip_shards: shards to drop.
         folder: folder for the runs, on a disk that all workers share; None to shuffle their bytes. See `merge_sort`.
         check: preflight check of the first worker on another machine; None on this one.
 
@@ -100,7 +99,6 @@ class TokenizeCaptions(beam.PTransform):
 
     Attributes:
         truecasers: pairs (language, text of a truecaser), for a recipe that truecases.
-        finished: shards that an earlier run finished.
         advice: end of the error for a duplicate key.
 
     Examples:

@@ -34,7 +34,6 @@ class Ranking:
     Attributes:
         hits: the best images, best first.
         rank: rank of the right image, from 1; ties count against it.
-        images: number of ranked images.
     """
 
     example: int
