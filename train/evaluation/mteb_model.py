@@ -82,9 +82,9 @@ class MtebModel:
 
     def similarity(self, a: Any, b: Any) -> torch.Tensor:
         """Return the run's scores ``[A, B]`` of embeddings of queries and documents."""
-        first, second = (Encoded(torch.as_tensor(values).to(self._run.model.device)) for values in (a, b))
         modalities = [self._modalities.get(PromptType(name)) for name in ("query", "document")]
-        with eval_mode(self._run.model):
+        with eval_mode(self._run.model) as device:
+            first, second = (Encoded(torch.as_tensor(values).to(device)) for values in (a, b))
             if modalities == ["text", "image"]:  # The order similarity takes the image first.
                 return self._run.model.scores(second, first).T.cpu()
             return self._run.model.scores(first, second).cpu()
@@ -99,10 +99,8 @@ class MtebModel:
         if extractor is None:
             raise UsageError("the task has images: give mteb_model(run, extractor) the extractor of the run's features")
         columns = extractor.extract_columns(extractor.collate([extractor.preprocess(image.convert("RGB")) for image in images]))
-        values, rows, l2 = (
-            columns[VECTORS[extractor.description.kind]],
-            np.arange(len(images)),
-            self._run.config.data.l2_features,
+        values, l2 = columns[VECTORS[extractor.description.kind]], self._run.config.data.l2_features
+        features = ImageFeatures(
+            values, norms_of(values), np.arange(len(values)), extractor.spec, l2, columns.get("num_regions")
         )
-        features = ImageFeatures(values, norms_of(values), rows, extractor.spec, l2, columns.get("num_regions"))
         return encode_images(self._run.model, features).values.cpu().numpy()
