@@ -170,8 +170,8 @@ def reads(kind: str, corpus: Corpus, damaged: Path) -> dict[str, Callable[[Path]
             "search": lambda out: ("search", corpus.run, "a dog", "--features", corpus.features, "--truecaser", damaged),
             "truecaser": lambda out: (*corpus.make("captions", out), "--truecaser", damaged),
         }
-    if kind in ("captions", "encoded", "features", "regions"):
-        two = (folder["features"], folder[kind]) if kind in ("captions", "encoded") else (damaged, folder["captions"])
+    if kind in ("captions", "features", "regions"):
+        two = (folder["features"], damaged) if kind == "captions" else (damaged, folder["captions"])
         commands["duplicates"] = lambda out: ("duplicates", *two)
     if kind in ("captions", "vocabulary"):
         commands["encode"] = lambda out: ("encode", folder["captions"], folder["vocabulary"], out, "--workers", 1)
