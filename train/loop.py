@@ -265,12 +265,12 @@ class _Loop:
         self._stop_if_over()
         self.stopwatch.begin()
         while not self.progress.stop_reason:
-            loss, norm = self._step()
+            losses, norm = self._step()
             step = self.progress.step
             evaluates = step % eval_every_steps == 0 or bool(self.stop_reason(self.progress))
             saves = evaluates or step % self.job.save_every == 0
             if saves or step % _LOG_EVERY_STEPS == 0 or self.device.type == "cpu":
-                self._check_finite(loss, norm, weights=saves)
+                self._check_finite(losses, norm, weights=saves)
             if step % _LOG_EVERY_STEPS == 0:
                 self._log_step(log, norm)
             if evaluates:
@@ -278,7 +278,7 @@ class _Loop:
                 self._stop_if_over()
             signal = self.processes.all_reduce_max(interruption.received)
             if signal:
-                self._check_finite(loss, norm, weights=True)
+                self._check_finite(losses, norm, weights=True)
             if saves or signal:
                 self._save(LAST)
             if evaluates and self.progress.evals_since_best == 0:
@@ -294,11 +294,11 @@ class _Loop:
                 break
         return self.progress
 
-    def _step(self) -> tuple[Tensor, Tensor]:
+    def _step(self) -> tuple[list[Tensor], Tensor]:
         """Accumulate the gradients of the batches of a step, and update the weights.
 
         Returns:
-            Sum of the objective over the batches, and norm of the gradient before clipping.
+            Objectives of the batches, and norm of the gradient before clipping.
         """
         config, epoch = self.config, self.batches.epoch
         for group in self.optimizer.param_groups:
@@ -318,7 +318,7 @@ class _Loop:
         self.progress = replace(self.progress, step=self.progress.step + 1)
         self.new_losses += losses
         self.stopwatch.count(sum(batch.pairs for batch, *_ in losses))
-        return torch.stack([loss for _, loss, _ in losses]).sum(), norm
+        return [loss for _, loss, _ in losses], norm
 
     def _evaluate(self, log: RunLog | None) -> None:
         """Measure recalls on the validation split on rank 0, and broadcast the score."""
@@ -348,11 +348,12 @@ class _Loop:
             loss = losses.per_query()[0] if losses.sums else self.loss
             self.on_report(replace(self._report(loss, scores), validation_loss=validation.loss))
 
-    def _check_finite(self, loss: Tensor, norm: Tensor, *, weights: bool) -> None:
+    def _check_finite(self, losses: list[Tensor], norm: Tensor, *, weights: bool) -> None:
         """Raise a `DivergedError` before invalid values are written.
 
         This synchronises with a GPU. A step with a finite loss may still corrupt weights or optimizer state.
         """
+        loss = torch.stack(losses).sum()
         if not torch.isfinite(loss + norm):
             raise self._diverged(f"the loss is {float(loss)} and the norm of its gradient {float(norm)}")
         if weights:
