@@ -89,7 +89,7 @@ def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path):
     before = state(tmp_path / "build" / "demo")
     again = imagepivot("demo", "build/demo", "--scenes", demo.scenes, cwd=tmp_path)
     assert state(tmp_path / "build" / "demo") == before
-    assert "scenes that were held out" in again.stdout
+    assert "held-out scenes; " in again.stdout
     assert demo.stdout.endswith(again.stdout)  # Before it stands what the processes of the steps print.
 
 
