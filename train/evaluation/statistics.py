@@ -20,6 +20,9 @@ import numpy as np
 CUTOFFS = (1, 5, 10)
 """K of R@K."""
 
+RECALLS = tuple(f"recall_at_{cutoff}" for cutoff in CUTOFFS)
+"""Names of the recalls."""
+
 _LEVEL = 0.95
 _NORMAL = NormalDist()
 _AT_ONCE = 1 << 20  # Weights in memory: 8 MiB in int64, near the processor.
@@ -189,7 +192,7 @@ def paired_p_values(
         positive = generator.binomial(sizes, 0.5, size=(min(chunk, draws - start), len(kinds)))
         drawn = np.abs((2 * positive - sizes) @ kinds)
         extreme += (drawn > observed).sum(0) + (drawn >= observed).sum(0)
-    names = (*(f"recall_at_{cutoff}" for cutoff in CUTOFFS), "sum_of_recalls")
+    names = (*RECALLS, "sum_of_recalls")
     return {name: float(count / (2 * (draws + 1))) for name, count in zip(names, extreme, strict=True)}
 
 

@@ -20,16 +20,15 @@ from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import Chance, is_above_chance
 from train.config.sections import settings_of
-from train.evaluation.ranks import RANKS, read_ranks
-from train.evaluation.statistics import MetricIntervals
+from train.evaluation.ranks import DIRECTIONS, RANKS, read_ranks
+from train.evaluation.statistics import RECALLS, MetricIntervals
 from train.reports.evaluation_folder import EVALUATION
 from train.reports.significance import Difference, Queries, adjust, differences, join_runs, not_worse
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
 
-DIRECTIONS = ("image_to_text", "text_to_image")
-MEASURES = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank")
+MEASURES = (*RECALLS, "median_rank")
 
 SCORES = tuple(product(DIRECTIONS, MEASURES))
 """Direction and measure of each score of a language."""
@@ -322,7 +321,7 @@ def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery
 
 def _measurement(metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]]) -> Measurement:
     scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
-    recalls = {(way, name): value for way, values in chance.items() for name, value in zip(MEASURES, values, strict=False)}
+    recalls = {(way, name): value for way, values in chance.items() for name, value in zip(RECALLS, values, strict=False)}
     return Measurement(scores, recalls | ({SUM: sum(map(sum, chance.values()))} if recalls else {}))
 
 
@@ -362,7 +361,7 @@ def _notes(runs: Sequence[ComparedRun]) -> list[str]:
             notes.append(f"not the same gallery of {' '.join(place)}: {names}")
     for run in runs:
         for gallery, measurement in run.measured.items():
-            texts, images = (tuple(measurement.chance.get((way, name), 0.0) for name in MEASURES[:3]) for way in DIRECTIONS)
+            texts, images = (tuple(measurement.chance.get((way, name), 0.0) for name in RECALLS) for way in DIRECTIONS)
             chance = Chance(texts, images, gallery.images)
             if measurement.chance and not is_above_chance(measurement.scores[SUM], [chance]):
                 text = f"the recalls on {gallery.name} are not better than chance ({chance.sum_of_recalls:.1f})"

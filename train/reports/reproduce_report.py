@@ -12,8 +12,9 @@ from schemas.console.tables import Cell, Row, Table, markdown_document, number_c
 from schemas.parameters import untrained_remark
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
-from train.evaluation.statistics import Interval
-from train.reports.comparison import DIRECTIONS, MEASURES, SCORES
+from train.evaluation.ranks import DIRECTIONS
+from train.evaluation.statistics import RECALLS, Interval
+from train.reports.comparison import MEASURES, SCORES
 from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row, read_row_ranks
 from train.reports.significance import Queries, best_rows
@@ -257,7 +258,7 @@ def read_report(output: str, paper: str) -> Report:
             (direction, measure)
             for direction, measure in SCORES
             if any(getattr(getattr(row, direction), measure) is not None for row in paper_rows)
-        ) or tuple(product(DIRECTIONS, MEASURES[:3]))
+        ) or tuple(product(DIRECTIONS, RECALLS))
         lines = _lines(paper_rows if is_paper_split else [*map(_without_numbers, paper_rows)], rows, ranks)
         portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
         sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))

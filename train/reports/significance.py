@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from train.evaluation.statistics import MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
+from train.evaluation.statistics import RECALLS, MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
 
-RECALLS = ("recall_at_1", "recall_at_5", "recall_at_10")
 LEVEL = 0.05
 """Level below which a p-value is significant."""
 

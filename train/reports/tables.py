@@ -13,15 +13,16 @@ from schemas.escapes import to_json
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
+from train.evaluation.ranks import DIRECTIONS
 from train.evaluation.scores import Average, Score, averages
-from train.evaluation.statistics import MetricIntervals
+from train.evaluation.statistics import RECALLS, MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import DIRECTIONS, EVALUATED, SCORES, SUM, Comparison, Gallery, Scores
+from train.reports.comparison import EVALUATED, SCORES, SUM, Comparison, Gallery, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.row_results import ABSENT
-from train.reports.significance import LEVEL, RECALLS, Difference
+from train.reports.significance import LEVEL, Difference
 from train.reports.sts_rows import StsRows
 
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}

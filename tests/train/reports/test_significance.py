@@ -3,9 +3,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from train.evaluation.statistics import bootstrap_intervals, holm, paired_p_values, seed_p_value
+from train.evaluation.statistics import RECALLS, bootstrap_intervals, holm, paired_p_values, seed_p_value
 from train.reports import significance
-from train.reports.significance import RECALLS, Difference, Queries, adjust, best_rows, differences
+from train.reports.significance import Difference, Queries, adjust, best_rows, differences
 
 IMAGES = np.repeat(np.arange(40), 3)
 IDS = np.array([f"{image}/{index}" for index, image in enumerate(IMAGES)])
