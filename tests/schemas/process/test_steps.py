@@ -18,7 +18,8 @@ from tests.integration.processes import wait_for
 
 # In place of a command, words are a Python program.
 PROGRAM = steps._START.replace("imagepivot.command()", "exec(sys.argv[1])")
-NOTE = "import os, pathlib, time; pathlib.Path({path!r}).write_text(str(os.getpid())); time.sleep(600)"
+# The note is a name, not text, as a killed process can leave an empty file.
+NOTE = "import os, pathlib, time; pathlib.Path({path!r} + f'.{{os.getpid()}}').touch(); time.sleep(600)"
 
 
 def note(folder: Path, name: str) -> list[str]:
@@ -26,7 +27,7 @@ def note(folder: Path, name: str) -> list[str]:
 
 
 def are_gone(folder: Path) -> bool:
-    return not any(Path("/proc", path.read_text()).exists() for path in folder.iterdir())
+    return not any(Path("/proc", path.suffix[1:]).exists() for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_fault_of_the_work_reaches_the_caller():
 def test_run_side_by_side_caller_stops_ends_processes(programs):
     ended = run_side_by_side(lambda task, device: run_command(task), [["pass"], note(programs, "long")], ["a", "b"])
     assert next(ended) == (["pass"], 0)
-    wait_for(lambda: (programs / "long").exists())
+    wait_for(lambda: list(programs.glob("long.*")))
     ended.close()
     assert are_gone(programs)
 
