@@ -198,7 +198,8 @@ def encode_ids(model, ids: list[int], language: str) -> torch.Tensor:
 
 def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: torch.Tensor) -> Ranks:
     """Rank images and captions, with one row of scores per image."""
-    return Ranks(*bidirectional_ranks(scores, torch.arange(num_images), image_of_caption), (), {})
+    ranks, best_wrong = bidirectional_ranks(scores, torch.arange(num_images), image_of_caption)
+    return Ranks(*ranks, best_wrong, {})
 
 
 def evaluate_folds(members: Members, folds: int) -> dict[str, RetrievalMetrics]:

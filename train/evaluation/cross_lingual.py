@@ -17,7 +17,6 @@ import torch
 from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks, chance_recall
 from train.evaluation.ranks import direction_intervals, direction_table
-from train.evaluation.relevance import ScoreCollector, same_image
 from train.evaluation.statistics import MetricIntervals
 
 
@@ -69,10 +68,8 @@ def evaluate_cross_lingual(
         images = [np.searchsorted(common, images_of[name][indices]) for name, indices in candidates.items()]
         sides = [[take_rows(item, indices) for item in encoded[name]] for name, indices in candidates.items()]
         sources = [scores_between(model, first, second) for (model, _), first, second in zip(members, *sides, strict=True)]
-        shape, device = (len(images[0]), len(images[1])), members[0][0].device
-        scores = ScoreCollector(mean_scores(sources), same_image(*images), shape, device)
-        ranks = bidirectional_ranks(scores, *map(torch.from_numpy, images), device=device)
-        best_wrong, _ = scores.summarize()
+        scores, device = mean_scores(sources), members[0][0].device
+        ranks, best_wrong = bidirectional_ranks(scores, *map(torch.from_numpy, images), device=device)
         ids = [captions.ids(rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
             chance = _chance(images[query], images[other])

@@ -29,8 +29,8 @@ from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
 from train.devices import computing, upload
 from train.evaluation.metrics import CUTOFFS, Ranks, RetrievalMetrics, Scores, bidirectional_ranks, chance_recall
-from train.evaluation.ranks import DIRECTIONS, rank_table
-from train.evaluation.relevance import RightItems, ScoreCollector, same_image
+from train.evaluation.ranks import rank_table
+from train.evaluation.relevance import RelevanceCollector, RightItems
 from train.losses import LossSums, Term, Views, named_losses
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 
@@ -121,20 +121,19 @@ def rank_language(
 
     The candidates are the captions in the language and the images that have any: other images are neither query nor candidate. A
     language is thus scored as if it were the only one. ``images`` and the captions ``texts`` in the language are encoded by each
-    model. ``definitions`` of right items follow that of an image's captions.
+    model. Relevance is measured by each of the ``definitions`` of right items.
     """
-    rows, device = captions.rows_of(language), models[0].device
+    rows = captions.rows_of(language)
     candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
     sides = zip(models, images, texts, strict=True)
     scores = mean_scores([scores_between(model, take_rows(encoded, candidates), text) for model, encoded, text in sides])
-    row_images, shape, collectors = np.arange(len(candidates)), (len(candidates), len(rows)), {}
     pairs = {name: right_items(captions, rows, candidates) for name, right_items in definitions.items()}
-    for name, right in {"captions": same_image(row_images, image_of_caption), **pairs}.items():
-        scores = collectors[name] = ScoreCollector(scores, right, shape, device)
-    ranks = bidirectional_ranks(scores, *map(torch.from_numpy, (row_images, image_of_caption)), device=device)
-    summaries = {name: collector.summarize() for name, collector in collectors.items()}
-    relevance = {name: dict(zip(DIRECTIONS, metrics, strict=True)) for name, (_, metrics) in summaries.items()}
-    return Ranks(*ranks, summaries["captions"][0], relevance)
+    device = models[0].device
+    if pairs:
+        scores = collector = RelevanceCollector(scores, pairs, (len(candidates), len(rows)), device)
+    images_of_both = np.arange(len(candidates)), image_of_caption
+    ranks, best_wrong = bidirectional_ranks(scores, *map(torch.from_numpy, images_of_both), device=device)
+    return Ranks(*ranks, best_wrong, collector.summarize() if pairs else {})
 
 
 def scores_between(model: RetrievalModel, first: Encoded, second: Encoded) -> Scores:

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from train.devices import upload
 from train.evaluation.statistics import CUTOFFS
@@ -198,8 +199,8 @@ def mean_over_folds(folds: Sequence[Any]) -> Any:
 
 def bidirectional_ranks(
     scores: Scores, row_images: Tensor, column_images: Tensor, *, device: torch.device | None = None
-) -> tuple[Tensor, Tensor]:
-    """Rank the best item of the same image for each row and each column.
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Rank the best item of the same image, and find the best of another image.
 
     Tiled: one tile of the O(N²) scores is in memory, and each score is computed once. A tile has the rows of one strip of images
     and the columns of another. Diagonal tiles come first: they hold the right scores that all others are compared with. A tile has
@@ -212,8 +213,9 @@ def bidirectional_ranks(
         device: device of the scores; that of ``row_images`` if None.
 
     Returns:
-        int64 on the CPU, the rank of each row and of each column; 0 for an item without a right one. The host waits for a GPU only
-        once if the images are on the CPU.
+        int64 on the CPU, each for rows and for columns. First the ranks; 0 for an item without a right one. Then the best wrong
+        items, of equal scores the first in the order of images, and never NaN; -1 without one. The host waits for a GPU only once
+        if the images are on the CPU.
 
     Raises:
         ValueError: the images of the rows do not ascend.
@@ -227,29 +229,38 @@ def bidirectional_ranks(
     strips = _strips(in_rows.tolist(), in_columns.tolist())
     order_on_device = upload(order, device)
     sizes = len(row_images), len(owners)
-    better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # Of columns in the order of their images.
+    # Of rows, then of columns in the order of their images.
+    better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+    best_items, best_scores = torch.full_like(better, -1), torch.full(better.shape, -torch.inf, device=device)
     row_better, column_better = better.split(sizes)
+    (row_items, column_items), (row_best, column_best) = best_items.split(sizes), best_scores.split(sizes)
     bounds: list[tuple[Tensor, Tensor]] = []
-    for rows, columns in strips:
-        tile = scores(rows, order_on_device[columns])
-        pair_rows, pair_columns = right_pairs(in_rows, owners[columns])
-        pairs = upload(pair_rows - rows.start, device), upload(pair_columns, device)
-        right = tile[pairs]
-        bounds.append((_own_best_scores(right, pairs[0], tile.shape[0]), _own_best_scores(right, pairs[1], tile.shape[1])))
-        _count_better(tile, *bounds[-1], row_better[rows], column_better[columns])
-        # Items of the same image do not count against each other.
-        for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
-            counts.index_add_(0, indices, (right < bound[indices]).long() - 1)
-    for a, b in permutations(range(len(strips)), 2):
+    for a, b in (*((n, n) for n in range(len(strips))), *permutations(range(len(strips)), 2)):
         rows, columns = strips[a][0], strips[b][1]
-        tile_bounds = bounds[a][0], bounds[b][1]
-        _count_better(scores(rows, order_on_device[columns]), *tile_bounds, row_better[rows], column_better[columns])
+        tile = scores(rows, order_on_device[columns])
+        numbers = tile.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # NaN loses against every other score.
+        if a == b:
+            pair_rows, pair_columns = _right_pairs(in_rows, owners[columns])
+            pairs = upload(pair_rows - rows.start, device), upload(pair_columns, device)
+            right = numbers[pairs]
+            bounds.append((_own_best_scores(right, pairs[0], tile.shape[0]), _own_best_scores(right, pairs[1], tile.shape[1])))
+            numbers[pairs] = -torch.inf
+            # Items of the same image do not count against each other.
+            for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
+                counts.index_add_(0, indices, (tile[pairs] < bound[indices]).long() - 1)
+        _count_better(tile, bounds[a][0], bounds[b][1], row_better[rows], column_better[columns])
+        _keep_best(numbers, columns.start, row_best[rows], row_items[rows])
+        _keep_best(numbers.T, rows.start, column_best[columns], column_items[columns])
     has_right = torch.cat((in_columns[row_images] > 0, in_rows[owners] > 0))
-    row_ranks, column_ranks = (better.cpu() + 1).mul_(has_right).split(sizes)
-    return row_ranks, torch.empty_like(column_ranks).index_copy(0, order, column_ranks)
+    better, best_items = torch.stack([better, best_items]).cpu()
+    row_ranks, column_ranks = (better + 1).mul_(has_right).split(sizes)
+    best_columns, best_rows = best_items.split(sizes)
+    inverse = order.argsort()
+    best_columns = pad(order, (0, 1), value=-1)[best_columns]  # The last item is that of -1.
+    return (row_ranks, column_ranks[inverse]), (best_columns, best_rows[inverse])
 
 
-def right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
+def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column of each pair of items of the same image."""
     first_row = in_rows.cumsum(0) - in_rows
     num_partners = in_rows[column_images]
@@ -260,9 +271,7 @@ def right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]
 
 def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
     """Return the least score that equals the best right score of each item."""
-    # NaN loses against every other score.
-    best = right.new_full((size,), -torch.inf)
-    return least_equal(best.scatter_reduce(0, indices, right.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax"))
+    return least_equal(right.new_full((size,), -torch.inf).scatter_reduce(0, indices, right, "amax"))
 
 
 def least_equal(scores: Tensor) -> Tensor:
@@ -275,6 +284,16 @@ def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_b
     """Count the scores that are not below their bounds, by row and by column."""
     row_better += (~(tile < row_bounds[:, None])).sum(1)
     column_better += (~(tile < column_bounds)).sum(0)
+
+
+def _keep_best(tile: Tensor, first: int, best_scores: Tensor, best_items: Tensor) -> None:
+    """Keep the best score and item of each row; ``first`` is the item of column 0."""
+    if tile.numel():
+        scores, positions = tile.max(1)  # Of equal scores, the first.
+        items = positions + first
+        is_better = (scores > best_scores) | (scores == best_scores) & (items < best_items)
+        best_scores.copy_(torch.where(is_better, scores, best_scores))
+        best_items.copy_(torch.where(is_better, items, best_items))
 
 
 def _strips(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[slice, slice]]:

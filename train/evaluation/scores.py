@@ -23,7 +23,7 @@ from train.evaluation.evaluation import Count, Members, chance, no_progress, ran
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
 from train.evaluation.protocols import ProtocolMatch, match_protocol
 from train.evaluation.ranks import DIRECTIONS, direction_intervals, rank_table
-from train.evaluation.relevance import RightItems
+from train.evaluation.relevance import RightItems, captions_of_images
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob
@@ -147,7 +147,7 @@ def score_ensemble(
             folds; or, with ``cross_lingual``, no image has captions in two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
-    definitions = read_relevance(relevance, annotations)
+    definitions: dict[str, RightItems] = {"captions": captions_of_images, **read_relevance(relevance, annotations)}
     known = check_members(runs)
     token_width = check_tokens(runs, token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")

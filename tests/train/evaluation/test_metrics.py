@@ -243,7 +243,7 @@ def test_ranks_between_captions_equal_the_definition(similarity, scores_at_once,
         asked[chosen, others] += 1
         return similarity(left[chosen], right[others])
 
-    found = bidirectional_ranks(watched, of_rows, of_columns)
+    found, _ = bidirectional_ranks(watched, of_rows, of_columns)
     expected = plain_ranks_between(similarity(left, right).tolist(), of_rows.tolist(), of_columns.tolist())
     assert tuple(ranks.tolist() for ranks in found) == expected
     assert (asked == 1).all()

@@ -8,8 +8,7 @@ import torch
 
 from schemas.escapes import to_json
 from train.evaluation.metrics import RelevanceMetrics, bidirectional_ranks, chance_recall
-from train.evaluation.ranks import DIRECTIONS
-from train.evaluation.relevance import ScoreCollector, same_image
+from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.scores import score_run
 from train.reports.tables import score_tables
 from train.runs.run import open_run
@@ -46,11 +45,12 @@ def plain_relevance(scores: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) ->
 
 
 def relevance_of(scores: torch.Tensor, row_pairs, column_pairs, owners: np.ndarray):
-    counter = ScoreCollector(
-        lambda rows, columns: scores[rows][:, columns], (row_pairs, column_pairs), tuple(scores.shape), scores.device
+    definitions = {"own": (row_pairs, column_pairs)}
+    collector = RelevanceCollector(
+        lambda rows, columns: scores[rows][:, columns], definitions, tuple(scores.shape), scores.device
     )
-    ranks = bidirectional_ranks(counter, torch.arange(len(scores)), torch.from_numpy(owners))
-    return dict(zip(DIRECTIONS, counter.summarize()[1], strict=True)), ranks
+    ranks, _ = bidirectional_ranks(collector, torch.arange(len(scores)), torch.from_numpy(owners))
+    return collector.summarize()["own"], ranks
 
 
 def pairs_of(rng: np.random.Generator, queries: int, items: int, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +79,7 @@ def test_measures_equal_the_definitions(values, scores_at_once, monkeypatch):
     ):
         assert found.values == pytest.approx(plain_relevance(matrix, pairs), abs=1e-12), name
         assert found.queries == len(set(pairs[0].tolist()))
-    plain = bidirectional_ranks(lambda rows, columns: tensor[rows][:, columns], torch.arange(20), torch.arange(60) // 3)
+    plain, _ = bidirectional_ranks(lambda rows, columns: tensor[rows][:, columns], torch.arange(20), torch.arange(60) // 3)
     assert all(map(torch.equal, ranks, plain))
     assert torch.equal(tensor, torch.from_numpy(scores).float())
 
@@ -171,13 +171,6 @@ def test_best_wrong_items_equal_the_definition(scores_at_once, rows, columns, im
     def source(chosen: slice, others: torch.Tensor) -> torch.Tensor:
         return scores[chosen][:, others]
 
-    row_pairs, column_pairs = same_image(of_rows.numpy(), of_columns.numpy())
-    pairs = [(row, column) for row, image in enumerate(of_rows) for column, other in enumerate(of_columns) if image == other]
-    assert sorted(zip(*row_pairs, strict=True)) == sorted(zip(*column_pairs[::-1], strict=True)) == pairs
-    collector = ScoreCollector(source, (row_pairs, column_pairs), (rows, columns), torch.device("cpu"))
-    ranks = bidirectional_ranks(collector, of_rows, of_columns)
-    (row_wrong, column_wrong), _ = collector.summarize()
+    _, (row_wrong, column_wrong) = bidirectional_ranks(source, of_rows, of_columns)
     assert row_wrong.tolist() == plain_best_wrong(scores.tolist(), of_rows.tolist(), of_columns.tolist())
     assert column_wrong.tolist() == plain_best_wrong(scores.T.tolist(), of_columns.tolist(), of_rows.tolist())
-    for found, expected in zip(ranks, bidirectional_ranks(source, of_rows, of_columns), strict=True):
-        assert torch.equal(found, expected)

@@ -10,7 +10,7 @@ import torch
 from schemas.errors import InputError, UsageError
 from train.data.captions import Captions
 from train.evaluation.metrics import bidirectional_ranks
-from train.evaluation.relevance import ScoreCollector
+from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob
@@ -73,11 +73,11 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
             key: [images[n] for n in np.argsort(-row)] for key, row in zip(keys, scores.numpy().T, strict=True)
         },
     }
-    for name, definition in definitions.items():
-        pairs = definition(captions, np.arange(19), np.arange(4))
-        counter = ScoreCollector(lambda rows, columns: scores[rows][:, columns], pairs, (4, 19), scores.device)
-        bidirectional_ranks(counter, torch.arange(4), torch.from_numpy(captions.images).long())
-        for direction, found in zip(("image_to_caption", "caption_to_image"), counter.summarize()[1], strict=True):
+    pairs = {name: definition(captions, np.arange(19), np.arange(4)) for name, definition in definitions.items()}
+    collector = RelevanceCollector(lambda rows, columns: scores[rows][:, columns], pairs, (4, 19), scores.device)
+    bidirectional_ranks(collector, torch.arange(4), torch.from_numpy(captions.images).long())
+    for name, measures in collector.summarize().items():
+        for direction, found in zip(("image_to_caption", "caption_to_image"), measures.values(), strict=True):
             stored = json.loads((files / f"{name}_{direction}.json").read_text())
             right = {int(key): items for key, items in stored.items() if int(key) in retrieved[direction]}
             expected = compute_eccv_metrics(retrieved[direction], right)
