@@ -14,8 +14,8 @@ With several runs of a row, a rank is the median over them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -27,11 +27,11 @@ from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
 from train.jobs import Corpus
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
-from train.reports.row_results import read_row_ranks
+from train.reports.row_results import ABSENT, read_row
 from train.reports.significance import Queries
 
 _LANGUAGES = ("de", "en")
-_BASELINE, *_OTHERS = GOLD_COLUMNS
+_BASELINE = next(iter(GOLD_COLUMNS))
 _EXAMPLES = 2  # As many images as in the paper.
 
 
@@ -51,13 +51,19 @@ class RankedCaption:
     index: int
     text: str
     ranks: Mapping[str, tuple[int, ...]]
-    published: Mapping[str, int]
+    published: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def gain(self) -> float:
+        """The gain over OE; 0 without a rank in each column."""
+        baseline, *others = (median(self.ranks.get(column, (0,))) for column in GOLD_COLUMNS)
+        return baseline / max(others) if all(others) else 0.0
 
     def rank_text(self, column: str) -> str:
         """Return the median of the ranks, and their range in brackets if runs differ."""
         ranks = self.ranks.get(column, ())
         if not ranks:
-            return "–"
+            return ABSENT
         spread = f" [{min(ranks)}–{max(ranks)}]" if min(ranks) < max(ranks) else ""
         return f"{median(ranks):g}{spread}"
 
@@ -88,6 +94,7 @@ class GoldRanks:
     published: tuple[RankedCaption, ...]
     examples: tuple[RankedCaption, ...]
     tallies: tuple[Tally, ...]
+    untrained: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -107,98 +114,71 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     """
     columns: dict[str, dict[str, Queries]] = {}
     runs: dict[str, int] = {}
+    untrained: dict[str, None] = {}
     for column, pattern in GOLD_COLUMNS.items():
         for language in _LANGUAGES:
-            preset = pattern.format(language)
-            if queries := read_row_ranks(output, preset).get((language, "comparable", "text_to_image")):
-                runs[preset] = len(queries.ranks)
+            row = read_row(output, pattern.format(language))
+            if queries := row.ranks.get((language, "comparable", "text_to_image")):
+                runs[row.preset] = len(queries.ranks)
+                untrained |= dict.fromkeys(row.untrained)
                 columns.setdefault(language, {})[column] = queries
     if not runs:
         raise DatasetError(
             f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
             "'imagepivot reproduce gella2017 --table 3'"
         )
-    queries_of = {language: next(iter(by_column.values())) for language, by_column in columns.items()}
-    images = max(len(np.unique(queries.images)) for queries in queries_of.values())
-    results = _Results(columns, queries_of, _read_texts(corpus, queries_of))
-    return GoldRanks(images, runs, tuple(results.published()), tuple(results.examples()), tuple(results.tallies()))
+    captions = _captions(columns, corpus)
+    images = max(
+        len({caption.image_id for caption in captions.values() if caption.language == language}) for language in columns
+    )
+    shown = ((f"{rank.image_id}/{rank.language}/comparable/{rank.index}", rank) for rank in GOLD_RANKS)
+    published = [replace(captions[key], text=rank.text, published=rank.ranks) for key, rank in shown if key in captions]
+    examples = _examples(list(captions.values()))
+    return GoldRanks(images, runs, tuple(published), examples, tuple(_tallies(columns)), tuple(untrained))
 
 
-def _read_texts(corpus: Corpus, queries_of: Mapping[str, Queries]) -> dict[str, str]:
-    """Read the tokens of captions by id, joined by spaces."""
-    tokens = open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens
-    portions = dict.fromkeys(queries_of, ("comparable",))
+def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> dict[str, RankedCaption]:
+    """Return the captions by id, from queries by language and column."""
+    words = open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens
+    portions = dict.fromkeys(columns, ("comparable",))
     captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
     texts = {}
     for row, caption_id in enumerate(captions.ids()):
         ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]][1:-1]  # Without <start> and <end>.
-        texts[caption_id] = " ".join(tokens[token_id] for token_id in ids.tolist())
-    if missing := {caption_id for queries in queries_of.values() for caption_id in queries.ids} - texts.keys():
-        raise DatasetError(
-            f"{corpus.captions!r} lacks the caption {min(missing)}, which rows of table 3 ranked: give the captions that they were "
-            "trained on"
-        )
-    return texts
+        texts[caption_id] = " ".join(words[token_id] for token_id in ids.tolist())
+    ranked: dict[str, RankedCaption] = {}
+    for language, by_column in columns.items():
+        queries = next(iter(by_column.values()))
+        if missing := set(queries.ids) - texts.keys():
+            raise DatasetError(
+                f"{corpus.captions!r} lacks the caption {min(missing)}, which rows of table 3 ranked: give the captions that they "
+                "were trained on"
+            )
+        for position, (caption_id, image_id) in enumerate(zip(queries.ids, queries.images, strict=True)):
+            ranks = {column: tuple(stored.ranks[:, position].tolist()) for column, stored in by_column.items()}
+            index = int(caption_id.rpartition("/")[2])
+            ranked[caption_id] = RankedCaption(image_id, language, index, texts[caption_id], ranks)
+    return ranked
 
 
-@dataclass(frozen=True)
-class _Results:
-    """Ranks by language and column, queries by language, and texts by caption id."""
+def _examples(captions: Sequence[RankedCaption]) -> tuple[RankedCaption, ...]:
+    """Return a caption in each language of the images with the greatest gains."""
+    best: dict[str, dict[str, RankedCaption]] = {}  # By image and language.
+    for caption in sorted(captions, key=lambda caption: -caption.gain):
+        if caption.gain > 1:
+            best.setdefault(caption.image_id, {}).setdefault(caption.language, caption)
+    images = [image_id for image_id, by_language in best.items() if len(by_language) == len(_LANGUAGES)]
+    images.sort(key=lambda image_id: (-min(caption.gain for caption in best[image_id].values()), image_id))
+    return tuple(best[image_id][language] for image_id in images[:_EXAMPLES] for language in _LANGUAGES)
 
-    columns: Mapping[str, Mapping[str, Queries]]
-    queries_of: Mapping[str, Queries]
-    texts: Mapping[str, str]
 
-    def published(self) -> list[RankedCaption]:
-        """Return the captions of the paper that the dataset holds."""
-        shown = []
-        for rank in GOLD_RANKS:
-            caption_id = f"{rank.image_id}/{rank.language}/comparable/{rank.index}"
-            if rank.language in self.queries_of and caption_id in self.queries_of[rank.language].ids:
-                position = self.queries_of[rank.language].ids.tolist().index(caption_id)
-                shown.append(self._caption(rank.language, position, rank.text, rank.ranks))
-        return shown
-
-    def examples(self) -> list[RankedCaption]:
-        """Return a caption in each language of the images with the greatest gains."""
-        if any(set(self.columns.get(language, ())) < set(GOLD_COLUMNS) for language in _LANGUAGES):
-            return []
-        best: dict[str, dict[str, tuple[float, int]]] = {}  # By language and image: the greatest gain, and its position.
-        for language in _LANGUAGES:
-            medians, best[language] = self._medians(language), {}
-            gains = medians[_BASELINE] / np.maximum(*(medians[name] for name in _OTHERS))
-            for position, (image_id, gain) in enumerate(zip(self.queries_of[language].images, gains.tolist(), strict=True)):
-                if gain > best[language].get(image_id, (1.0, 0))[0]:
-                    best[language][image_id] = gain, position
-        common = set.intersection(*(set(by_image) for by_image in best.values()))
-        chosen = sorted(common, key=lambda image_id: (-min(by_image[image_id][0] for by_image in best.values()), image_id))
-        return [
-            self._caption(language, by_image[image_id][1])
-            for image_id in chosen[:_EXAMPLES]
-            for language, by_image in best.items()
-        ]
-
-    def tallies(self) -> list[Tally]:
-        """Compare each column with OE over all captions."""
-        tallies = []
-        for language in self.columns:
-            medians = self._medians(language)
-            for column, ranks in medians.items():
-                better = worse = None
-                if column != _BASELINE and _BASELINE in medians:
-                    better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
-                    worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
-                tallies.append(Tally(language, column, float(np.median(ranks)), better, worse, len(ranks)))
-        return tallies
-
-    def _medians(self, language: str) -> dict[str, np.ndarray]:
-        return {column: np.median(queries.ranks, axis=0) for column, queries in self.columns[language].items()}
-
-    def _caption(
-        self, language: str, position: int, text: str = "", published: Mapping[str, int] | None = None
-    ) -> RankedCaption:
-        queries, columns = self.queries_of[language], self.columns[language]
-        caption_id = queries.ids[position]
-        ranks = {column: tuple(stored.ranks[:, position].tolist()) for column, stored in columns.items()}
-        index = int(caption_id.rpartition("/")[2])
-        return RankedCaption(queries.images[position], language, index, text or self.texts[caption_id], ranks, published or {})
+def _tallies(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[Tally]:
+    """Compare each column with OE over all captions."""
+    for language, by_column in columns.items():
+        medians = {column: np.median(queries.ranks, axis=0) for column, queries in by_column.items()}
+        for column, ranks in medians.items():
+            better = worse = None
+            if column != _BASELINE and _BASELINE in medians:
+                better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
+                worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
+            yield Tally(language, column, float(np.median(ranks)), better, worse, len(ranks))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from schemas.conversion import convert, parse_toml
 from schemas.errors import UsageError
+from train.evaluation.ranks import DIRECTIONS
 from train.evaluation.sts_data import StsPairs
 
 PAPERS = ("gella2017", "kadar2018", "huang2019")
@@ -24,16 +25,6 @@ _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room f
 
 
 @dataclass(frozen=True)
-class Measures:
-    """Published numbers of one direction, recalls in percent; None if not reported."""
-
-    recall_at_1: float | None = None
-    recall_at_5: float | None = None
-    recall_at_10: float | None = None
-    median_rank: float | None = None
-
-
-@dataclass(frozen=True)
 class PublishedRow:
     """A row of a table for one language.
 
@@ -41,6 +32,7 @@ class PublishedRow:
         table: name of the table in the paper, e.g. ``table 2``.
         name: name of the row in the paper, with the source of a quoted row.
         preset: preset that trains it, for a quoted row mostly of another paper; or a name in `ENSEMBLES`.
+        numbers: reported numbers by direction and measure, recalls in percent.
     """
 
     table: str
@@ -48,8 +40,7 @@ class PublishedRow:
     preset: str
     language: str
     portion: str
-    image_to_text: Measures
-    text_to_image: Measures
+    numbers: Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -113,13 +104,13 @@ class _Table:
     measures: tuple[str, ...] = ()
 
     def published(self) -> list[PublishedRow]:
-        return [
-            PublishedRow(self.name, name, preset, language, self.portion, *map(self._measures, directions))
-            for name, preset, language, *directions in self.rows
-        ]
-
-    def _measures(self, numbers: tuple[float, ...]) -> Measures:
-        return Measures(**dict(zip(self.measures, numbers, strict=True))) if numbers else Measures()
+        rows = []
+        for name, preset, language, *directions in self.rows:
+            numbers: dict[tuple[str, str], float] = {}
+            for direction, values in zip(DIRECTIONS, directions, strict=True):
+                numbers |= {(direction, measure): value for measure, value in zip(self.measures, values, strict=bool(values))}
+            rows.append(PublishedRow(self.name, name, preset, language, self.portion, numbers))
+        return rows
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from statistics import mean, stdev
-from typing import Any, TypeAlias
+from typing import Any
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from schemas.parameters import untrained_remark
@@ -15,12 +15,9 @@ from train.evaluation.protocols import PROTOCOLS
 from train.evaluation.ranks import DIRECTIONS
 from train.evaluation.statistics import RECALLS, Interval
 from train.reports.comparison import MEASURES, SCORES
-from train.reports.published import Measures, PublishedRow, presets_of_paper, rows_of_paper
-from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row, read_row_ranks
+from train.reports.published import PublishedRow, presets_of_paper, rows_of_paper
+from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
 from train.reports.significance import Queries, best_rows
-
-_Ranks: TypeAlias = Mapping[str, Mapping[tuple[str, str, str], Queries]]
-"""Ranks by preset, and by language, portion and direction."""
 
 _OTHER_SET, _BEST = "†", "≈"
 _SETS = {
@@ -246,75 +243,64 @@ def read_report(output: str, paper: str) -> Report:
     """
     published = rows_of_paper(paper)
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
-    ranks = {preset: read_row_ranks(output, preset) for preset in rows}
     begun = tuple(row for row in rows.values() if row.results or row.failed)
     is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
-    seen = {(row.preset, row.language, row.portion) for row in published}
-    homes = {(row.preset, row.language) for row in published}
+    unpublished = _unpublished(published, rows)
     for table, table_rows in groupby(published, key=lambda row: row.table):
         paper_rows = tuple(table_rows)
-        columns = tuple(
-            (direction, measure)
-            for direction, measure in SCORES
-            if any(getattr(getattr(row, direction), measure) is not None for row in paper_rows)
-        ) or tuple(product(DIRECTIONS, RECALLS))
-        lines = _lines(paper_rows if is_paper_split else [*map(_without_numbers, paper_rows)], rows, ranks)
-        portions = ", ".join(dict.fromkeys(line.row.portion for line in lines))
-        sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, lines))
-        unpublished = [row for line in lines for row in _unpublished(line.row, rows[line.row.preset], seen, homes)]
-        for portion in dict.fromkeys(row.portion for row in unpublished):
+        columns = tuple(pair for pair in SCORES if any(pair in row.numbers for row in paper_rows))
+        columns = columns or tuple(product(DIRECTIONS, RECALLS))
+        portions = ", ".join(dict.fromkeys(row.portion for row in paper_rows))
+        shown = [row if is_paper_split else replace(row, numbers={}) for row in paper_rows]
+        sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, _lines(shown, rows)))
+        by_portion: dict[str, list[PublishedRow]] = {}
+        for row in (row for row in unpublished if row.table == table):
+            by_portion.setdefault(row.portion, []).append(row)
+        for portion, portion_rows in by_portion.items():
             title = f"{table} ({portion} captions), not in the paper".capitalize()
-            portion_rows = [row for row in unpublished if row.portion == portion]
-            further.append(Section(title, columns, _lines(portion_rows, rows, ranks)))
-    notes = _notes(begun, is_paper_split=is_paper_split, has_ranks=any(ranks.values()))
-    return Report(paper, notes, tuple(sections), tuple(further), begun)
+            further.append(Section(title, columns, _lines(portion_rows, rows)))
+    return Report(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
 
 
-def _without_numbers(row: PublishedRow) -> PublishedRow:
-    return replace(row, image_to_text=Measures(), text_to_image=Measures())
+def _unpublished(published: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> list[PublishedRow]:
+    """Return rows of measured languages and portions that are not in the paper.
 
-
-def _unpublished(
-    row: PublishedRow, summary: RowSummary, seen: set[tuple[str, str, str]], homes: set[tuple[str, str]]
-) -> list[PublishedRow]:
-    """Return rows for measured languages and portions not in ``seen``, and add them.
-
-    ``homes`` are the presets and languages with a published row: their further portions belong below that row alone.
+    They follow the first row of their preset and language, or of their preset if the language has none.
     """
-    rows = []
-    for language, portion in sorted({(score["language"], score["portion"]) for score in summary.scores}):
-        is_below = language == row.language or (row.preset, language) not in homes
-        if is_below and (row.preset, language, portion) not in seen:
-            seen.add((row.preset, language, portion))
-            rows.append(replace(_without_numbers(row), language=language, portion=portion))
-    return rows
+    known = {(row.preset, row.language, row.portion) for row in published}
+    homes = {(preset, language) for preset, language, _ in known}
+    rows: dict[tuple[str, str, str], PublishedRow] = {}
+    for row in published:
+        for language, portion in sorted({(score["language"], score["portion"]) for score in summaries[row.preset].scores}):
+            place, is_home = (row.preset, language, portion), language == row.language or (row.preset, language) not in homes
+            if is_home and place not in known:
+                rows.setdefault(place, replace(row, language=language, portion=portion, numbers={}))
+    return list(rows.values())
 
 
-def _lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary], ranks: _Ranks) -> tuple[Line, ...]:
+def _lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> tuple[Line, ...]:
     groups: dict[tuple[Any, ...], dict[str, Queries]] = {}  # Rows with the same queries.
     for row, direction in product(rows, DIRECTIONS):
         place = row.language, row.portion, direction
-        if queries := ranks[row.preset].get(place):
+        if queries := summaries[row.preset].ranks.get(place):
             groups.setdefault((place, tuple(queries.ids)), {})[row.preset] = queries
     best = {item for (place, _), group in groups.items() for item in best_rows(place, group)}
-    return tuple(_line(row, summaries[row.preset], ranks[row.preset], best) for row in rows)
+    return tuple(_line(row, summaries[row.preset], best) for row in rows)
 
 
-def _line(
-    row: PublishedRow, summary: RowSummary, ranks: Mapping[tuple[str, str, str], Queries], best: set[tuple[Any, str, str]]
-) -> Line:
+def _line(row: PublishedRow, summary: RowSummary, best: set[tuple[Any, str, str]]) -> Line:
     scores = [score for score in summary.scores if (score["language"], score["portion"]) == (row.language, row.portion)]
     chance = scores[0].get("chance", {}) if scores else {}
     cells = {}
     for direction, measure in SCORES:
         place = row.language, row.portion, direction
         cells[direction, measure] = Measurement(
-            published=getattr(getattr(row, direction), measure),
+            published=row.numbers.get((direction, measure)),
             values=tuple(float(score[direction][measure]) for score in scores),
             chance=dict(zip(MEASURES, chance.get(direction, ()), strict=False)).get(measure),
             is_other_set=any(map(_other_set, scores)),
-            interval=getattr(ranks[place].intervals, measure) if place in ranks else None,
+            interval=getattr(summary.ranks[place].intervals, measure) if place in summary.ranks else None,
             not_below_best=(place, measure, row.preset) in best,
         )
     return Line(row, len(scores), cells, len(summary.failed))
@@ -330,7 +316,7 @@ def _other_set(score: Mapping[str, Any]) -> str:
     return f"{score['language']} {score['portion']} {sizes}"
 
 
-def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool, has_ranks: bool) -> tuple[str, ...]:
+def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ...]:
     notes = ["Each number is the mean of the runs ± their standard deviation, with the published one beside or below it."]
     results = [result for row in rows for result in row.results]
     scores = [score for row in rows for score in row.scores]
@@ -341,7 +327,7 @@ def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool, has_ranks: bool)
     elif sets := sorted(set(filter(None, map(_other_set, scores)))):
         notes.append(f"{_OTHER_SET} published on another set than the measured one: {'; '.join(sets)}.")
     failed = sum(len(row.failed) for row in rows)
-    if has_ranks:
+    if any(row.ranks for row in rows):
         notes.append("95 % intervals of means are by a bootstrap over images: for other images, not other trainings.")
         notes.append(f"{_BEST} best for its language, or no difference (paired randomization over images, Holm, 5 %).")
     if results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -150,11 +150,18 @@ def causes_of(failed: Iterable[FailedRun]) -> list[tuple[FailedRun, ...]]:
 
 @dataclass(frozen=True)
 class RowSummary:
-    """Summary of the runs of a row; ``failed`` are those without results."""
+    """Summary of the runs of a row.
+
+    Attributes:
+        failed: the runs without results.
+        ranks: ranks by language, portion and direction; without places where the queries of the runs differ, and empty if a run has
+            no ranks.
+    """
 
     preset: str
     results: tuple[Mapping[str, Any], ...]
     failed: tuple[FailedRun, ...]
+    ranks: Mapping[tuple[str, str, str], Queries]
 
     @property
     def seeds(self) -> str:
@@ -206,30 +213,23 @@ class RowSummary:
 
 
 def read_row(output: str, preset: str) -> RowSummary:
-    """Read the results and failures of a row.
+    """Read the results, ranks and failures of a row.
 
     Raises:
-        DatasetError: a result is damaged.
+        DatasetError: a result or its ranks are damaged.
     """
     folder = results_folder(output, preset)
     results = {path.stem: read_result(path) for path in sorted(folder.glob("seed-*.json"), key=_seed)}
+    ranks = _read_ranks([folder / name for name in results])
     failed = []
     for path in sorted(folder.glob("failed-seed-*.json"), key=_seed):
         stored = read_failure(path)
         if stored is not None and path.stem.removeprefix("failed-") not in results:
             failed.append(FailedRun(preset, _seed(path), stored))
-    return RowSummary(preset, tuple(results.values()), tuple(failed))
+    return RowSummary(preset, tuple(results.values()), tuple(failed), ranks)
 
 
-def read_row_ranks(output: str, preset: str) -> dict[tuple[str, str, str], Queries]:
-    """Read the ranks of a row by language, portion and direction.
-
-    Rows with a run without ranks, and places where queries of the runs differ, are left out.
-
-    Raises:
-        DatasetError: a file is damaged.
-    """
-    folders = [path.with_suffix("") for path in sorted(results_folder(output, preset).glob("seed-*.json"), key=_seed)]
+def _read_ranks(folders: Sequence[Path]) -> dict[tuple[str, str, str], Queries]:
     if not folders or not all((folder / RANKS).exists() for folder in folders):  # Version 0.2 wrote no ranks.
         return {}
     tables, ranks = [read_ranks(folder) for folder in folders], {}

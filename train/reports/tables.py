@@ -399,6 +399,7 @@ def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
         "with the least and the greatest in square brackets.",
         "By the paper's rule, those images are chosen on which PIVOT and PARALLEL gain most over OE in both languages: they show "
         "the best, not the usual.",
+        *([f"{remark}."] if (remark := untrained_remark(ranks.untrained)) else []),
     ]
     text = markdown_document("gella2017, table 3: ranks of the right image", notes, gold_rank_tables(ranks))
     plain = to_json(ranks.to_dict(), indent=2) + "\n"

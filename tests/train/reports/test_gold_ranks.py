@@ -17,6 +17,7 @@ from train.reports import gold_ranks as module
 from train.reports.gold_ranks import gold_ranks
 from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
 from train.reports.reproduce import reproduce
+from train.reports.row_results import read_result, write_result
 from train.reports.tables import gold_rank_tables, write_gold_ranks
 from train.runs.run import open_run
 
@@ -129,6 +130,17 @@ def test_reports(trained, toy_2016, published, tmp_path):
     assert stored == json.loads(json.dumps(ranks.to_dict()))
     assert stored["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
     assert len(stored["published"][0]["ranks"]["OE"]) == SEEDS
+
+
+def test_untrained_features_are_named(trained, toy_2016, tmp_path):
+    assert gold_ranks(str(trained), toy_2016).untrained == ()
+    shutil.copytree(trained, tmp_path / "o")
+    path = tmp_path / "o/results/gella2017/pivot-asym/seed-0.json"
+    write_result(path, read_result(path) | {"untrained": ["pool (random:0)"]})
+    ranks = gold_ranks(str(tmp_path / "o"), toy_2016)
+    write_gold_ranks(ranks, str(tmp_path))
+    assert "- untrained: the weights of pool (random:0) are random" in (tmp_path / "gella2017-table-3.md").read_text()
+    assert json.loads((tmp_path / "gella2017-table-3.json").read_text())["untrained"] == ["pool (random:0)"]
 
 
 def test_untrained_rows_are_left_out(trained, toy_2016, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from train.evaluation.ranks import SCHEMA, write_ranks
-from train.reports.row_results import Failure, read_failure, read_result, read_row_ranks, write_failure, write_result
+from train.reports.row_results import Failure, read_failure, read_result, read_row, write_failure, write_result
 
 
 def test_failure_is_written_and_read(tmp_path):
@@ -68,7 +68,7 @@ def write_seed(tmp_path):
 def test_ranks_of_seeds_have_one_order_of_queries(write_seed, tmp_path):
     write_seed(0, {"b": ("y", 2), "a": ("x", 1), "c": ("x", 3)})
     write_seed(1, {"c": ("x", 6), "b": ("y", 5), "a": ("x", 4)})
-    ((place, row),) = read_row_ranks(str(tmp_path), "p").items()
+    ((place, row),) = read_row(str(tmp_path), "p").ranks.items()
     assert (place, list(row.ids)) == (("en", "comparable", "text_to_image"), ["a", "b", "c"])
     assert row.ranks.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert list(row.images) == ["x", "y", "x"]
@@ -76,7 +76,7 @@ def test_ranks_of_seeds_have_one_order_of_queries(write_seed, tmp_path):
 
 @pytest.mark.parametrize("second", [{"a": ("x", 1)}, {"a": ("x", 1), "z": ("y", 1)}, {}, None])
 def test_runs_with_other_queries_or_without_ranks_have_none(write_seed, tmp_path, second):
-    assert read_row_ranks(str(tmp_path), "p") == {}
+    assert read_row(str(tmp_path), "p").ranks == {}
     write_seed(0, {"a": ("x", 1), "b": ("y", 2)})
     write_seed(1, second)
-    assert read_row_ranks(str(tmp_path), "p") == {}
+    assert read_row(str(tmp_path), "p").ranks == {}
