@@ -207,7 +207,8 @@ def duplicates(
         typer.echo(table.to_json())
     else:
         render_tables(console, [table])
-        print_line(f"[bold]duplicates[/bold]: {groups:,} groups of {len(members):,} images and captions")
+        items = "images and captions" if job.captions else "images"
+        print_line(f"[bold]duplicates[/bold]: {groups:,} groups of {len(members):,} {items}")
     if output:
         folder, name = file_at(output)
         folder.write(name, duplicates_csv(members).encode())
