@@ -13,7 +13,7 @@ from extractors.description_cache import FileStamp, cache_folder, cached_descrip
 from extractors.options import ExtractorOptions, RegionOptions
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
-from schemas.options import BriefRepr, Opt
+from schemas.options import Opt, Options
 from schemas.storage.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def extractor_names() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class ExtractorRequest(BriefRepr):
+class ExtractorRequest(Options):
     """Request for an extractor. Its methods check and read, the constructor does not.
 
     Attributes:

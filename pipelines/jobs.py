@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 from extractors.request import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
-from schemas.options import SEVERAL_MACHINES, BriefRepr, Device, Opt
+from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
 from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class CaptionsJob(BriefRepr):
+class CaptionsJob(Options):
     """Job of ``imagepivot captions``.
 
     The source may also be the result of `open_captions`.
@@ -106,7 +106,7 @@ class CaptionsJob(BriefRepr):
     overwrite: Overwrite = False
     verify: Verify = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_shards_request(self.shards)
         if isinstance(self.source, str) and self.format is None:
             raise UsageError("--format is missing: name the layout of SOURCE, e.g. --format table")
@@ -142,7 +142,7 @@ class CaptionsJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class VocabularyJob(BriefRepr):
+class VocabularyJob(Options):
     """Job of ``imagepivot vocabulary``.
 
     Raises:
@@ -156,7 +156,7 @@ class VocabularyJob(BriefRepr):
 
     captions: Captions
     output: Output
-    min_count: Annotated[int, Opt("Keep tokens with at least this count.")] = 4
+    min_count: Annotated[int, Opt("Keep tokens with at least this count.", min_=1)] = 4
     count_scope: Annotated[
         Scope, Opt("Compare the count in any one [i]language[/i], or the [i]joint[/i] count, with --min-count.")
     ] = "language"
@@ -166,15 +166,13 @@ class VocabularyJob(BriefRepr):
     overwrite: Overwrite = False
     verify: Verify = False
 
-    def __post_init__(self) -> None:
-        if self.min_count < 1:
-            raise UsageError(f"--min-count is {self.min_count}, expected 1 or more")
+    def _check(self) -> None:
         if self.count_scope not in ("language", "joint"):
             raise UsageError(f"--count-scope is {self.count_scope!r}, expected 'language' or 'joint'")
 
 
 @dataclass(frozen=True, repr=False)
-class EncodeJob(BriefRepr):
+class EncodeJob(Options):
     """Job of ``imagepivot encode``.
 
     Captions are cut after 100 tokens by default, as in Huang et al. 2019.
@@ -191,17 +189,13 @@ class EncodeJob(BriefRepr):
     captions: Captions
     vocabulary: Vocabulary
     output: Output
-    max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.")] = 100
+    max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.", min_=1)] = 100
     overwrite: Overwrite = False
     verify: Verify = False
 
-    def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise UsageError(f"--max-length is {self.max_length}, expected 1 or more")
-
 
 @dataclass(frozen=True, repr=False)
-class WordVectorsJob(BriefRepr):
+class WordVectorsJob(Options):
     r"""Job of ``imagepivot word-vectors``; see `schemas.vector_files` for the files.
 
     Raises:
@@ -221,7 +215,7 @@ class WordVectorsJob(BriefRepr):
     overwrite: Overwrite = False
     verify: Verify = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.files or len(self.files) != len(self.languages):
             raise UsageError(
                 f"--languages is {','.join(self.languages)!r}, expected one language per FILE, in order: it names "
@@ -233,7 +227,7 @@ class WordVectorsJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class TokenFeaturesJob(BriefRepr):
+class TokenFeaturesJob(Options):
     """Job of ``imagepivot token-features``; see `extractors.tokens` for the model.
 
     The batch size changes no vector.
@@ -251,18 +245,13 @@ class TokenFeaturesJob(BriefRepr):
     output: Output
     model: Annotated[str, Opt("Load a folder saved by transformers, or a model in Hugging Face's cache.", is_option=True)]
     sub_words: Annotated[SubWords, Opt("Pool the sub-words of a token by [i]mean[/i], or take the [i]first[/i].")] = "mean"
-    max_length: Annotated[int, Opt("Keep at most this many tokens, as [i]encode[/i] does.")] = 100
+    max_length: Annotated[int, Opt("Keep at most this many tokens, as [i]encode[/i] does.", min_=1)] = 100
     dtype: StoredType = "float32"
     device: Device = "auto"
     precision: Precision = "fp32"
-    batch_size: Annotated[int, Opt("Set the batch size on a GPU.")] = 64
+    batch_size: Annotated[int, Opt("Set the batch size on a GPU.", min_=1)] = 64
     overwrite: Overwrite = False
     verify: Verify = False
-
-    def __post_init__(self) -> None:
-        for option, value in (("--max-length", self.max_length), ("--batch-size", self.batch_size)):
-            if value < 1:
-                raise UsageError(f"{option} is {value}, expected 1 or more")
 
     def request(self) -> TokenRequest:
         """Return the request for the model.
@@ -303,7 +292,7 @@ class TokenFeaturesJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class ImageOptions(BriefRepr):
+class ImageOptions(Options):
     """Options of `pipelines.inputs.images.open_images`.
 
     Examples:
@@ -335,7 +324,7 @@ class ImageOptions(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class FeaturesJob(BriefRepr):
+class FeaturesJob(Options):
     """Job of ``imagepivot features``.
 
     The images may also be the result of `open_images`. The batch size affects speed and memory, not the features. None is the
@@ -356,7 +345,9 @@ class FeaturesJob(BriefRepr):
     output: Output
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: Device = "auto"
-    batch_size: Annotated[int | None, Opt("Set the batch size. Default: the extractor's, or the fastest on the GPU.")] = None
+    batch_size: Annotated[
+        int | None, Opt("Set the batch size. Default: the extractor's, or the fastest on the GPU.", min_=1)
+    ] = None
     reading: ImageOptions = field(default_factory=ImageOptions)
     shards: Shards = AUTO
     policy: ReusePolicy = ReusePolicy()
@@ -369,10 +360,8 @@ class FeaturesJob(BriefRepr):
         ),
     ] = None
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_shards_request(self.shards)
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"--batch-size is {self.batch_size}, expected 1 or more")
         if self.task is not None:
             if isinstance(self.shards, int):
                 self.task.shards(self.shards)
@@ -447,7 +436,7 @@ class FeaturesJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class ViewJob(BriefRepr):
+class ViewJob(Options):
     """Job of ``imagepivot view``. Its images may also be the result of `open_images`.
 
     Examples:
@@ -465,7 +454,7 @@ class ViewJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class DiffJob(BriefRepr):
+class DiffJob(Options):
     """Job of ``imagepivot diff``. Shard counts may differ.
 
     Examples:
@@ -479,7 +468,7 @@ class DiffJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class DuplicatesJob(BriefRepr):
+class DuplicatesJob(Options):
     """Job of ``imagepivot duplicates``.
 
     Its images may also be the result of `open_images`.
@@ -498,6 +487,6 @@ class DuplicatesJob(BriefRepr):
     ] = None
     reading: ImageOptions = field(default_factory=ImageOptions)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.min_cosine is not None and not 0 < self.min_cosine <= 1:
             raise UsageError(f"--min-cosine is {self.min_cosine}, expected a number above 0 and at most 1")

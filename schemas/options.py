@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from schemas.conversion import default_of
+from schemas.conversion import default_of, hints_of
+from schemas.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,33 @@ class Opt:
     is_repeated: bool = False
     is_behind_dashes: bool = False
 
+    def check(self, value: Any, label: str) -> None:
+        """Raise a `UsageError` if a value is below the minimum."""
+        if self.min_ is not None and value is not None and not value >= self.min_:
+            raise UsageError(f"{label} is {value}, expected {self.min_:g} or more")
 
-class BriefRepr:
-    """Base of dataclasses with ``repr=False``, to show only values beside defaults."""
+
+def opt_in(hint: Any) -> Opt | None:
+    """Return the declaration in an annotation."""
+    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Opt)), None)
+
+
+class Options:
+    """Base of dataclasses with ``repr=False``: shows only values beside defaults.
+
+    Raises:
+        UsageError: a number is below its minimum.
+    """
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, hint in hints_of(kind).items():
+            if (opt := opt_in(hint)) is not None:
+                opt.check(getattr(self, name), f"--{name.replace('_', '-')}")
+        self._check()
+
+    def _check(self) -> None:
+        """Raise a `UsageError` if options contradict each other."""
 
     def __repr__(self) -> str:
         values = {item.name: (getattr(self, item.name), default_of(item)) for item in fields(self)}  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, 
 
 from schemas.conversion import key_value_pairs
 from schemas.errors import ImagepivotError, UsageError
-from schemas.options import BriefRepr, Device, Opt
+from schemas.options import Device, Opt, Options
 from schemas.storage.locations import is_remote, local_path
 from schemas.writing.reuse_policy import Overwrite, Verify
 
@@ -76,7 +76,7 @@ class DivergedError(ImagepivotError):
 
 
 @dataclass(frozen=True, repr=False)
-class Corpus(BriefRepr):
+class Corpus(Options):
     """Folders of the datasets to train on.
 
     Examples:
@@ -92,7 +92,7 @@ class Corpus(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class TrainJob(BriefRepr):
+class TrainJob(Options):
     """Job of ``imagepivot train``.
 
     The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus, `train.loop.train` needs
@@ -109,7 +109,7 @@ class TrainJob(BriefRepr):
     corpus: Corpus | None = None
     output: Annotated[str, Opt("Folder of the run.", is_argument=True)] = ""
     settings: Settings = ()
-    seed: Annotated[int, Opt("Seed initial weights, order and sampling.")] = 0
+    seed: Annotated[int, Opt("Seed initial weights, order and sampling.", min_=0)] = 0
     device: Device = "auto"
     precision: Precision = "fp32"
     compile: Annotated[bool, Opt("Compile model and loss (needs a GPU; not for SCAN).")] = False
@@ -119,15 +119,14 @@ class TrainJob(BriefRepr):
         str, Opt("Initialize from the best weights of this run; words and languages may differ.", metavar="RUN")
     ] = ""
     max_steps: MaxSteps = None
-    save_every: Annotated[int, Opt("Write a checkpoint every this many steps.")] = 500
+    save_every: Annotated[int, Opt("Write a checkpoint every this many steps.", min_=1)] = 500
     tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.", panel=_REPORTS)] = False
     curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.", panel=_REPORTS)] = True
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
     exclude: Exclude = ""
 
-    def __post_init__(self) -> None:
-        _check_least(self, seed=0, save_every=1)
+    def _check(self) -> None:
         if is_remote(self.output):
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy the run when it is done")
         if self.init_from and _path(self.init_from) == _path(self.output):
@@ -169,7 +168,7 @@ class Result:
 
 
 @dataclass(frozen=True, repr=False)
-class EvaluateJob(BriefRepr):
+class EvaluateJob(Options):
     """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores.
 
     Examples:
@@ -187,7 +186,7 @@ class EvaluateJob(BriefRepr):
     device: Device = "auto"
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
-    folds: Annotated[int, Opt("Average over this many folds of the images (5 for COCO 1K).")] = 1
+    folds: Annotated[int, Opt("Average over this many folds of the images (5 for COCO 1K).", min_=1)] = 1
     cross_lingual: Annotated[bool, Opt("Rank captions among those in each other language, too.")] = False
     token_features: TokenFeatures = ""
     relevance: Annotated[
@@ -199,8 +198,7 @@ class EvaluateJob(BriefRepr):
     ] = ""
     exclude: Exclude = ""
 
-    def __post_init__(self) -> None:
-        _check_least(self, folds=1)
+    def _check(self) -> None:
         if self.relevance and (not self.annotations or self.folds > 1):
             raise UsageError("--relevance needs --annotations, and one gallery of all images: give both, without --folds")
         if not self.runs:
@@ -224,7 +222,7 @@ class EvaluateJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class EmbedJob(BriefRepr):
+class EmbedJob(Options):
     """Job of ``imagepivot embed``.
 
     Examples:
@@ -247,7 +245,7 @@ class EmbedJob(BriefRepr):
     token_features: TokenFeatures = ""
     verify: Verify = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not self.features and not self.captions:
             raise UsageError("nothing to embed: give --features, --captions, or both")
         if (self.splits or self.languages) and not self.captions:
@@ -260,7 +258,7 @@ class EmbedJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class SearchJob(BriefRepr):
+class SearchJob(Options):
     """Job of ``imagepivot search``.
 
     Examples:
@@ -274,19 +272,18 @@ class SearchJob(BriefRepr):
     language: Annotated[str, Opt("Set the language of QUERY. Default: that of a run with a single one.")] = ""
     features: Annotated[str, Opt("Search the images of these features.")] = ""
     embeddings: Annotated[str, Opt("Search the embeddings that imagepivot embed wrote, instead of --features.")] = ""
-    top: Annotated[int, Opt("List this many images.")] = 10
+    top: Annotated[int, Opt("List this many images.", min_=1)] = 10
     truecaser: Truecaser = ""
     device: Device = "auto"
     tokenized: Tokenized = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if bool(self.features) == bool(self.embeddings):
             raise UsageError("search needs images: give either --features or --embeddings")
-        _check_least(self, top=1)
 
 
 @dataclass(frozen=True, repr=False)
-class StsJob(BriefRepr):
+class StsJob(Options):
     r"""Job of ``imagepivot sts``.
 
     Runs and sentence pairs are distinguished by the contents of their folders. See `train.evaluation.sts_data` for the formats.
@@ -316,7 +313,7 @@ class StsJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class FiguresJob(BriefRepr):
+class FiguresJob(Options):
     """Job of ``imagepivot figures``.
 
     Examples:
@@ -340,23 +337,22 @@ class FiguresJob(BriefRepr):
     split: Annotated[str, Opt("Use this split. Default: the test images of 2016.")] = ""
     languages: Languages = ()
     portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: the first that all have.")] = ""
-    examples: Annotated[int, Opt("Draw this many images as examples.", panel=_EXAMPLES)] = 4
+    examples: Annotated[int, Opt("Draw this many images as examples.", panel=_EXAMPLES, min_=1)] = 4
     caption_ids: Annotated[
         tuple[str, ...], Opt("Draw these captions instead, as [i]image/language/portion/index[/i].", panel=_EXAMPLES)
     ] = ()
-    top: Annotated[int, Opt("Show this many images per caption.", panel=_EXAMPLES)] = 5
-    points: Annotated[int, Opt("Draw this many images in the map.", panel=_EXAMPLES)] = 100
-    seed: Annotated[int, Opt("Seed the choice of examples, and the map.", panel=_EXAMPLES)] = 0
+    top: Annotated[int, Opt("Show this many images per caption.", panel=_EXAMPLES, min_=1)] = 5
+    points: Annotated[int, Opt("Draw this many images in the map.", panel=_EXAMPLES, min_=2)] = 100
+    seed: Annotated[int, Opt("Seed the choice of examples, and the map.", panel=_EXAMPLES, min_=0)] = 0
     device: Device = "auto"
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
     token_features: TokenFeatures = ""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         for name in self.only:
             if name not in FIGURES:
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
-        _check_least(self, examples=1, top=1, points=2, seed=0)
 
     def made_from(self) -> dict[str, Any]:
         """Return the inputs of the figures, see `schemas.made_from`."""
@@ -366,7 +362,7 @@ class FiguresJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class ReproduceJob(BriefRepr):
+class ReproduceJob(Options):
     """Job of ``imagepivot reproduce``. ``output`` becomes an absolute path.
 
     Examples:
@@ -388,7 +384,7 @@ class ReproduceJob(BriefRepr):
     vocabulary: Vocabulary
     word_vectors: WordVectors = ""
     token_features: TokenFeatures = ""
-    seeds: Annotated[int, Opt("Train this many runs per row.")] = 10
+    seeds: Annotated[int, Opt("Train this many runs per row.", min_=1)] = 10
     rows: Annotated[
         tuple[str, ...],
         Opt("Train only presets that match this pattern, e.g. [i]'bilingual*'[/i]; repeatable.", is_repeated=True),
@@ -408,14 +404,13 @@ class ReproduceJob(BriefRepr):
     truecaser: Truecaser = ""
     settings: Settings = ()
     max_steps: MaxSteps = None
-    workers: Annotated[int, Opt("Train this many runs in parallel; 0: one per GPU, or else one per core.")] = 0
+    workers: Annotated[int, Opt("Train this many runs in parallel; 0: one per GPU, or else one per core.", min_=0)] = 0
     device: Device = "auto"
     precision: Precision = "fp32"
     memory_map: MemoryMap = None
     allow_missing_features: AllowMissingFeatures = False
 
-    def __post_init__(self) -> None:
-        _check_least(self, seeds=1, workers=0)
+    def _check(self) -> None:
         if self.table is not None and self.rows:
             raise UsageError("--table and --rows both select rows: give only one of them")
         if self.split and (self.paper, self.table) == ("gella2017", 3):
@@ -438,12 +433,6 @@ class ReproduceJob(BriefRepr):
 def _overrides(job: TrainJob | ReproduceJob) -> dict[str, str]:
     overrides = key_value_pairs(job.settings, "optimizer.learning_rate=1e-3")
     return overrides if job.max_steps is None else overrides | {"schedule.max_steps": str(job.max_steps)}
-
-
-def _check_least(job: object, **bounds: int) -> None:
-    for name, least in bounds.items():
-        if getattr(job, name) < least:
-            raise UsageError(f"--{name.replace('_', '-')} is {getattr(job, name)}, expected {least} or more")
 
 
 def _path(location: str) -> str:

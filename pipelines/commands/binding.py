@@ -25,7 +25,7 @@ from pipelines.commands.signals import skip_pandas
 from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
-from schemas.options import Opt
+from schemas.options import Opt, opt_in
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}
 _MAX_CHOICES = 8  # Characters of a list of choices that is shown in the column of types.
@@ -95,7 +95,9 @@ class Option:
             raise UsageError(f"{self.label} is missing: {self.help}")
         if self.takes_several:
             return tuple(raw or ())
-        return self._check(convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw)
+        value = convert_text(raw, self.hint, self.label) if isinstance(raw, str) else raw
+        self.opt.check(value, self.label)
+        return value
 
     def file_value(self, raw: Any) -> Any:
         """Convert a value of TOML.
@@ -120,7 +122,8 @@ class Option:
             value = ",".join(value)
         if isinstance(value, str) and (self.is_list or self.is_table or self._is_parsed):
             return convert_text(value, self.hint, self.label)
-        return self._check(value)
+        self.opt.check(value, self.label)
+        return value
 
     def text(self, value: Any) -> str:
         """Return the text of a value on a command line."""
@@ -196,11 +199,6 @@ class Option:
 
         return complete if values else None
 
-    def _check(self, value: Any) -> Any:
-        if self.opt.min_ is not None and value is not None and not value >= self.opt.min_:
-            raise UsageError(f"{self.label} is {value}, expected {self.opt.min_:g} or more")
-        return value
-
 
 def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -> Iterator[Option]:
     """Yield the options of a dataclass and of the dataclasses in its fields.
@@ -256,7 +254,7 @@ def _fields(job: Any, default: Any) -> Iterator[tuple[str, Any, Opt | None, Any]
     """Yield name, annotation, declaration and default value of each field."""
     for field in fields(job):
         hint = hints_of(job)[field.name]
-        yield field.name, hint, _opt_in(hint), getattr(default, field.name) if is_dataclass(default) else default_of(field)
+        yield field.name, hint, opt_in(hint), getattr(default, field.name) if is_dataclass(default) else default_of(field)
 
 
 def _dataclass_in(hint: Any) -> Any:
@@ -264,10 +262,6 @@ def _dataclass_in(hint: Any) -> Any:
     if get_origin(hint) is Annotated:
         return None
     return next((kind for kind in alternatives_of(hint) if is_dataclass(kind)), None)
-
-
-def _opt_in(hint: Any) -> Opt | None:
-    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Opt)), None)
 
 
 def _option(name: str, hint: Any, opt: Opt, default: Any) -> Option:
@@ -320,7 +314,7 @@ class Command(TyperCommand):
                 is_optional = NoneType in get_args(hints[name])
                 builders[name] = partial(job_from, job, default=default, is_optional=is_optional)
                 options += options_of(job, default, is_optional=is_optional)
-            elif (opt := _opt_in(hints[name])) is not None:
+            elif (opt := opt_in(hints[name])) is not None:
                 options.append(_option(name, hints[name], opt, default))
                 builders[name] = itemgetter(options[-1].key)
         return {option.key: option for option in options}, builders

@@ -11,7 +11,7 @@ from pipelines.jobs import Output, Shards
 from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
-from schemas.options import BriefRepr, Opt
+from schemas.options import Opt, Options
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
@@ -50,7 +50,7 @@ _FORMATS = {
 
 
 @dataclass(frozen=True, repr=False)
-class ImportJob(BriefRepr):
+class ImportJob(Options):
     r"""Job of ``imagepivot import``.
 
     Raises:
@@ -84,9 +84,9 @@ class ImportJob(BriefRepr):
             "id. Default: name; path for HDF5 groups; exact for webdataset.",
         ),
     ] = None
-    repeats: Annotated[int, Opt("Take one of this many consecutive rows per image (npy, hdf5; VSE++: 5).")] = 1
+    repeats: Annotated[int, Opt("Take one of this many consecutive rows per image (npy, hdf5; VSE++: 5).", min_=1)] = 1
     max_regions: Annotated[
-        int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36, or as exported.")
+        int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36, or as exported.", min_=1)
     ] = None
     array: Annotated[str, Opt("Read this array, or this group with one array per image (hdf5).")] = ""
     id_array: Annotated[str, Opt("Read image ids from this array (hdf5).")] = ""
@@ -96,16 +96,13 @@ class ImportJob(BriefRepr):
     overwrite: Overwrite = False
     verify: Verify = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_shards_request(self.shards)
         if not self.sources:
             raise UsageError("expected one or more files to import, found none")
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"--name is {self.name!r}, expected letters, digits, '.', '_' and '-', e.g. 'resnet50-pool'")
         _check_options(self, "format", "id_rule", "karpathy_key")
-        for option, count in (("--repeats", self.repeats), ("--max-regions", self.max_regions)):
-            if count is not None and count < 1:
-                raise UsageError(f"{option} is {count}, expected 1 or more")
         if self.karpathy_key != "imgid" and not self.karpathy:
             raise UsageError("--karpathy-key is for the numbers of a dataset_*.json: give the file with --karpathy")
         if self.format == "hdf5" and (len(self.sources) != 1 or len(self.ids) > 1):
@@ -122,7 +119,7 @@ class ImportJob(BriefRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class ExportJob(BriefRepr):
+class ExportJob(Options):
     """Job of ``imagepivot export``.
 
     Raises:
@@ -155,7 +152,7 @@ class ExportJob(BriefRepr):
     ] = "bottom-up"
     overwrite: Annotated[bool, Opt("Replace existing files in OUTPUT.")] = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         _check_options(self, "format", "text", "columns")
         if self.format == "scan" and not self.captions:
             raise UsageError("the layout of SCAN holds captions: give their dataset with --captions")
