@@ -30,7 +30,7 @@ _EXTRAS = {
     "mteb": frozenset({"mteb"}),
 }
 _EXTRAS["duplicates"] = _EXTRAS["pipelines"] | {"imagehash", "scipy", "faiss"}
-_EXTRAS["all"] = frozenset().union(*(_EXTRAS[extra] for extra in ("pipelines", "train", "figures", "hdf5", "timm", "duplicates")))
+_EXTRAS["all"] = frozenset.union(*(_EXTRAS[name] for name in ("pipelines", "train", "figures", "hdf5", "timm", "duplicates")))
 """Modules by extra."""
 
 _NEEDS = {
