@@ -270,7 +270,7 @@ def diagnose(folder: Folder) -> str:
     if kind == "file":
         return f"{start} but a file: give the folder of a dataset"
     if kind == "nothing":
-        return f"{start}: it holds no {MANIFEST_NAME}, because it does not exist. Check the path"
+        return f"{start}: the folder does not exist. Check the path"
     files = set(folder.children())
     if "config.toml" in files and files & _RUN_FILES:
         return (
