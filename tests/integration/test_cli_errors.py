@@ -141,7 +141,7 @@ def test_another_dataset_than_the_command_takes(fails, made, tmp_path, words, sa
 
 @pytest.mark.parametrize("command", [("inspect",), ("validate",)])
 def test_folder_without_manifest_is_refused_with_a_hint(fails, made, tmp_path, command):
-    one_line(fails(*command, tmp_path / "none", says="is not a dataset: it holds no _manifest.json"))
+    one_line(fails(*command, tmp_path / "none", says="is not a dataset: the folder does not exist"))
     says = f"is not a dataset but a folder of datasets: give one of '{made}/captions', '{made}/vocabulary'"
     one_line(fails(*command, made, says=says))
 
