@@ -26,11 +26,7 @@ _TOP = 3
 def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize) -> None:
     """Print queries, recalls on validation and held-out scenes, commands to try.
 
-    Args:
-        folder: the demo's folder.
-        output: the folder as the user wrote it, for the commands.
-        console: console of the results.
-        tokenize: tokenizer of queries.
+    ``output`` is the folder as the user wrote it, for the commands.
     """
     captions, features = open_dataset(folder / "captions", kind="captions"), open_dataset(folder / "features")
     console.print(Rule("training"))

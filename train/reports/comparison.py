@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import product
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from train.config.sections import settings_of
 from train.evaluation.ranks import DIRECTIONS, RANKS, read_ranks
 from train.evaluation.statistics import RECALLS, MetricIntervals
 from train.reports.evaluation_folder import EVALUATION
-from train.reports.significance import Difference, Queries, adjust, differences, join_runs, not_worse
+from train.reports.significance import Difference, Queries, adjust, differences, join_runs
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
@@ -159,11 +158,6 @@ class Comparison:
         measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
         return next((measurement.chance for measurement in measured if measurement.chance), {})
 
-    @cached_property
-    def not_worse(self) -> set[tuple[Gallery, str, str, str]]:
-        """Gallery, direction, recall and row of recalls not significantly below the best."""
-        return {(*place, measure, row) for place, measure, row in not_worse(self.tests)}
-
     def label(self, run: ComparedRun) -> str:
         """Return the name of a run, or of its group."""
         group = next((group for group in self.groups if run in group.runs), None)
@@ -247,9 +241,7 @@ def with_tests(comparison: Comparison) -> Comparison:
 def _names(locations: Sequence[str]) -> list[str]:
     """Return the paths without their common parent folders."""
     parts = [location.split("/") for location in locations]
-    common = 0
-    while all(len(names) > common + 1 for names in parts) and len({names[common] for names in parts}) == 1:
-        common += 1
+    common = min(len(os.path.commonprefix(parts)), *(len(names) - 1 for names in parts))  # noqa: RUF071 -- of any bucket
     return ["/".join(names[common:]) for names in parts]
 
 
@@ -270,44 +262,31 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
     state = (checkpoint.progress.stop_reason if checkpoint else "") or "unfinished"
     history, untrained = read_history(folder), checkpoint.untrained if checkpoint else ()
-    measured = logged_scores(settings, history)
-    if measured and folder.size(RANKS) is not None:
-        table, best = read_ranks(location), history.best or {}
-        if (table.schema.metadata or {}).get(b"step") == str(best["step"]).encode():
-            measured = _with_queries(measured, table)
-    return ComparedRun(name, location, settings, state, history, untrained, measured)
+    ranks = read_ranks(location) if history.best and folder.size(RANKS) is not None else None
+    return ComparedRun(name, location, settings, state, history, untrained, logged_scores(settings, history, ranks))
 
 
 def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
     try:
         content, measured = json.loads(folder.read(EVALUATION)), {}
+        ranks = read_ranks(location) if folder.size(RANKS) is not None else None
         for score in content["scores"]:
             split = f"{score['split']} ({score['folds']} folds)" if "folds" in score else score["split"]
             gallery = Gallery(score["language"], score["portion"], split, *(score[way]["queries"] for way in DIRECTIONS))
-            measured[gallery] = _measurement(score, score["chance"])
+            measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
         settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
         untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error
-    if folder.size(RANKS) is not None:
-        measured = _with_queries(measured, read_ranks(location))
     return ComparedRun(name, location, settings, EVALUATED, History(()), untrained, measured)
 
 
-def _with_queries(measured: Mapping[Gallery, Measurement], table: pa.Table) -> dict[Gallery, Measurement]:
-    """Add the ranks of queries."""
-    results = {}
-    for gallery, measurement in measured.items():
-        place = {"language": gallery.language, "portion": gallery.portion, "split": gallery.split.partition(" (")[0]}
-        queries = {direction: Queries.of(table, **place, direction=direction) for direction in DIRECTIONS}
-        results[gallery] = replace(measurement, queries=queries)
-    return results
-
-
-def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery, Measurement]:
-    """Return the scores of a run's best evaluation, by gallery."""
+def logged_scores(settings: Mapping[str, Any], history: History, ranks: pa.Table | None = None) -> dict[Gallery, Measurement]:
+    """Return scores of a run's best evaluation by gallery, with ranks of its step."""
     best, measured = history.best or {}, {}
+    if ranks is not None and (ranks.schema.metadata or {}).get(b"step") != str(best["step"]).encode():
+        ranks = None
     for language in history.languages:
         metrics, random = best.get(language), history.chance(language)
         if isinstance(metrics, Mapping):
@@ -315,14 +294,19 @@ def logged_scores(settings: Mapping[str, Any], history: History) -> dict[Gallery
             sizes = (metrics[direction].get("queries", 0) for direction in DIRECTIONS)
             gallery = Gallery(language, portions, settings.get("data.validation_split", ""), *sizes)
             chance = {direction: tuple(random[direction].values()) for direction in DIRECTIONS if direction in random}
-            measured[gallery] = _measurement(metrics, chance)
+            measured[gallery] = _measurement(gallery, metrics, chance, ranks)
     return measured
 
 
-def _measurement(metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]]) -> Measurement:
+def _measurement(
+    gallery: Gallery, metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]], ranks: pa.Table | None
+) -> Measurement:
     scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
     recalls = {(way, name): value for way, values in chance.items() for name, value in zip(RECALLS, values, strict=False)}
-    return Measurement(scores, recalls | ({SUM: sum(map(sum, chance.values()))} if recalls else {}))
+    recalls |= {SUM: sum(map(sum, chance.values()))} if recalls else {}
+    place = {"language": gallery.language, "portion": gallery.portion, "split": gallery.split.partition(" (")[0]}
+    queries = {way: Queries.of(ranks, **place, direction=way) for way in DIRECTIONS if ranks is not None}
+    return Measurement(scores, recalls, queries)
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:

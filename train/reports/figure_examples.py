@@ -12,7 +12,6 @@ import numpy as np
 
 from schemas.dataset import Dataset
 from schemas.errors import InputError, UsageError
-from schemas.keys import CaptionKey
 from train.data.captions import ByImage, Captions
 
 
@@ -26,7 +25,8 @@ class ShownCaption:
     """
 
     row: int
-    key: CaptionKey
+    caption_id: str
+    language: str
     tokens: tuple[str, ...]
 
     @property
@@ -41,7 +41,7 @@ class ShownCaption:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {"caption_id": str(self.key), "language": self.key.language, "text": self.text}
+        return {"caption_id": self.caption_id, "language": self.language, "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def choose_examples(
             f"seed {seed} whatever the model finds; the first caption of each"
         )
     examples = tuple(
-        Example(number, image, captions.image_ids[image], tuple(_shown(captions, row, words) for row in rows))
+        Example(number, image, captions.image_ids[image], tuple(shown_caption(captions, row, words) for row in rows))
         for number, (image, rows) in enumerate(zip(images, image_rows, strict=True), start=1)
     )
     return examples, rule
@@ -116,7 +116,7 @@ def first_captions(captions: Captions, image: int) -> list[int]:
 
 
 def _named_rows(captions: Captions, names: Sequence[str]) -> list[int]:
-    rows = {str(_key(captions, row)): row for row in range(len(captions))}
+    rows = {caption_id: row for row, caption_id in enumerate(captions.ids())}
     if unknown := [name for name in names if name not in rows]:
         raise UsageError(
             f"--caption-ids names {unknown[0]!r}, but there is no such caption among those of split {captions.split!r} in "
@@ -126,18 +126,11 @@ def _named_rows(captions: Captions, names: Sequence[str]) -> list[int]:
     return [rows[name] for name in names]
 
 
-def _key(captions: Captions, row: int) -> CaptionKey:
-    return CaptionKey(
-        captions.image_ids[captions.images[row]],
-        captions.language_names[captions.languages[row]],
-        captions.portion_names[captions.portions[row]],
-        int(captions.indices[row]),
-    )
-
-
-def _shown(captions: Captions, row: int, words: Sequence[str]) -> ShownCaption:
+def shown_caption(captions: Captions, row: int, words: Sequence[str]) -> ShownCaption:
+    """Return a caption with its tokens; ``words`` are the tokens of the vocabulary."""
     ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]]
-    return ShownCaption(row, _key(captions, row), tuple(words[token_id] for token_id in ids.tolist()))
+    (caption_id,), language = captions.ids(np.array([row])), captions.language_names[captions.languages[row]]
+    return ShownCaption(row, caption_id, language, tuple(words[token_id] for token_id in ids.tolist()))
 
 
 Picture: TypeAlias = tuple[np.ndarray, tuple[int, int]]

@@ -26,6 +26,7 @@ from schemas.errors import DatasetError
 from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
 from train.jobs import Corpus
+from train.reports.figure_examples import shown_caption
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import ABSENT, read_row
 from train.reports.significance import Queries
@@ -142,10 +143,8 @@ def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> d
     words = open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens
     portions = dict.fromkeys(columns, ("comparable",))
     captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
-    texts = {}
-    for row, caption_id in enumerate(captions.ids()):
-        ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]][1:-1]  # Without <start> and <end>.
-        texts[caption_id] = " ".join(words[token_id] for token_id in ids.tolist())
+    shown = [shown_caption(captions, row, words) for row in range(len(captions))]
+    texts = {caption.caption_id: " ".join(caption.tokens[1:-1]) for caption in shown}  # Without <start> and <end>.
     ranked: dict[str, RankedCaption] = {}
     for language, by_column in columns.items():
         queries = next(iter(by_column.values()))

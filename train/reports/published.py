@@ -62,10 +62,9 @@ class PublishedSts:
     unmeasured: str = ""
 
     @property
-    def values(self) -> tuple[float | None, ...]:
-        """The numbers in the order of `TASKS`; None if not reported."""
-        by_task = dict(zip(self.tasks, self.numbers, strict=True))
-        return tuple(map(by_task.get, TASKS))
+    def values(self) -> Mapping[str | None, float]:
+        """The numbers by task."""
+        return dict(zip(self.tasks, self.numbers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -183,13 +182,13 @@ def _sts_presets(paper: str) -> dict[int, list[str]]:
     return {sts.table: [row.preset for row in sts.rows if row.preset] for sts in STS_PAPERS if sts.paper == paper}
 
 
-def task_of(pairs: StsPairs, baseline: float | None) -> int | None:
-    """Return the index of a data set in `TASKS`; None for others.
+def task_of(pairs: StsPairs, baseline: float | None) -> str | None:
+    """Return the name of a data set in `TASKS`; None for others.
 
     Number of pairs and baseline identify it, since file names are ambiguous: ``STS.input.images.txt`` exists for 2014 and 2015, and
     for training and test data. The baseline is Pearson's r of word overlap, times 100.
     """
     if baseline is None or len(pairs) != _PAIRS:
         return None
-    published = STS_PAPERS[0].rows[0].numbers
-    return next((index for index, value in enumerate(published) if abs(value - baseline) <= _TOLERANCE), None)
+    published = zip(TASKS, STS_PAPERS[0].rows[0].numbers, strict=True)
+    return next((task for task, value in published if abs(value - baseline) <= _TOLERANCE), None)

@@ -15,7 +15,7 @@ from train.evaluation.search import Tokenize
 from train.evaluation.sts import StsSystem, score_overlap, score_sts
 from train.evaluation.sts_data import StsPairs, read_sts
 from train.jobs import ReproduceJob
-from train.reports.published import STS_PAPERS, TASKS, PublishedSts, StsPaper, task_of
+from train.reports.published import STS_PAPERS, PublishedSts, StsPaper, task_of
 from train.reports.reproduce_report import Measurement
 from train.reports.row_results import finished_runs
 from train.runs.run import open_run
@@ -39,18 +39,17 @@ class StsRow:
 
 @dataclass(frozen=True)
 class StsRows:
-    """A published table with measurements; ``tasks`` are indices in `TASKS` or None."""
+    """A published table with measurements; ``tasks`` are names in `TASKS` or None."""
 
     paper: StsPaper
     data: tuple[StsPairs, ...]
-    tasks: tuple[int | None, ...]
+    tasks: tuple[str | None, ...]
     rows: tuple[StsRow, ...]
 
     def measurement(self, row: StsRow, index: int) -> Measurement:
         """Return the values of a row on a data set: Pearson's r times 100, if defined."""
-        task = self.tasks[index]
         values = (system.correlations[index].pearson for system in row.measured)
-        published = None if task is None else row.published.values[task]
+        published = row.published.values.get(self.tasks[index])
         return Measurement(published, tuple(value for value in values if value is not None))
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,12 +58,7 @@ class StsRows:
             "paper": self.paper.paper,
             "table": f"table {self.paper.table}",
             "data": [
-                {
-                    "name": pairs.name,
-                    "location": pairs.location,
-                    "pairs": len(pairs),
-                    "task": None if task is None else TASKS[task],
-                }
+                {"name": pairs.name, "location": pairs.location, "pairs": len(pairs), "task": task}
                 for pairs, task in zip(self.data, self.tasks, strict=True)
             ],
             "rows": [self._row_to_dict(row) for row in self.rows],

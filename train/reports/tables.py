@@ -22,7 +22,7 @@ from train.reports.comparison import EVALUATED, SCORES, SUM, Comparison, Gallery
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
 from train.reports.row_results import ABSENT
-from train.reports.significance import LEVEL, Difference
+from train.reports.significance import LEVEL, Difference, not_worse
 from train.reports.sts_rows import StsRows
 
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
@@ -184,8 +184,9 @@ def _score_rows(comparison: Comparison, gallery: Gallery, row: str, label: str, 
     """Return a row of scores, and one of their intervals, if known."""
     specs = {"median_rank": ".0f"} if row else {}
     texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
+    marked = not_worse(comparison.tests)
     for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
-        texts[pair] += _NOT_WORSE if (gallery, *pair, row) in comparison.not_worse else " "
+        texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], row) in marked else " "
     rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
     intervals = {way: comparison.intervals.get((gallery, way), {}).get(row) for way in DIRECTIONS}
     if any(intervals.values()):
@@ -215,8 +216,8 @@ def _tests(comparison: Comparison) -> Table:
     return Table(["", *number_columns("R@1", "R@5", "R@10")], rows, "differences in percentage points", notes)
 
 
-def tasks_of(result: StsResult) -> list[int | None]:
-    """Return the index of each data set in `TASKS`; None for others."""
+def tasks_of(result: StsResult) -> list[str | None]:
+    """Return the name of each data set in `TASKS`; None for others."""
     baselines = result.systems[0].correlations
     return [task_of(pairs, baseline.pearson) for pairs, baseline in zip(result.data, baselines, strict=True)]
 
@@ -253,7 +254,7 @@ def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
         for paper in STS_PAPERS:
             rows += [(), (Cell(paper.title, style="bold"),)]
             for row in paper.rows:
-                values = [None if (task := tasks[index]) is None else row.values[task] for index in indices]
+                values = [row.values.get(tasks[index]) for index in indices]
                 cells = [ABSENT if value is None else f"{value:.1f}" + " " * len(" (00.0)") for value in values]
                 rows.append([Cell(text, style="dim") for text in (_quoted(row.name, row.quoted), *cells)])
     columns += [Column("mean", ".1f")] if has_means else []
@@ -265,8 +266,8 @@ def _untrained_systems(systems: Iterable[StsSystem]) -> list[str]:
     return [f"{name}: {remark}" for name, remark in untrained.items() if remark]
 
 
-def _data_column(pairs: StsPairs, task: int | None) -> Column:
-    lines = [*wrap(pairs.name, _NAME_WIDTH), f"{len(pairs):,} pairs", *([] if task is None else [TASKS[task]])]
+def _data_column(pairs: StsPairs, task: str | None) -> Column:
+    lines = [*wrap(pairs.name, _NAME_WIDTH), f"{len(pairs):,} pairs", *filter(None, [task])]
     return Column("\n".join(lines), ".1f")
 
 
@@ -279,11 +280,11 @@ def sts_report(result: StsResult) -> dict[str, Any]:
     tasks = tasks_of(result)
     plain = result.to_dict()
     for entry, task in zip(plain["data"], tasks, strict=True):
-        entry["task"] = None if task is None else TASKS[task]
-    known = [(pairs.name, task) for pairs, task in zip(result.data, tasks, strict=True) if task is not None]
+        entry["task"] = task
+    known = [(pairs.name, task) for pairs, task in zip(result.data, tasks, strict=True) if task]
     plain["published"] = [
         {"source": paper.title, "name": row.name, "quoted": row.quoted}
-        | {"scores": {name: row.values[task] for name, task in known}}
+        | {"scores": {name: row.values.get(task) for name, task in known}}
         for paper in STS_PAPERS
         for row in paper.rows
         if known
@@ -312,12 +313,11 @@ def _numbers(result: StsResult) -> Iterator[Row]:
         for pairs, correlations in zip(result.data, system.correlations, strict=True):
             values = (None if value is None else round(value, 4) for value in (correlations.pearson, correlations.spearman))
             yield system.kind, system.name, system.language, pairs.name, len(pairs), *values
-    for paper in STS_PAPERS:
-        for row in paper.rows:
-            for pairs, task in zip(result.data, tasks_of(result), strict=True):
-                if task is not None and row.values[task] is not None:
-                    name = f"{paper.title}: {row.name}{' (quoted)' if row.quoted else ''}"
-                    yield "published", name, "", pairs.name, len(pairs), row.values[task]
+    for row in sts_report(result)["published"]:
+        name = f"{row['source']}: {row['name']}{' (quoted)' if row['quoted'] else ''}"
+        for pairs in result.data:
+            if (value := row["scores"].get(pairs.name)) is not None:
+                yield "published", name, "", pairs.name, len(pairs), value
 
 
 def _pairs(result: StsResult) -> Iterator[Row]:
@@ -350,7 +350,7 @@ def _sts_row_table(rows: StsRows, indices: Sequence[int]) -> Table:
 
 def _sts_row_notes(rows: StsRows) -> list[str]:
     unknown = [pairs.name for pairs, task in zip(rows.data, rows.tasks, strict=True) if task is None]
-    absent = [task for index, task in enumerate(TASKS) if index not in rows.tasks]
+    absent = [task for task in TASKS if task not in rows.tasks]
     return [
         "Pearson's r times 100, the mean of the runs ± their standard deviation, the published one in brackets.",
         f"{_QUOTED} quoted in the paper from other work.",

@@ -31,7 +31,7 @@ from train.reports.comparison import (
     with_tests,
 )
 from train.reports.plots import picture_place, plot_comparison
-from train.reports.significance import Queries
+from train.reports.significance import Queries, not_worse
 from train.reports.tables import comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
@@ -314,9 +314,8 @@ def test_groups_and_runs_are_tested_against_each_other():
     assert test.p_value < 0.01
     assert test.seed_p_value is None
     assert tests["text_to_image", "recall_at_1", frozenset(("good", "other"))].seed_p_value >= 0.1
-    rows = {
-        row for _, direction, measure, row in comparison.not_worse if (direction, measure) == ("text_to_image", "recall_at_5")
-    }
+    place = VAL, "text_to_image"
+    rows = {row for other, measure, row in not_worse(comparison.tests) if (other, measure) == (place, "recall_at_5")}
     assert "bad" not in rows
     assert len(rows & {"good", "other"}) == 1  # The other one is the best.
 

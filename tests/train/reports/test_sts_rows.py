@@ -39,7 +39,7 @@ def pairs(sts_pairs):
 def test_sts_rows_equal_sts_with_published_values(trained, pairs, sts_pairs, tmp_path):
     rows = sts_rows("gella2017", str(trained), pairs, tokenize)
     assert [row.published for row in rows.rows] == list(STS_PAPERS[0].rows)
-    assert rows.tasks == (1, 2)
+    assert rows.tasks == ("images 2014", "images 2015")
     folders = [str(trained / "runs" / "gella2017" / "pivot-asym" / f"seed-{seed}") for seed in (0, 1)]
     expected = sts(StsJob((str(sts_pairs), *folders), language="en", device="cpu"), tokenize)
     by_name = {row.published.name: row for row in rows.rows}
