@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from functools import cache
+from math import comb, sqrt
+from statistics import fmean
 from typing import Any
+
+CUTOFFS = (1, 5, 10)
+"""K of R@K."""
+
+RECALLS = tuple(f"recall_at_{cutoff}" for cutoff in CUTOFFS)
+"""Names of the recalls."""
+
+
+@cache
+def chance_recall(cutoff: int, right: int, items: int) -> float:
+    """Return the recall in percent at a cutoff in a random order (hypergeometric).
+
+    >>> chance_recall(10, 1, 1000)
+    1.0
+    """
+    return 100 * (1 - comb(items - right, cutoff) / comb(items, cutoff)) if cutoff < items else 100.0
+
+
+def chance_recalls(right: Sequence[int], items: int) -> tuple[float, ...]:
+    """Return recalls of a random order, from the right items of each query."""
+    return tuple(fmean(chance_recall(cutoff, count, items) for count in right) for cutoff in CUTOFFS)
 
 
 @dataclass(frozen=True)
@@ -40,8 +63,7 @@ class Chance:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON, with the keys of retrieval metrics."""
-        names = ("recall_at_1", "recall_at_5", "recall_at_10")
-        recalls = {name: dict(zip(names, getattr(self, name), strict=True)) for name in ("image_to_text", "text_to_image")}
+        recalls = {name: dict(zip(RECALLS, getattr(self, name), strict=True)) for name in ("image_to_text", "text_to_image")}
         return {"images": self.images, **recalls, "sum_of_recalls": self.sum_of_recalls}
 
 

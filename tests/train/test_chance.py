@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from train.chance import Chance, is_above_chance
-from train.evaluation.metrics import CUTOFFS, chance_recall
+from train.chance import CUTOFFS, Chance, chance_recall, is_above_chance
 
 
 @pytest.mark.parametrize(("images", "captions"), [(20, 1), (60, 5)])

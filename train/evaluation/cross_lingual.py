@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from train.chance import chance_recalls
 from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
-from train.evaluation.metrics import CUTOFFS, RecallMetrics, bidirectional_ranks, chance_recall
+from train.evaluation.metrics import RecallMetrics, bidirectional_ranks
 from train.evaluation.ranks import direction_intervals, direction_table
 from train.evaluation.statistics import MetricIntervals
 
@@ -72,18 +73,11 @@ def evaluate_cross_lingual(
         ranks, best_wrong = bidirectional_ranks(scores, *map(torch.from_numpy, images), device=device)
         ids = [captions.ids(rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
-            chance = _chance(images[query], images[other])
+            num_right = np.bincount(images[other])[images[query]]
+            chance = chance_recalls(num_right.tolist(), len(images[other]))
             query_images = np.array(captions.image_ids, object)[common[images[query]]]
             columns = ids[query], query_images, ranks[query], ids[other], best_wrong[query]
             table = direction_table(captions, pair[query], "text_to_text", *columns, candidates=pair[other])
             metrics, intervals = RecallMetrics.of(ranks[query]), direction_intervals(table, "text_to_text")
             results[pair[query], pair[other]] = CrossLingualRetrieval(metrics, chance, intervals, table)
     return results
-
-
-def _chance(query_images: np.ndarray, other_images: np.ndarray) -> tuple[float, ...]:
-    """Return the recalls of a random order, from the image of each caption."""
-    right, weights = np.bincount(other_images), np.bincount(query_images)
-    return tuple(
-        float(np.average([chance_recall(k, int(n), len(other_images)) for n in right], weights=weights)) for k in CUTOFFS
-    )

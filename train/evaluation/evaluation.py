@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
+from train.chance import chance_recalls
 from train.config.sections import Config
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
@@ -28,7 +29,7 @@ from train.data.features import ImageFeatures
 from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
 from train.devices import computing, upload
-from train.evaluation.metrics import CUTOFFS, Ranks, RetrievalMetrics, Scores, bidirectional_ranks, chance_recall
+from train.evaluation.metrics import Ranks, RetrievalMetrics, Scores, bidirectional_ranks
 from train.evaluation.ranks import rank_table
 from train.evaluation.relevance import RelevanceCollector, RightItems
 from train.losses import LossSums, Term, Views, named_losses
@@ -163,12 +164,8 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
 
 def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
     """Return the recalls of a random order in percent, by direction."""
-    counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1]
-    total = int(counts.sum())
-    return {
-        "image_to_text": tuple(float(np.mean([chance_recall(k, int(n), total) for n in counts])) for k in CUTOFFS),
-        "text_to_image": tuple(chance_recall(k, 1, len(counts)) for k in CUTOFFS),
-    }
+    counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1].tolist()
+    return {"image_to_text": chance_recalls(counts, sum(counts)), "text_to_image": chance_recalls([1], len(counts))}
 
 
 @dataclass(frozen=True)

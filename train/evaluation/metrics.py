@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import permutations
-from math import comb, floor, isqrt
+from math import floor, isqrt
 from statistics import mean
 from typing import Any
 
@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from train.chance import CUTOFFS, chance_recall
 from train.devices import upload
-from train.evaluation.statistics import CUTOFFS
 
 Scores = Callable[[slice, Tensor], Tensor]
 """A source of scores: from a slice of rows (images) and int64 indices of columns (captions) to scores ``[rows, columns]``.
@@ -306,12 +306,3 @@ def _strips(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[slice, sl
             row, column, height, width = row + height, column + width, 0, 0
         height, width = height + num_rows, width + num_columns
     return [*strips, (slice(row, row + height), slice(column, column + width))] if height + width else strips
-
-
-def chance_recall(cutoff: int, right: int, items: int) -> float:
-    """Return the recall in percent at a cutoff in a random order (hypergeometric).
-
-    >>> chance_recall(10, 1, 1000)
-    1.0
-    """
-    return 100 * (1 - comb(items - right, cutoff) / comb(items, cutoff)) if cutoff < items else 100.0

@@ -106,36 +106,18 @@ def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning:
     )
     if overlap is not None:
         on_warning(overlap.remark)
-    options = {name: value for name, value in vars(job).items() if name not in ("run", "device")}
-    return score_ensemble(runs, on_progress=on_progress, **options)
+    return score_ensemble(runs, job, on_progress)
 
 
-def score_run(run: Run, *, captions: str, features: str, **options: Any) -> list[Score]:
-    """Evaluate an open run, see `score_ensemble`."""
-    return score_ensemble([run], captions=captions, features=features, **options)
+def score_run(run: Run, *, on_progress: Count = no_progress, **options: Any) -> list[Score]:
+    """Evaluate an open run; options are those of `EvaluateJob`, see `score_ensemble`."""
+    return score_ensemble([run], EvaluateJob(run.folder.location, **options), on_progress)
 
 
-def score_ensemble(
-    runs: Sequence[Run],
-    *,
-    captions: str,
-    features: str,
-    splits: Sequence[str] = (),
-    languages: Sequence[str] = (),
-    portion: str = "",
-    memory_map: str | None = None,
-    on_progress: Count = no_progress,
-    allow_missing_features: bool = False,
-    folds: int = 1,
-    cross_lingual: bool = False,
-    token_features: str = "",
-    relevance: Sequence[str] = (),
-    annotations: str = "",
-    exclude: str = "",
-) -> list[Score]:
-    """Evaluate open runs on one device as an ensemble, by their mean scores.
+def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = no_progress) -> list[Score]:
+    """Evaluate open runs of a job on one device, by their mean scores.
 
-    Each split and portion is a test of its own. Arguments are as in `EvaluateJob`; default languages are those that all runs know.
+    Each split and portion is a test of its own. Default languages are those that all runs know.
 
     Returns:
         One score per split, language and portion.
@@ -147,16 +129,16 @@ def score_ensemble(
             folds; or, with ``cross_lingual``, no image has captions in two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
-    definitions: dict[str, RightItems] = {"captions": captions_of_images, **read_relevance(relevance, annotations)}
-    known = check_members(runs)
-    token_width = check_tokens(runs, token_features)
+    definitions: dict[str, RightItems] = {"captions": captions_of_images, **read_relevance(job.relevance, job.annotations)}
+    known, languages = check_members(runs), job.languages
+    token_width = check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     check_languages(languages, known, subject)
-    labels = labels_of(open_dataset(captions, kind="encoded"))
-    chosen = _choose_splits(labels, splits, captions)
-    split_portions = {split: portions_in(labels, split, languages or sorted(known), portion) for split in chosen}
+    labels = labels_of(open_dataset(job.captions, kind="encoded"))
+    chosen = _choose_splits(labels, job.splits, job.captions)
+    split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portion) for split in chosen}
     empty = [split for split in chosen if not split_portions[split]]
-    if len(empty) == len(chosen) or (splits and empty):
+    if len(empty) == len(chosen) or (job.splits and empty):
         raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, but {knows} only {', '.join(known)}")
     lacking = [language for language in languages if not any(language in portions for portions in split_portions.values())]
     if lacking:
@@ -165,18 +147,18 @@ def score_ensemble(
     trained = {split for run in runs for split in run.config.data.splits}
     for split, portions in split_portions.items():
         if portions:
-            exclusion = Exclusion.read(exclude, [split], trained.__contains__) if exclude else None
+            exclusion = Exclusion.read(job.exclude, [split], trained.__contains__) if job.exclude else None
             data = {
                 l2: open_data(
-                    captions,
-                    features,
+                    job.captions,
+                    job.features,
                     split=split,
                     portions=portions,
                     l2=l2,
-                    memory_map=memory_map,
+                    memory_map=job.memory_map,
                     expected=expected_fingerprints(runs),
-                    allow_missing_features=allow_missing_features,
-                    token_features=token_features,
+                    allow_missing_features=job.allow_missing_features,
+                    token_features=job.token_features,
                     token_width=token_width,
                     exclusion=exclusion,
                 )
@@ -184,12 +166,12 @@ def score_ensemble(
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
-                _score(members, language, name, folds, definitions, on_progress)
+                _score(members, language, name, job.folds, definitions, on_progress)
                 for language, names in portions.items()
                 for name in names
             ]
-            scores += _add_cross_lingual(members, new, on_progress) if cross_lingual else new
-    if cross_lingual and not any(score.cross_lingual for score in scores):
+            scores += _add_cross_lingual(members, new, on_progress) if job.cross_lingual else new
+    if job.cross_lingual and not any(score.cross_lingual for score in scores):
         raise UsageError(
             "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "
             "evaluated. Leave --cross-lingual out, or choose others with --languages, --portion and --split"

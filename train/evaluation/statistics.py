@@ -17,11 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-CUTOFFS = (1, 5, 10)
-"""K of R@K."""
-
-RECALLS = tuple(f"recall_at_{cutoff}" for cutoff in CUTOFFS)
-"""Names of the recalls."""
+from train.chance import CUTOFFS, RECALLS
 
 _LEVEL = 0.95
 _NORMAL = NormalDist()

@@ -21,12 +21,12 @@ from schemas.errors import DatasetError, InputError, UsageError
 from schemas.made_from import MADE_FROM_NAME
 from schemas.storage.folder import Folder
 from tests.integration.processes import ForkedSteps
-from tests.train.trainings import CONFIG
+from tests.train.trainings import CONFIG, score_runs
 from train.config.presets import preset_names
 from train.config.sections import from_toml, resolve
 from train.evaluation.evaluation import chance
 from train.evaluation.ranks import read_ranks, write_ranks
-from train.evaluation.scores import averages, evaluation_report, score_ensemble, score_run
+from train.evaluation.scores import averages, evaluation_report, score_run
 from train.evaluation.search import embed_gallery, search_gallery
 from train.evaluation.sts import sts
 from train.jobs import StsJob
@@ -220,7 +220,7 @@ def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, ti
     folders = [write_run(f"seed-{seed}", seed=seed) for seed in seeds]
     runs = [open_run(folder) for folder in folders]
     data = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
-    scores = score_run(*runs, **data, folds=3) if len(runs) == 1 else score_ensemble(runs, **data)
+    scores = score_runs(runs, **data, folds=3 if len(runs) == 1 else 1)
     arguments = ("evaluate", *folders, *data_of(toy), "--split", "val", *(("--folds", 3) if len(runs) == 1 else ()))
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert title in " ".join(command(*arguments)[0].split())

@@ -8,13 +8,8 @@ import torch
 
 from tests.threads import threads_of_torch
 from tests.train.trainings import retrieval_ranks
-from train.evaluation.metrics import (
-    RecallMetrics,
-    RetrievalMetrics,
-    Scores,
-    bidirectional_ranks,
-    chance_recall,
-)
+from train.chance import chance_recall
+from train.evaluation.metrics import RecallMetrics, RetrievalMetrics, Scores, bidirectional_ranks
 
 
 @pytest.fixture

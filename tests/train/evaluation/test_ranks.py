@@ -9,10 +9,11 @@ import pytest
 import imagepivot
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
+from tests.train.trainings import score_runs
 from train.data.splits import open_data
 from train.evaluation.evaluation import encode_captions, encode_images
 from train.evaluation.ranks import RANKS, SCHEMA, read_ranks, write_ranks
-from train.evaluation.scores import score_ensemble, score_run
+from train.evaluation.scores import score_run
 from train.evaluation.statistics import bootstrap_intervals
 from train.runs.run import open_run
 
@@ -56,7 +57,7 @@ def test_table_equals_brute_force(write_run, toy):
 @pytest.mark.parametrize(("seeds", "folds"), [((0,), 1), ((0,), 3), ((0, 1), 1)])
 def test_scores_follow_from_their_tables(write_run, toy, seeds, folds):
     runs = [open_run(write_run(f"seed-{seed}", seed=seed)) for seed in seeds]
-    scores = score_ensemble(runs, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
+    scores = score_runs(runs, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
     assert len(scores) > 1
     for score in scores:
         for direction in ("image_to_text", "text_to_image"):

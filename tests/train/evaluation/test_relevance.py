@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from schemas.escapes import to_json
-from train.evaluation.metrics import RelevanceMetrics, bidirectional_ranks, chance_recall
+from train.chance import chance_recall
+from train.evaluation.metrics import RelevanceMetrics, bidirectional_ranks
 from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.scores import score_run
 from train.reports.tables import score_tables

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from tests.train.trainings import evaluate_ensemble
+from tests.train.trainings import evaluate_ensemble, score_runs
 from train.data.splits import open_data
 from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
 from train.jobs import EvaluateJob
@@ -131,7 +131,7 @@ def pair(write_run):
 
 def test_ensemble_has_the_mean_of_the_scores(pair, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
-    scores = score_ensemble(pair, **data)
+    scores = score_runs(pair, **data)
     assert scores != score_run(pair[0], **data)
     assert scores != score_run(pair[1], **data)
     for score in scores:
@@ -147,10 +147,8 @@ def test_job_opens_its_runs(pair, toy):
     folders = tuple(run.folder.location for run in pair)
     options = {"splits": ("val",), "languages": ("en",), "portion": "translation"}
     job = EvaluateJob(folders, toy.captions, toy.features, device="cpu", **options)
-    assert evaluate_run(job) == score_ensemble(pair, captions=toy.captions, features=toy.features, **options)
-    assert evaluate_run(replace(job, run=folders[0])) == score_ensemble(
-        pair[:1], captions=toy.captions, features=toy.features, **options
-    )
+    assert evaluate_run(job) == score_ensemble(pair, job)
+    assert evaluate_run(replace(job, run=folders[0])) == score_ensemble(pair[:1], job)
     with pytest.raises(UsageError, match="no run to evaluate"):
         replace(job, run=())
     with pytest.raises(UsageError, match="is given twice, so that its scores would count twice"):
@@ -162,12 +160,12 @@ def test_job_opens_its_runs(pair, toy):
 def test_ensemble_is_scored_in_common_languages(pair, write_run, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
     german = open_run(write_run("german", languages=("de",)))
-    assert {score.language for score in score_ensemble([*pair, german], **data)} == {"de"}
+    assert {score.language for score in score_runs([*pair, german], **data)} == {"de"}
     with pytest.raises(UsageError, match="--languages names en, but the ensemble knows only de: give some of these"):
-        score_ensemble([*pair, german], **data, languages=["de", "en"])
+        score_runs([*pair, german], **data, languages=["de", "en"])
     french = open_run(write_run("french", languages=("fr",)))
     with pytest.raises(UsageError, match=r"no language is known to all runs .*/german' knows de; .*/french' knows fr"):
-        score_ensemble([german, french], **data)
+        score_runs([german, french], **data)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_ensemble_is_scored_in_common_languages(pair, write_run, toy):
 def test_ensemble_of_runs_with_different_data_is_refused(pair, toy, name, meaning):
     other = replace(pair[1], fingerprints={**pair[1].fingerprints, name: "0" * 64})
     with pytest.raises(DatasetError, match=rf"/b' was trained with {meaning} than '.*/a' \(fingerprint 000000000000"):
-        score_ensemble([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])
+        score_runs([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])
 
 
 @pytest.fixture
