@@ -86,7 +86,7 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
         UsageError: the vectors are too large for memory without ``memory_map``.
     """
     index = _Index.of(dataset.table([*_KEY, "length"]))
-    rows = index.rows_of(captions, dataset)
+    rows = index.rows_of(pa.array(captions.ids(), pa.string()), captions.lengths, dataset)
     spec = TokenFeaturesParameters.from_json(dataset.manifest.parameters).feature
     ends = np.cumsum(index.lengths)
     if memory_map is not None:
@@ -123,7 +123,7 @@ def shard_token_vectors(dataset: Dataset, shard: int, captions: pa.Table) -> Tok
     """
     table = dataset.shard(shard)
     index = _Index.of(table)
-    rows = index.rows_of_keys(_text_keys([captions[name] for name in _KEY]), captions["length"].to_numpy(), dataset)
+    rows = index.rows_of(_text_keys([captions[name] for name in _KEY]), captions["length"].to_numpy(), dataset)
     values: Any = dataset.values(table["vectors"], "vectors")
     width = TokenFeaturesParameters.from_json(dataset.manifest.parameters).feature.width
     stored = np.concatenate([np.zeros((0, width), np.float32), *values])
@@ -141,19 +141,7 @@ class _Index:
     def of(cls, table: pa.Table) -> _Index:
         return cls(_text_keys([table[name] for name in _KEY]), table["length"].to_numpy().astype(np.int64))
 
-    def rows_of(self, captions: Captions, dataset: Dataset) -> np.ndarray:
-        """Return the row of each caption, int64 ``[N]``."""
-        keys = _text_keys(
-            [
-                pa.array(captions.image_ids, pa.string()).take(pa.array(captions.images)),
-                pa.array(captions.language_names, pa.string()).take(pa.array(captions.languages)),
-                pa.array(captions.portion_names, pa.string()).take(pa.array(captions.portions)),
-                pa.array(captions.indices),
-            ]
-        )
-        return self.rows_of_keys(keys, captions.lengths, dataset)
-
-    def rows_of_keys(self, keys: pa.Array | pa.ChunkedArray, lengths: np.ndarray, dataset: Dataset) -> np.ndarray:
+    def rows_of(self, keys: pa.Array | pa.ChunkedArray, lengths: np.ndarray, dataset: Dataset) -> np.ndarray:
         """Return the row of each key, int64 ``[N]``, and check the numbers of vectors."""
         indices = pc.index_in(keys, self.keys.combine_chunks())
         location = dataset.folder.location

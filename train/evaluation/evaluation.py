@@ -237,15 +237,15 @@ def rank_folds(
     Raises:
         UsageError: the language has fewer images than folds.
     """
-    results = []
-    for fold in _folds(members[0][1].captions, language, folds):
-        selected = [(model, _select_images(data, language, fold)) for model, data in members]
-        images = [encode_images(model, data.features, on_progress=on_progress) for model, data in selected]
-        batches = [data.captions.batch(np.arange(len(data.captions))) for _, data in selected]
-        models = [model for model, _ in members]
-        texts = [encode_captions(*pair, language, on_progress=on_progress) for pair in zip(models, batches, strict=True)]
-        captions = selected[0][1].captions
-        results.append((captions, rank_language(models, captions, language, images, texts, definitions)))
+    captions, models, results = members[0][1].captions, [model for model, _ in members], []
+    rows = captions.rows_of(language)
+    for fold in _folds(captions, language, folds):
+        selected = captions.select(rows[np.isin(captions.images[rows], fold)]).compact()
+        batch = selected.batch(np.arange(len(selected)))
+        features = [replace(data.features, rows=data.features.rows[fold]) for _, data in members]
+        images = [encode_images(*pair, on_progress=on_progress) for pair in zip(models, features, strict=True)]
+        texts = [encode_captions(model, batch, language, on_progress=on_progress) for model in models]
+        results.append((selected, rank_language(models, selected, language, images, texts, definitions)))
     return results
 
 
@@ -258,9 +258,3 @@ def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
             "smaller number"
         )
     return np.array_split(images, folds)
-
-
-def _select_images(data: SplitData, language: str, images: np.ndarray) -> SplitData:
-    captions, rows = data.captions, data.captions.rows_of(language)
-    selected = captions.select(rows[np.isin(captions.images[rows], images)]).compact()
-    return replace(data, captions=selected, features=replace(data.features, rows=data.features.rows[images]))

@@ -248,7 +248,8 @@ def bidirectional_ranks(
             # Items of the same image do not count against each other.
             for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
                 counts.index_add_(0, indices, (tile[pairs] < bound[indices]).long() - 1)
-        _count_better(tile, bounds[a][0], bounds[b][1], row_better[rows], column_better[columns])
+        row_better[rows] += (~(tile < bounds[a][0][:, None])).sum(1)
+        column_better[columns] += (~(tile < bounds[b][1])).sum(0)
         _keep_best(numbers, columns.start, row_best[rows], row_items[rows])
         _keep_best(numbers.T, rows.start, column_best[columns], column_items[columns])
     has_right = torch.cat((in_columns[row_images] > 0, in_rows[owners] > 0))
@@ -278,12 +279,6 @@ def least_equal(scores: Tensor) -> Tensor:
     """Return the least scores that are equal to right scores."""
     # Clamped, since infinity minus infinity is NaN.
     return scores.sub(scores.abs().clamp(1, torch.finfo(scores.dtype).max), alpha=EQUAL_WITHIN)
-
-
-def _count_better(tile: Tensor, row_bounds: Tensor, column_bounds: Tensor, row_better: Tensor, column_better: Tensor) -> None:
-    """Count the scores that are not below their bounds, by row and by column."""
-    row_better += (~(tile < row_bounds[:, None])).sum(1)
-    column_better += (~(tile < column_bounds)).sum(0)
 
 
 def _keep_best(tile: Tensor, first: int, best_scores: Tensor, best_items: Tensor) -> None:
