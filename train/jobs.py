@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, 
 from schemas.conversion import key_value_pairs
 from schemas.errors import ImagepivotError, UsageError
 from schemas.options import Device, Opt, Options
-from schemas.storage.locations import is_remote, local_path
+from schemas.storage.locations import absolute_location, is_remote
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class TrainJob(Options):
     def _check(self) -> None:
         if is_remote(self.output):
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy the run when it is done")
-        if self.init_from and _path(self.init_from) == _path(self.output):
+        if self.init_from and absolute_location(self.init_from) == absolute_location(self.output):
             raise UsageError(
                 f"--init-from {self.init_from!r} is OUTPUT itself: name another run, or continue this one with --resume"
             )
@@ -417,7 +417,7 @@ class ReproduceJob(Options):
             raise UsageError("table 3 of gella2017 ranks captions of the test images of 2016: leave --split out")
         if is_remote(self.output):
             raise UsageError(f"{self.output!r} is not a local folder: train into one, and copy it when it is done")
-        object.__setattr__(self, "output", _path(self.output))
+        object.__setattr__(self, "output", absolute_location(self.output))
 
     @property
     def corpus(self) -> Corpus:
@@ -433,10 +433,6 @@ class ReproduceJob(Options):
 def _overrides(job: TrainJob | ReproduceJob) -> dict[str, str]:
     overrides = key_value_pairs(job.settings, "optimizer.learning_rate=1e-3")
     return overrides if job.max_steps is None else overrides | {"schedule.max_steps": str(job.max_steps)}
-
-
-def _path(location: str) -> str:
-    return location if is_remote(location) else str(local_path(location).absolute())
 
 
 def _made_from(command: str, job: object, options: Any, inputs: Any, *, images: str = "") -> dict[str, Any]:

@@ -106,11 +106,8 @@ class Weights:
 def resolve_weights(request: str, architecture: Architecture) -> Weights:
     """Resolve, hash, read and check weights.
 
+    The request is ``default``, ``random:SEED``, or the path or address of a file, with ``#NAME`` for one of several sets.
     Random weights equal those of ``torch.manual_seed(SEED); build()`` on the CPU. The global random generator remains unchanged.
-
-    Args:
-        request: ``default``, ``random:SEED``, or the path or address of a file, with ``#NAME`` for one of several sets of weights.
-        architecture: model of the weights.
 
     Raises:
         UsageError: the seed is not an integer from 0 to 2**63 - 1.

@@ -21,11 +21,11 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
+from pipelines.text.merge_sort import key_of
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions
 from schemas.dataset import Dataset
 from schemas.failures import failure_row
-from schemas.keys import CaptionKey
 from schemas.kinds import CAPTIONS, schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import TokenFeaturesParameters
@@ -161,7 +161,9 @@ def token_feature_rows(
         statistics.setdefault(language, Counter()).update(counts)
     vectors = extractor.extract(windows, batch_size)
     is_finite = np.array([bool(np.isfinite(caption).all()) for caption in vectors], bool)
-    failures = [_failure(captions, row, spec.dtype) for row in np.flatnonzero(~is_finite).tolist()]
+    message = f"a vector of a token is infinite, or no number, as {spec.dtype}"
+    invalid = captions.select(_KEY).filter(pa.array(~is_finite)).to_pylist()
+    failures = [failure_row(str(key_of(row)), "extract", "not_finite", message) for row in invalid]
     rows = captions.filter(pa.array(is_finite)) if failures else captions
     return _table(rows, [vectors[row] for row in np.flatnonzero(is_finite).tolist()], extractor), failures, statistics
 
@@ -174,8 +176,3 @@ def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenEx
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64) * spec.width).astype(np.int32)
     column = pa.ListArray.from_arrays(offsets, flat).cast(schema.field("vectors").type)
     return pa.table([*(captions[name].combine_chunks() for name in _KEY), pa.array(lengths), column], schema=schema)
-
-
-def _failure(captions: pa.Table, row: int, dtype: str) -> dict[str, str]:
-    key = CaptionKey(*(captions[name][row].as_py() for name in _KEY[:4]))
-    return failure_row(str(key), "extract", "not_finite", f"a vector of a token is infinite, or no number, as {dtype}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import apache_beam as beam
 
@@ -17,7 +16,7 @@ from pipelines.running.transforms import CommitDataset, CreateAfterPreflight, Wr
 from pipelines.text import caption_shards, token_counts
 from pipelines.text.caption_shards import block_forms, read_sorted_runs, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
-from pipelines.text.merge_sort import SortedRun, read_run
+from pipelines.text.merge_sort import read_run
 from pipelines.text.moses import Recipe, recipe
 from pipelines.text.token_counts import count_shard, restore_text, sum_counters, write_vocabulary
 from pipelines.text.token_features import TokenFeatureExtractor
@@ -80,17 +79,14 @@ class TrainTruecasers(beam.PTransform):
 
     def expand(self, runs: beam.PCollection) -> beam.PCollection:
         """Sum counts by language: independent of order and sharding."""
+        steps, splits = self.recipe, frozenset(self.splits)
         return (
             runs
             | "SpreadRuns" >> beam.Reshuffle()  # Fusion break after fan-out: a part is a file of any size.
-            | "CountForms" >> beam.FlatMap(_forms, recipe=self.recipe, splits=frozenset(self.splits))
+            | "CountForms" >> beam.FlatMap(lambda run: block_forms(read_run(run[1]), steps, splits).items())
             | "SumForms" >> beam.CombinePerKey(sum_counters)
             | "ChooseForms" >> beam.MapTuple(lambda language, counts: (language, TruecaseModel.from_counts(counts).to_text()))
         )
-
-
-def _forms(run: tuple[int, SortedRun], recipe: Recipe, splits: frozenset[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    yield from block_forms(read_run(run[1]), recipe, splits).items()
 
 
 @dataclass(eq=False)
@@ -120,7 +116,7 @@ class TokenizeCaptions(beam.PTransform):
         """Group the runs by shard, and write each shard in one call, also an empty one."""
         missing = [(shard, None) for shard in self.output.missing(self.finished)]
         write = beam.Map(
-            _write_shard,
+            lambda group, models, **arguments: write_caption_shard(group[0], group[1], models, **arguments),
             models=beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {},
             output=self.output,
             recipe=self.recipe,
@@ -136,10 +132,6 @@ class TokenizeCaptions(beam.PTransform):
             | "GroupByShard" >> beam.GroupByKey()
             | "WriteShard" >> write
         )
-
-
-def _write_shard(runs: tuple[int, Iterable[SortedRun | None]], models: Mapping[str, str], **arguments: Any) -> int:
-    return write_caption_shard(*runs, models, **arguments)
 
 
 def build_captions(

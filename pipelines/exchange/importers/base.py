@@ -20,9 +20,7 @@ class FeatureFiles:
     """Open files with features, in the order of the files.
 
     Attributes:
-        kind: ``features`` or ``regions``.
         shape: shape of the stored feature of one image.
-        dtype: type of the values in the files.
         image_ids: image id of each row; an image may occur more than once.
         inputs: returns name, size and SHA-256 of each file.
         parameters: options that determine the rows, besides the bytes of the files.
