@@ -405,9 +405,7 @@ def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool)
     from train.reports.tables import sts_row_tables, write_sts_rows
 
     with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
-        rows = sts_rows(
-            job.paper, job.output, pairs, tokenize_query, truecaser=job.truecaser, device=job.device, on_progress=count
-        )
+        rows = sts_rows(job, pairs, tokenize_query, count)
     render_tables(console, sts_row_tables(rows))
     for name in write_sts_rows(rows, job.output):
         print_line(f"written: {escape(f'{job.output}/{name}')}")

@@ -123,9 +123,8 @@ class SeedGroup:
         return {pair: statistic([scores[pair] for scores in measured]) for pair in (*SCORES, SUM) if is_complete}
 
     def queries(self, gallery: Gallery, direction: str) -> Queries | None:
-        """Return the ranks of all runs; None unless all have ranks of the same queries."""
-        measured = (run.measured.get(gallery) for run in self.runs)
-        return join_runs([None if measurement is None else measurement.queries.get(direction) for measurement in measured])
+        """Return the ranks of measured runs; None unless all rank the same queries."""
+        return join_runs([run.measured[gallery].queries.get(direction) for run in self.runs])
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ numbers and their sources are in ``published/PAPER.toml``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.conversion import convert, parse_toml
 from schemas.errors import UsageError
 from train.evaluation.ranks import DIRECTIONS
+from train.evaluation.sts import StsSystem
 from train.evaluation.sts_data import StsPairs
 
 PAPERS = ("gella2017", "kadar2018", "huang2019")
@@ -182,13 +183,15 @@ def _sts_presets(paper: str) -> dict[int, list[str]]:
     return {sts.table: [row.preset for row in sts.rows if row.preset] for sts in STS_PAPERS if sts.paper == paper}
 
 
-def task_of(pairs: StsPairs, baseline: float | None) -> str | None:
-    """Return the name of a data set in `TASKS`; None for others.
+def tasks_of(data: Sequence[StsPairs], baseline: StsSystem) -> tuple[str | None, ...]:
+    """Return the names of data sets in `TASKS`; None for others.
 
-    Number of pairs and baseline identify it, since file names are ambiguous: ``STS.input.images.txt`` exists for 2014 and 2015, and
-    for training and test data. The baseline is Pearson's r of word overlap, times 100.
+    Number of pairs and word overlap, the baseline, identify them, since file names are ambiguous: ``STS.input.images.txt`` exists
+    for 2014 and 2015, and for training and test data.
     """
-    if baseline is None or len(pairs) != _PAIRS:
-        return None
-    published = zip(TASKS, STS_PAPERS[0].rows[0].numbers, strict=True)
-    return next((task for task, value in published if abs(value - baseline) <= _TOLERANCE), None)
+    tasks = []
+    for pairs, overlap in zip(data, baseline.correlations, strict=True):
+        pearson = overlap.pearson or 0.0  # None if undefined.
+        published = STS_PAPERS[0].rows[0].values.items() if len(pairs) == _PAIRS else ()
+        tasks.append(next((task for task, value in published if abs(value - pearson) <= _TOLERANCE), None))
+    return tuple(tasks)

@@ -70,7 +70,7 @@ def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
     """
     corpora, missing = _assign_datasets(job)
     if not corpora:
-        raise UsageError(f"there is nothing to train: {'; '.join(_sentences(missing))}")
+        raise UsageError(f"there is nothing to train: {'; '.join(missing)}")
     options = [(name, getattr(job, name), dataset.usage) for name, dataset in OPTIONAL_DATASETS.items()]
     options += [("features", location, "takes these features") for location in job.features]
     for name, location, usage in options:
@@ -84,18 +84,11 @@ def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
 
 def skip_remarks(job: ReproduceJob) -> list[str]:
     """Return a sentence for each missing dataset, with the presets that are skipped."""
-    return _sentences(_assign_datasets(job)[1])
+    return _assign_datasets(job)[1]
 
 
-def _sentences(missing: Mapping[str, str]) -> list[str]:
-    presets: dict[str, list[str]] = {}
-    for preset, message in missing.items():
-        presets.setdefault(message, []).append(preset)
-    return [f"left out for lack of {message}: {', '.join(names)}" for message, names in presets.items()]
-
-
-def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], dict[str, str]]:
-    """Return the datasets of each preset, and the missing one of skipped presets."""
+def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
+    """Return the datasets of each preset, and sentences about skipped presets."""
     features = {location: open_dataset(location) for location in job.features}
     corpora: dict[str, Corpus] = {}
     missing: dict[str, str] = {}
@@ -117,7 +110,10 @@ def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], dict[str, st
             missing[name] = message
         else:
             corpora[name] = corpus
-    return corpora, missing
+    skipped: dict[str, list[str]] = {}
+    for preset, message in missing.items():
+        skipped.setdefault(message, []).append(preset)
+    return corpora, [f"left out for lack of {message}: {', '.join(names)}" for message, names in skipped.items()]
 
 
 def _select_presets(job: ReproduceJob) -> list[str]:

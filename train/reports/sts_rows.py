@@ -15,7 +15,7 @@ from train.evaluation.search import Tokenize
 from train.evaluation.sts import StsSystem, score_overlap, score_sts
 from train.evaluation.sts_data import StsPairs, read_sts
 from train.jobs import ReproduceJob
-from train.reports.published import STS_PAPERS, PublishedSts, StsPaper, task_of
+from train.reports.published import STS_PAPERS, PublishedSts, StsPaper, tasks_of
 from train.reports.reproduce_report import Measurement
 from train.reports.row_results import finished_runs
 from train.runs.run import open_run
@@ -103,42 +103,26 @@ def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
     return pairs
 
 
-def sts_rows(
-    paper: str,
-    output: str,
-    data: Sequence[StsPairs],
-    tokenize: Tokenize | None,
-    *,
-    truecaser: str = "",
-    device: str = "cpu",
-    on_progress: Count = no_progress,
-) -> StsRows:
-    """Measure the finished runs of ``reproduce`` on sentence pairs.
+def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on_progress: Count = no_progress) -> StsRows:
+    """Measure the finished runs of a job on the sentence pairs of `open_sts`.
 
-    Rows without a result have only the published numbers. Without ``tokenize`` the sentences are tokens, separated by spaces.
-    ``truecaser`` is the folder of truecasers for runs with truecased captions.
+    Rows without a result have only the published numbers.
 
     Raises:
-        UsageError: the paper has no table of textual similarity.
         DatasetError: a run or a result is damaged.
     """
-    table = sts_paper(paper)
-    if table is None:
-        papers = " and ".join(sts.paper for sts in STS_PAPERS)
-        raise UsageError(f"{paper} has no table of textual similarity: {papers} have one")
+    (table,) = (sts for sts in STS_PAPERS if sts.paper == job.paper)
+    options: dict[str, Any] = {"language": _LANGUAGE, "truecaser": job.truecaser, "on_progress": on_progress}
     overlap = score_overlap(data)
     rows = [StsRow(table.rows[0], (overlap,))]
     for published in table.rows[1:]:
         systems, refused = [], published.unmeasured
-        for folder in finished_runs(output, published.preset) if published.preset else ():
-            run, name = open_run(folder, device=resolve_device(device)), f"{published.preset}/{folder.name}"
+        for folder in finished_runs(job.output, published.preset) if published.preset else ():
+            run, name = open_run(folder, device=resolve_device(job.device)), f"{published.preset}/{folder.name}"
             try:
-                systems.append(
-                    score_sts(run, data, tokenize, name=name, language=_LANGUAGE, truecaser=truecaser, on_progress=on_progress)
-                )
+                systems.append(score_sts(run, data, tokenize, name=name, **options))
             except UsageError as error:
                 refused = str(error)
                 break
         rows.append(StsRow(published, tuple(systems), refused))
-    tasks = (task_of(pairs, baseline.pearson) for pairs, baseline in zip(data, overlap.correlations, strict=True))
-    return StsRows(table, tuple(data), tuple(tasks), tuple(rows))
+    return StsRows(table, tuple(data), tasks_of(data, overlap), tuple(rows))

@@ -20,7 +20,7 @@ from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
 from train.reports.comparison import EVALUATED, SCORES, SUM, Comparison, Gallery, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
-from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, task_of
+from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, tasks_of
 from train.reports.row_results import ABSENT
 from train.reports.significance import LEVEL, Difference, not_worse
 from train.reports.sts_rows import StsRows
@@ -216,12 +216,6 @@ def _tests(comparison: Comparison) -> Table:
     return Table(["", *number_columns("R@1", "R@5", "R@10")], rows, "differences in percentage points", notes)
 
 
-def tasks_of(result: StsResult) -> list[str | None]:
-    """Return the name of each data set in `TASKS`; None for others."""
-    baselines = result.systems[0].correlations
-    return [task_of(pairs, baseline.pearson) for pairs, baseline in zip(result.data, baselines, strict=True)]
-
-
 def sts_tables(result: StsResult) -> list[Table]:
     """Return tables of measured and published correlations, and one of coverage."""
     indices = range(len(result.data))
@@ -238,7 +232,7 @@ def sts_tables(result: StsResult) -> list[Table]:
 
 
 def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
-    tasks = tasks_of(result)
+    tasks = tasks_of(result.data, result.systems[0])
     has_means = indices[-1] == len(result.data) - 1 > 0
     columns = [_data_column(result.data[index], tasks[index]) for index in indices]
     rows: list[Row] = []
@@ -277,7 +271,7 @@ def _quoted(name: str, quoted: bool) -> str:
 
 def sts_report(result: StsResult) -> dict[str, Any]:
     """Return the result and published scores as plain values, for JSON."""
-    tasks = tasks_of(result)
+    tasks = tasks_of(result.data, result.systems[0])
     plain = result.to_dict()
     for entry, task in zip(plain["data"], tasks, strict=True):
         entry["task"] = task
