@@ -70,10 +70,7 @@ class FixedSizeExtractor(Extractor):
             warm_up_compile(self.forward, torch.zeros(self._forward_images, *self._input_shape, dtype=torch.uint8))
 
     def extract(self, batch: Tensor) -> np.ndarray:
-        """Run the model on preprocessed images.
-
-        Args:
-            batch: uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
+        """Run the model on uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
 
         Returns:
             ``[B, *spec.shape]`` in the spec's dtype. On a CPU the bytes do not depend on batch and thread count.

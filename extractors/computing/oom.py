@@ -53,10 +53,7 @@ class BatchLimits:
 def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None) -> Tensor:
     """Apply a model to a batch; halve the batch while GPU memory runs out.
 
-    Args:
-        function: from ``[B, ...]`` to ``[B, ...]``.
-        batch: ``[B, ...]``, possibly empty.
-        limits: known maximum batch sizes; updated.
+    The model maps ``[B, ...]`` to ``[B, ...]``, with B possibly 0. ``limits`` are updated.
 
     Raises:
         ImagepivotError: memory runs out even for one image.

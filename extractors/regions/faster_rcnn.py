@@ -128,10 +128,7 @@ class FasterRCNNRegions(RegionExtractor):
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def extract_columns(self, batch: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        """Detect the regions of each image.
-
-        Args:
-            batch: B tensors, uint8 ``[3, H0, W0]``, channels R, G, B; B may be 0.
+        """Detect the regions of B images from `preprocess`; B may be 0.
 
         Returns:
             Columns of kind ``regions`` except ``image_id``. On a CPU the bytes do not depend on batch and thread count.

@@ -57,10 +57,7 @@ class TokenRequest:
         return cached_folder_description(request, folder, lambda: self.load(device).description, libraries=_LIBRARIES)
 
     def load(self, device: str = "cpu") -> TokenExtractor:
-        """Load the model.
-
-        Args:
-            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        """Load the model on ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
 
         Raises:
             UsageError: transformers is not installed, or this host lacks the device or the precision.

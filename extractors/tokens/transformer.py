@@ -121,11 +121,7 @@ class TokenExtractor:
         return parts, counts
 
     def extract(self, captions: Sequence[Sequence[Part]], batch_size: int = 64) -> list[np.ndarray]:
-        """Extract the vectors of captions.
-
-        Args:
-            captions: parts of each caption, from `read`.
-            batch_size: captions per forward on a GPU.
+        """Extract the vectors of captions, given as their parts from `read`.
 
         Returns:
             For each caption ``[T + 2, D]`` in the spec's dtype: begin token, tokens, end token.

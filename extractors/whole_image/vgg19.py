@@ -194,10 +194,7 @@ class VGG19TenCrop(Extractor):
         return list(images)
 
     def extract(self, batch: Sequence[Tensor]) -> np.ndarray:
-        """Run the model on the ten crops of each image.
-
-        Args:
-            batch: B tensors from `preprocess`; B may be 0.
+        """Run the model on the ten crops of B images from `preprocess`; B may be 0.
 
         Returns:
             ``[B, D]`` or ``[B, K, D]`` in the spec's dtype, not negative, unnormalised. On a CPU the bytes do not depend on batch

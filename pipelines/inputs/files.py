@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import hashlib
 import io
 import os
 import re
@@ -25,6 +24,7 @@ from schemas.storage.folder import Folder, PathKind
 from schemas.storage.locations import absolute_location, check_location, is_remote
 from schemas.storage.storage_errors import storage_errors
 from schemas.text import HEAD, decode_line, mark_length, not_utf8
+from schemas.vector_files import FileDigest
 
 _CHUNK = 1 << 18
 _REMOTE_CHUNK = 4 << 20  # Bytes per request.
@@ -189,12 +189,10 @@ def inventory(folder: Folder, names: Iterable[str]) -> list[dict[str, Any]]:
     """Return name, size in bytes and SHA-256 of each file, sorted by name."""
     rows = []
     for name in sorted(set(names)):
-        digest, size = hashlib.sha256(), 0
         with open_input(folder, name, decompress=False) as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-        rows.append({"name": name, "bytes": size, "sha256": digest.hexdigest()})
+            digest = FileDigest(stream)
+            sha256 = digest.sha256()
+        rows.append({"name": name, "bytes": digest.bytes, "sha256": sha256})
     return rows
 
 

@@ -56,11 +56,13 @@ def write_dataset(
     ``write_shard`` receives index and writer of each missing shard, in order; other arguments, result and errors are those of
     `complete_dataset`.
     """
-
-    def write_missing(finished: frozenset[int]) -> None:
-        write_shards(output, output.missing(finished), write_shard)
-
-    return complete_dataset(output, write_missing, policy, check=check, libraries=libraries)
+    return complete_dataset(
+        output,
+        lambda finished: write_shards(output, output.missing(finished), write_shard),
+        policy,
+        check=check,
+        libraries=libraries,
+    )
 
 
 def complete_dataset(
