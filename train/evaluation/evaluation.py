@@ -191,8 +191,10 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
     Losses are those of `train.data.sampling` with the configured hinges, also during ``loss.sum_warmup_steps``, so that values of a
     run can be compared.
     """
-    images, captions = encode_images(model, data.features), _encode_all_captions(model, data.captions)
     rows = {language: data.captions.rows_of(language) for language in data.captions.language_names}
+    parts = [encode_captions(model, data.captions.batch(indices), language) for language, indices in rows.items()]
+    captions = take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(list(rows.values())), kind="stable"))
+    images = encode_images(model, data.features)
     ranks = {
         language: rank_language([model], data.captions, language, [images], [take_rows(captions, indices)])
         for language, indices in rows.items()
@@ -208,12 +210,6 @@ def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequ
             (batch, *named_losses(terms, _views(images, captions, batch, device), config.loss.hinges)) for batch in batches
         ]
         return Validation(retrieval, *LossSums().add(losses).per_query(), pa.concat_tables(tables))
-
-
-def _encode_all_captions(model: RetrievalModel, captions: Captions) -> Encoded:
-    rows = {language: captions.rows_of(language) for language in captions.language_names}
-    parts = [encode_captions(model, captions.batch(indices), language) for language, indices in rows.items()]
-    return take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(list(rows.values())), kind="stable"))
 
 
 def _views(images: Encoded, captions: Encoded, batch: Batch, device: torch.device) -> Views:
@@ -239,7 +235,13 @@ def rank_folds(
     """
     captions, models, results = members[0][1].captions, [model for model, _ in members], []
     rows = captions.rows_of(language)
-    for fold in _folds(captions, language, folds):
+    candidates = np.unique(captions.images[rows])
+    if len(candidates) < folds:
+        raise UsageError(
+            f"--folds is {folds}, but split {captions.split!r} has only {len(candidates)} images with captions in {language!r}: "
+            "give a smaller number"
+        )
+    for fold in np.array_split(candidates, folds):
         selected = captions.select(rows[np.isin(captions.images[rows], fold)]).compact()
         batch = selected.batch(np.arange(len(selected)))
         features = [replace(data.features, rows=data.features.rows[fold]) for _, data in members]
@@ -247,14 +249,3 @@ def rank_folds(
         texts = [encode_captions(model, batch, language, on_progress=on_progress) for model in models]
         results.append((selected, rank_language(models, selected, language, images, texts, definitions)))
     return results
-
-
-def _folds(captions: Captions, language: str, folds: int) -> list[np.ndarray]:
-    """Return the images of each fold: indices of ``captions.image_ids``, ascending."""
-    images = np.unique(captions.images[captions.rows_of(language)])
-    if len(images) < folds:
-        raise UsageError(
-            f"--folds is {folds}, but split {captions.split!r} has only {len(images)} images with captions in {language!r}: give a "
-            "smaller number"
-        )
-    return np.array_split(images, folds)

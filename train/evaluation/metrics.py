@@ -234,22 +234,24 @@ def bidirectional_ranks(
     best_items, best_scores = torch.full_like(better, -1), torch.full(better.shape, -torch.inf, device=device)
     row_better, column_better = better.split(sizes)
     (row_items, column_items), (row_best, column_best) = best_items.split(sizes), best_scores.split(sizes)
-    bounds: list[tuple[Tensor, Tensor]] = []
+    bounds: list[list[Tensor]] = []  # Of each strip: the least scores that equal the best right ones of rows and columns.
     for a, b in (*((n, n) for n in range(len(strips))), *permutations(range(len(strips)), 2)):
         rows, columns = strips[a][0], strips[b][1]
         tile = scores(rows, order_on_device[columns])
         numbers = tile.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # NaN loses against every other score.
         if a == b:
-            pair_rows, pair_columns = _right_pairs(in_rows, owners[columns])
-            pairs = upload(pair_rows - rows.start, device), upload(pair_columns, device)
+            is_right = row_images[rows, None] == owners[columns]
+            pairs = tuple(upload(indices, device) for indices in is_right.nonzero(as_tuple=True))
             right = numbers[pairs]
-            bounds.append((_own_best_scores(right, pairs[0], tile.shape[0]), _own_best_scores(right, pairs[1], tile.shape[1])))
+            worst = [right.new_full((size,), -torch.inf) for size in tile.shape]
+            best = [start.scatter_reduce(0, indices, right, "amax") for start, indices in zip(worst, pairs, strict=True)]
+            bounds.append([least_equal(own) for own in best])
             numbers[pairs] = -torch.inf
             # Items of the same image do not count against each other.
             for counts, indices, bound in zip((row_better[rows], column_better[columns]), pairs, bounds[-1], strict=True):
                 counts.index_add_(0, indices, (tile[pairs] < bound[indices]).long() - 1)
-        row_better[rows] += (~(tile < bounds[a][0][:, None])).sum(1)
-        column_better[columns] += (~(tile < bounds[b][1])).sum(0)
+        row_better[rows].add_((~(tile < bounds[a][0][:, None])).sum(1))
+        column_better[columns].add_((~(tile < bounds[b][1])).sum(0))
         _keep_best(numbers, columns.start, row_best[rows], row_items[rows])
         _keep_best(numbers.T, rows.start, column_best[columns], column_items[columns])
     has_right = torch.cat((in_columns[row_images] > 0, in_rows[owners] > 0))
@@ -259,20 +261,6 @@ def bidirectional_ranks(
     inverse = order.argsort()
     best_columns = pad(order, (0, 1), value=-1)[best_columns]  # The last item is that of -1.
     return (row_ranks, column_ranks[inverse]), (best_columns, best_rows[inverse])
-
-
-def _right_pairs(in_rows: Tensor, column_images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of each pair of items of the same image."""
-    first_row = in_rows.cumsum(0) - in_rows
-    num_partners = in_rows[column_images]
-    columns = torch.repeat_interleave(num_partners)
-    nth_partner = torch.arange(len(columns)) - (num_partners.cumsum(0) - num_partners)[columns]
-    return first_row[column_images][columns] + nth_partner, columns
-
-
-def _own_best_scores(right: Tensor, indices: Tensor, size: int) -> Tensor:
-    """Return the least score that equals the best right score of each item."""
-    return least_equal(right.new_full((size,), -torch.inf).scatter_reduce(0, indices, right, "amax"))
 
 
 def least_equal(scores: Tensor) -> Tensor:
