@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -9,7 +10,7 @@ import torch
 
 from schemas.console.tables import Cell
 from schemas.errors import DatasetError
-from tests.train.trainings import SMALL, reproduce_job
+from tests.train.trainings import SMALL, reproduce_job, rewrite
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluation import encode_captions, encode_images
@@ -154,3 +155,16 @@ def test_untrained_rows_are_left_out(trained, toy_2016, tmp_path):
     ]
     with pytest.raises(DatasetError, match="holds no trained row of table 3"):
         gold_ranks(str(tmp_path / "empty"), toy_2016)
+
+
+def test_captions_without_a_ranked_one_are_refused(trained, toy_2016, tmp_path):
+    def drop(rows):
+        key = ("test-003", "de", "comparable", 1)
+        return [row for row in rows if tuple(row[name] for name in ("image_id", "language", "portion", "index")) != key]
+
+    captions = rewrite(toy_2016.captions, tmp_path / "fewer", drop)
+    message = (
+        "fewer' lacks the caption test-003/de/comparable/1, which rows of table 3 ranked: give the captions that they were"
+    )
+    with pytest.raises(DatasetError, match=message):
+        gold_ranks(str(trained), replace(toy_2016, captions=captions))
