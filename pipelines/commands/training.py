@@ -343,7 +343,7 @@ def reproduce(
     from train.reports.sts_rows import open_sts
 
     pairs = open_sts(job, tokenize_query)
-    total = len(corpora_of(job)) * job.seeds
+    total = len(corpora_of(job)[0]) * job.seeds
     with CountDisplay(notes, "reproduce", unit="runs", total=total, log_json=log_json) as count:
 
         def report_done(done: FinishedRun) -> None:

@@ -212,8 +212,7 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
             raise UsageError(f"{locations[index]!r} is given twice: leave it out once")
     runs = tuple(_read(*item) for item in zip(_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
-    columns = {key: tuple(run.settings.get(key) for run in runs) for key in keys}
-    settings = {key: values for key, values in columns.items() if _differ(key, runs)}
+    settings = {key: tuple(run.settings.get(key) for run in runs) for key in keys if _differ(key, runs)}
     return with_tests(Comparison(runs, settings, _groups(runs), tuple(_notes(runs))))
 
 

@@ -45,7 +45,7 @@ from train.jobs import Corpus, ReproduceJob
 from train.loop import Remark
 from train.reports.evaluation_folder import EVALUATION
 from train.reports.published import ENSEMBLES, rows_of_paper
-from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of, skip_remarks
+from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of
 from train.reports.row_results import FailedRun, Failure, read_failure, read_result, results_folder, write_failure, write_result
 from train.runs.checkpoints import LAST, read_checkpoint
 from train.runs.history import read_history
@@ -192,8 +192,9 @@ def reproduce(
     Folder(job.output).check_writable()
     device = resolve_device(job.device)
     check_precision(job.precision, device)
-    tasks = list(_tasks(job))
-    for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skip_remarks(job), *_check_data(tasks, job))):
+    corpora, skipped = corpora_of(job)
+    tasks = list(_tasks(job, corpora))
+    for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skipped, *_check_data(tasks, job))):
         on_warning(sentence)
     with lock_folder(Folder(job.output)):
         failed = []
@@ -205,9 +206,8 @@ def reproduce(
         return tuple(failed)
 
 
-def _tasks(job: ReproduceJob) -> Iterator[Task]:
+def _tasks(job: ReproduceJob, corpora: Mapping[str, Corpus]) -> Iterator[Task]:
     """Yield tasks by seed, so that interrupted tables have no gaps; ensembles last."""
-    corpora = corpora_of(job)
     fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
     contents = {preset: contents_of(corpus) for preset, corpus in corpora.items()}
     tasks: dict[tuple[str, int], Task] = {}

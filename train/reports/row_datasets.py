@@ -59,36 +59,18 @@ _EXAMPLES: Mapping[str, str] = {
 }
 
 
-def corpora_of(job: ReproduceJob) -> dict[str, Corpus]:
-    """Return the datasets of each selected preset, ensembles last.
+def corpora_of(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
+    """Choose the datasets of each selected preset, ensembles last.
 
-    Presets without a fitting dataset are skipped, see `skip_remarks`. A corpus holds only datasets that its preset takes.
+    A corpus holds only datasets that its preset takes.
+
+    Returns:
+        Corpora by preset, and a sentence for each missing dataset, with the presets that are skipped for lack of it.
 
     Raises:
         UsageError: a pattern matches no row, all rows are skipped, or no row takes one of the datasets.
         DatasetError: a dataset of features does not exist.
     """
-    corpora, missing = _assign_datasets(job)
-    if not corpora:
-        raise UsageError(f"there is nothing to train: {'; '.join(missing)}")
-    options = [(name, getattr(job, name), dataset.usage) for name, dataset in OPTIONAL_DATASETS.items()]
-    options += [("features", location, "takes these features") for location in job.features]
-    for name, location, usage in options:
-        if location and all(getattr(corpus, name) != location for corpus in corpora.values()):
-            raise UsageError(
-                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {usage}: leave it out, or choose "
-                "others with --rows"
-            )
-    return corpora
-
-
-def skip_remarks(job: ReproduceJob) -> list[str]:
-    """Return a sentence for each missing dataset, with the presets that are skipped."""
-    return _assign_datasets(job)[1]
-
-
-def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
-    """Return the datasets of each preset, and sentences about skipped presets."""
     features = {location: open_dataset(location) for location in job.features}
     corpora: dict[str, Corpus] = {}
     missing: dict[str, str] = {}
@@ -113,7 +95,18 @@ def _assign_datasets(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
     skipped: dict[str, list[str]] = {}
     for preset, message in missing.items():
         skipped.setdefault(message, []).append(preset)
-    return corpora, [f"left out for lack of {message}: {', '.join(names)}" for message, names in skipped.items()]
+    remarks = [f"left out for lack of {message}: {', '.join(names)}" for message, names in skipped.items()]
+    if not corpora:
+        raise UsageError(f"there is nothing to train: {'; '.join(remarks)}")
+    options = [(name, getattr(job, name), dataset.usage) for name, dataset in OPTIONAL_DATASETS.items()]
+    options += [("features", location, "takes these features") for location in job.features]
+    for name, location, usage in options:
+        if location and all(getattr(corpus, name) != location for corpus in corpora.values()):
+            raise UsageError(
+                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {usage}: leave it out, or choose "
+                "others with --rows"
+            )
+    return corpora, remarks
 
 
 def _select_presets(job: ReproduceJob) -> list[str]:

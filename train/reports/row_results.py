@@ -132,19 +132,14 @@ class FailedRun:
         """Preset and seed, for messages."""
         return f"{self.preset}, seed {self.seed}"
 
-    @property
-    def cause(self) -> tuple[str, ...]:
-        """Key that is equal for failures with the same cause."""
-        failure = self.failure
-        reason = failure.reason.replace(f"{self.preset}/seed-{self.seed}", "RUN").replace(self.preset, "ROW")
-        return (failure.kind,) if failure.kind in _ONE_CAUSE else (failure.kind, reason)
-
 
 def causes_of(failed: Iterable[FailedRun]) -> list[tuple[FailedRun, ...]]:
     """Group failed runs by cause."""
-    causes: dict[tuple[str, ...], list[FailedRun]] = {}
+    causes: dict[tuple[str, str], list[FailedRun]] = {}
     for run in failed:
-        causes.setdefault(run.cause, []).append(run)
+        reason = run.failure.reason.replace(f"{run.preset}/seed-{run.seed}", "RUN").replace(run.preset, "ROW")
+        cause = run.failure.kind, "" if run.failure.kind in _ONE_CAUSE else reason
+        causes.setdefault(cause, []).append(run)
     return [tuple(runs) for runs in causes.values()]
 
 

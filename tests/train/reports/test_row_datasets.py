@@ -9,7 +9,7 @@ from schemas.features import FeatureSpec
 from tests.train.trainings import SMALL, reproduce_job
 from train.config.sections import resolve
 from train.jobs import Corpus, ReproduceJob
-from train.reports.row_datasets import corpora_of, features_for, skip_remarks
+from train.reports.row_datasets import corpora_of, features_for
 
 SEVERAL = {
     "crops": {"extractor": {"name": "vgg19-10crop", "separate": True}},
@@ -57,7 +57,8 @@ def job_of(given: dict[str, Dataset], *names: str, rows: tuple[str, ...] = ("*",
 def test_table_is_divided_among_the_features(given):
     rows = ("vsepp", "mha-d", "mha-d-vgg19", "scan/t2i-avg+i2t-lse")
     job = job_of(given, "vector", "regions", "crops", rows=rows)
-    assert {preset: Path(corpus.features).name for preset, corpus in corpora_of(job).items()} == {
+    corpora, remarks = corpora_of(job)
+    assert {preset: Path(corpus.features).name for preset, corpus in corpora.items()} == {
         "vsepp": "features",
         "scan/t2i-avg": "regions",
         "scan/i2t-lse": "regions",
@@ -65,10 +66,10 @@ def test_table_is_divided_among_the_features(given):
         "huang2019/mha-d": "regions",
         "scan/t2i-avg+i2t-lse": "regions",
     }
-    assert skip_remarks(job) == []
-    only = job_of(given, "vector", rows=rows)
-    assert list(corpora_of(only)) == ["vsepp"]
-    assert sorted(skip_remarks(only)) == [
+    assert remarks == []
+    corpora, remarks = corpora_of(job_of(given, "vector", rows=rows))
+    assert list(corpora) == ["vsepp"]
+    assert sorted(remarks) == [
         "left out for lack of regions, such as 'faster-rcnn-36' (--features FOLDER, which may be repeated): huang2019/mha-d, "
         "scan/t2i-avg, scan/i2t-lse, scan/t2i-avg+i2t-lse",
         "left out for lack of separate crops, as those of 'vgg19-10crop' with imagepivot features --keep-crops (--features "
@@ -77,14 +78,13 @@ def test_table_is_divided_among_the_features(given):
 
 
 def test_corpora_of_a_table_skips_rows_without_data(given):
-    job = job_of(given, "regions", rows=())
-    kept = corpora_of(job)
-    lacking = [name for sentence in skip_remarks(job) for name in sentence.rpartition(": ")[2].split(", ")]
+    kept, remarks = corpora_of(job_of(given, "regions", rows=()))
+    lacking = [name for sentence in remarks for name in sentence.rpartition(": ")[2].split(", ")]
     assert {"huang2019/mha", "scan/t2i-avg+i2t-lse-de"} <= set(kept)
     assert {"gella2017/vse-en", "huang2019/mha-d-vgg19", "huang2019/mha-d-fasttext"} <= set(lacking)
     assert not set(kept) & set(lacking)
     assert "gella2017/parallel-asym" not in {*kept, *lacking}  # A row of table 2 alone, of textual similarity.
-    assert "gella2017/parallel-asym" in corpora_of(job_of(given, "vector"))
+    assert "gella2017/parallel-asym" in corpora_of(job_of(given, "vector"))[0]
 
 
 def test_corpora_of_unused_features_is_refused(given):
