@@ -168,7 +168,7 @@ class Comparison:
             "runs": [run.to_dict() for run in self.runs],
             "differences": {key: list(values) for key, values in self.differences.items()},
             "galleries": [
-                {**gallery._asdict(), "chance": _nested(self.chance(gallery)), "scores": self._scores_of(gallery)}
+                {**gallery._asdict(), "chance": nested(self.chance(gallery)), "scores": self._scores_of(gallery)}
                 for gallery in self.galleries
             ],
             "intervals": [
@@ -181,14 +181,15 @@ class Comparison:
         }
 
     def _scores_of(self, gallery: Gallery) -> list[dict[str, Any]]:
-        scores = [{"name": run.name, **_nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured]
+        scores = [{"name": run.name, **nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured]
         for group in self.groups:
             if means := group.scores(gallery, mean):
-                scores.append({"name": group.name, "mean": _nested(means), "deviation": _nested(group.scores(gallery, stdev))})
+                scores.append({"name": group.name, "mean": nested(means), "deviation": nested(group.scores(gallery, stdev))})
         return scores
 
 
-def _nested(scores: Scores) -> dict[str, Any]:
+def nested(scores: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    """Return values by direction and measure as a tree, for JSON."""
     tree: dict[str, Any] = {}
     for (direction, measure), value in scores.items():
         (tree.setdefault(direction, {}) if direction else tree)[measure] = value

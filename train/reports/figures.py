@@ -21,7 +21,6 @@ from train.evaluation.compatibility import check_languages, check_tokens, check_
 from train.evaluation.evaluation import Count, encode_images, no_progress
 from train.evaluation.scores import portions_in
 from train.jobs import FIGURES, FiguresJob
-from train.models.retrieval_model import Encoded
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
 from train.reports.figure_examples import Picture, ReadPictures, check_sizes, choose_examples
@@ -77,9 +76,7 @@ def draw_figures(
         data.captions, run.vocabulary.tokens, count=job.examples, seed=job.seed, caption_ids=job.caption_ids
     )
 
-    @cache
-    def images() -> Encoded:
-        return encode_images(run.model, data.features, on_progress=on_progress)
+    images = cache(lambda: encode_images(run.model, data.features, on_progress=on_progress))
 
     def embedding_map() -> EmbeddingMap:
         check_vectors(run)

@@ -14,7 +14,7 @@ from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
 from train.evaluation.ranks import DIRECTIONS
 from train.evaluation.statistics import RECALLS, Interval
-from train.reports.comparison import MEASURES, SCORES
+from train.reports.comparison import MEASURES, SCORES, nested
 from train.reports.published import PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
 from train.reports.significance import Queries, best_rows
@@ -90,18 +90,16 @@ class Line:
         """Number of runs, and number of all runs if any failed."""
         return f"{self.runs} of {self.runs + self.failed}" if self.failed else str(self.runs)
 
-    def chance(self, columns: Iterable[tuple[str, str] | None]) -> tuple[str | None, ...]:
+    def chance(self, columns: Iterable[tuple[str, str]]) -> tuple[str | None, ...]:
         """Format the recalls of chance."""
-        values = (self.cells[column].chance if column else None for column in columns)
+        values = (self.cells[column].chance for column in columns)
         return tuple(None if value is None else f"{value:.1f}" for value in values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        scores: dict[str, dict[str, Any]] = {direction: {} for direction in DIRECTIONS}
-        for (direction, measure), cell in self.cells.items():
-            scores[direction][measure] = {**asdict(cell), "mean": cell.mean, "deviation": cell.deviation}
+        cells = {pair: {**asdict(cell), "mean": cell.mean, "deviation": cell.deviation} for pair, cell in self.cells.items()}
         names = {name: getattr(self.row, name) for name in ("name", "preset", "language", "portion")}
-        return {**names, "runs": self.runs, "failed": self.failed, **scores}
+        return {**names, "runs": self.runs, "failed": self.failed, **nested(cells)}
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,11 @@ class Section:
             runs = f"{line.runs_text} run{'' if line.runs_text == '1' else 's'}"
             rows.append((Cell(f"{line.row.name}, {line.row.language}, {runs}", style="bold"),))
             for direction, columns in directions.items():
-                cells = [line.cells[column] if column in self.columns else None for column in columns]
-                mark = f" {_OTHER_SET}" if any(cell and cell.is_other_set for cell in cells) else ""
-                rows.append((f"  {direction.replace('_', ' ')}", *(cell.text if cell else None for cell in cells)))
+                cells = [line.cells[column] for column in columns]
+                mark = f" {_OTHER_SET}" if any(cell.is_other_set for cell in cells) else ""
+                rows.append((f"  {direction.replace('_', ' ')}", *(cell.text for cell in cells)))
                 for name, attribute in (("95 % interval", "interval_text"), (f"published{mark}", "published")):
-                    values = [getattr(cell, attribute, None) for cell in cells]
+                    values = [getattr(cell, attribute) for cell in cells]
                     if any(value is not None for value in values):
                         rows.append([Cell(value, style="dim") for value in (f"    {name}", *values)])
         for language, line in self.galleries.items():

@@ -18,8 +18,6 @@ from train.evaluation.statistics import RECALLS, MetricIntervals, bootstrap_inte
 LEVEL = 0.05
 """Level below which a p-value is significant."""
 
-_MAX_ROWS_OF_ALL_PAIRS = 4
-
 
 @dataclass(frozen=True, eq=False)
 class Queries:
@@ -76,9 +74,7 @@ class Difference:
         return {name: value for name, value in vars(self).items() if name != "place"} | {"rows": list(self.rows)}
 
 
-def differences(
-    place: Any, rows: Mapping[str, Queries], *, max_rows_of_all_pairs: int = _MAX_ROWS_OF_ALL_PAIRS
-) -> Iterator[Difference]:
+def differences(place: Any, rows: Mapping[str, Queries], *, max_rows_of_all_pairs: int = 4) -> Iterator[Difference]:
     """Test rows of the same queries, without adjustment, see `adjust`.
 
     A few rows are tested in all pairs, more rows each against the best of a recall.
