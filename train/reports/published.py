@@ -130,8 +130,8 @@ _PAPERS: Mapping[str, _Paper] = {
 ENSEMBLES = _PAPERS["huang2019"].ensembles
 """Presets of the members of each ensemble; runs with the same seed are scored together."""
 
-STS_PAPERS = tuple(paper.sts for paper in _PAPERS.values() if paper.sts is not None)
-"""Tables of textual similarity."""
+STS_PAPERS = {name: paper.sts for name, paper in _PAPERS.items() if paper.sts is not None}
+"""Tables of textual similarity, by paper."""
 
 GOLD_COLUMNS, GOLD_RANKS = _PAPERS["gella2017"].gold_columns, _PAPERS["gella2017"].gold_ranks
 """Columns of table 3 of Gella et al. 2017 with their presets (``{}`` is the language), and its lines."""
@@ -179,8 +179,9 @@ def presets_of_table(paper: str, table: int) -> tuple[str, ...]:
 
 
 def _sts_presets(paper: str) -> dict[int, list[str]]:
-    """Return the presets of a paper's tables of textual similarity, by number."""
-    return {sts.table: [row.preset for row in sts.rows if row.preset] for sts in STS_PAPERS if sts.paper == paper}
+    """Return the presets of a paper's table of textual similarity, if any, by number."""
+    papers = [STS_PAPERS[paper]] if paper in STS_PAPERS else []
+    return {sts.table: [row.preset for row in sts.rows if row.preset] for sts in papers}
 
 
 def tasks_of(data: Sequence[StsPairs], baseline: StsSystem) -> tuple[str | None, ...]:
@@ -192,6 +193,6 @@ def tasks_of(data: Sequence[StsPairs], baseline: StsSystem) -> tuple[str | None,
     tasks = []
     for pairs, overlap in zip(data, baseline.correlations, strict=True):
         pearson = overlap.pearson or 0.0  # None if undefined.
-        published = STS_PAPERS[0].rows[0].values.items() if len(pairs) == _PAIRS else ()
+        published = STS_PAPERS["gella2017"].rows[0].values.items() if len(pairs) == _PAIRS else ()
         tasks.append(next((task for task, value in published if abs(value - pearson) <= _TOLERANCE), None))
     return tuple(tasks)

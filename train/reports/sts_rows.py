@@ -76,11 +76,6 @@ class StsRows:
         return {**names, "runs": runs, "refused": row.refused, "scores": scores, "untrained": untrained}
 
 
-def sts_paper(paper: str, table: int | None = None) -> StsPaper | None:
-    """Return a paper's table of textual similarity; None if ``table`` is another."""
-    return next((sts for sts in STS_PAPERS if sts.paper == paper and table in (None, sts.table)), None)
-
-
 def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
     """Read the sentence pairs of a job, and check that they can be tokenized.
 
@@ -88,10 +83,11 @@ def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
         InputError: pairs are missing or damaged.
         UsageError: pairs are given for a paper without textual similarity, or missing for a table of it.
     """
-    if job.sts and sts_paper(job.paper) is None:
+    table = STS_PAPERS.get(job.paper)
+    if job.sts and table is None:
         raise UsageError(f"--sts is given, but {job.paper} has no table of textual similarity: leave it out")
     if not job.sts:
-        if job.table is not None and sts_paper(job.paper, job.table):
+        if table is not None and job.table == table.table:
             raise UsageError(
                 f"table {job.table} of {job.paper} is measured on sentence pairs: give --sts, files or folders of them, as "
                 "imagepivot sts takes them"
@@ -111,7 +107,7 @@ def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on
     Raises:
         DatasetError: a run or a result is damaged.
     """
-    (table,) = (sts for sts in STS_PAPERS if sts.paper == job.paper)
+    table = STS_PAPERS[job.paper]
     options: dict[str, Any] = {"language": _LANGUAGE, "truecaser": job.truecaser, "on_progress": on_progress}
     overlap = score_overlap(data)
     rows = [StsRow(table.rows[0], (overlap,))]

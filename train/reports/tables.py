@@ -245,7 +245,7 @@ def _correlations(result: StsResult, indices: Sequence[int]) -> Table:
     notes = ["Pearson's r times 100, in brackets Spearman's rho times 100", *_untrained_systems(result.systems)]
     if any(tasks[index] is not None for index in indices):
         notes.append(f"{_QUOTED}: quoted in that paper from other work")
-        for paper in STS_PAPERS:
+        for paper in STS_PAPERS.values():
             rows += [(), (Cell(paper.title, style="bold"),)]
             for row in paper.rows:
                 values = [row.values.get(tasks[index]) for index in indices]
@@ -279,7 +279,7 @@ def sts_report(result: StsResult) -> dict[str, Any]:
     plain["published"] = [
         {"source": paper.title, "name": row.name, "quoted": row.quoted}
         | {"scores": {name: row.values.get(task) for name, task in known}}
-        for paper in STS_PAPERS
+        for paper in STS_PAPERS.values()
         for row in paper.rows
         if known
     ]

@@ -12,7 +12,7 @@ from train.evaluation.sts_data import read_sts
 from train.jobs import Corpus, ReproduceJob, StsJob
 from train.reports.published import STS_PAPERS
 from train.reports.reproduce import reproduce
-from train.reports.sts_rows import open_sts, sts_paper, sts_rows
+from train.reports.sts_rows import open_sts, sts_rows
 from train.reports.tables import sts_row_tables, write_sts_rows
 
 pytestmark = pytest.mark.cluster
@@ -43,7 +43,7 @@ def pairs(sts_pairs):
 
 def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_pairs, tmp_path):
     rows = sts_rows(job_of("gella2017", trained, toy_2016), pairs, tokenize)
-    assert [row.published for row in rows.rows] == list(STS_PAPERS[0].rows)
+    assert [row.published for row in rows.rows] == list(STS_PAPERS["gella2017"].rows)
     assert rows.tasks == ("images 2014", "images 2015")
     folders = [str(trained / "runs" / "gella2017" / "pivot-asym" / f"seed-{seed}") for seed in (0, 1)]
     expected = sts(StsJob((str(sts_pairs), *folders), language="en", device="cpu"), tokenize)
@@ -81,7 +81,7 @@ def test_quoted_row_of_another_paper_is_measured(trained, toy_2016, pairs):
     assert {name for name, row in rows.items() if row.refused} == {"SCAN (Lee et al.)"}
     (note,) = (note for note in sts_row_tables(rows_of_huang)[-1].notes if "not measured" in note)
     assert note.startswith("SCAN (Lee et al.) is not measured: it has no vector of a sentence")
-    assert sts_paper("gella2017", 3) is None
+    assert open_sts(replace(job_of("gella2017", trained, toy_2016), table=3), tokenize) == []
 
 
 def test_unsuitable_run_does_not_end_the_others(trained, toy_2016, pairs):
