@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class RowSummary:
     preset: str
     results: tuple[Mapping[str, Any], ...]
     failed: tuple[FailedRun, ...]
-    ranks: Mapping[tuple[str, str, str], Queries]
+    ranks: Mapping[tuple[str, str, str], Queries] = field(compare=False)
 
     @property
     def seeds(self) -> str:
