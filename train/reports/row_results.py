@@ -150,7 +150,7 @@ class RowSummary:
     Attributes:
         failed: the runs without results.
         ranks: ranks by language, portion and direction; without places where the queries of the runs differ, and empty if a run has
-            no ranks.
+            no ranks. Not compared, as their arrays have no single truth value.
     """
 
     preset: str
