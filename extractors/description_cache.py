@@ -58,7 +58,9 @@ def cached_description(
 ) -> Description:
     """Return the description of an extractor, from a valid cache entry if possible.
 
-    ``request`` is JSON values, without remote weights. ``describe`` also returns the weights file, if any, and its stamp.
+    Args:
+        request: JSON values; the weights must not be remote.
+        describe: computes the description; also returns the weights file, if any, and its stamp.
     """
     key = {"request": request, "made by": [platform.node(), *_sources()]}
     with suppress(KeyError, TypeError, DatasetError):

@@ -115,9 +115,12 @@ class VGG19(nn.Module):
 def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
     """Initialize the weights of a network in place, in module order.
 
-    Convolutions get He-normal weights (He et al. 2015, fan-out) and zero biases, linear layers weights of deviation ``linear_std``
-    and zero biases, or torch's defaults for None. Tensors on the meta device are skipped, since torch would load its compiler for
-    them.
+    Convolutions get He-normal weights (He et al. 2015, fan-out) and zero biases. Tensors on the meta device are skipped, since
+    torch would load its compiler for them.
+
+    Args:
+        model: network of convolutions, batch norms (unchanged) and linear layers.
+        linear_std: standard deviation of linear weights, with zero biases; None to keep torch's defaults.
     """
     for layer in model.modules():
         if not isinstance(layer, (nn.Conv2d, nn.Linear)) or layer.weight.is_meta:

@@ -122,8 +122,10 @@ def optimize_for_inference(
 def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], *, compile: bool) -> fx.GraphModule:  # noqa: A002
     """Replace 3×3 convolutions (with ReLU) by Winograd in place where it is faster.
 
-    The graph is from `trace_and_fold`, after casts, on the CPU; it will be compiled if ``compile`` is set. The shapes are from
-    `infer_shapes`, and are updated. With other input shapes, features differ in their last bits.
+    Args:
+        graph: from `trace_and_fold`, after casts, on the CPU.
+        shapes: from `infer_shapes`; updated. With other input shapes, features differ in their last bits.
+        compile: whether the network will be compiled.
     """
     for group in _groups(graph):
         values: Any = group.conv.args[0]
@@ -136,8 +138,10 @@ def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], 
 def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: torch.dtype | None = None) -> fx.GraphModule:
     """Fuse convolutions with residual add and ReLU, in place, if oneDNN supports it.
 
-    The graph is from `trace_and_fold`, on the CPU, after casts, or with the autocast ``dtype`` of the forward. The shapes are from
-    `infer_shapes`, and are updated. Other input shapes may be slower.
+    Args:
+        graph: from `trace_and_fold`, after casts, on the CPU.
+        shapes: from `infer_shapes`; updated. Other input shapes may be slower.
+        dtype: autocast dtype of the forward, for a network without casts; None without autocast.
     """
     for group in _groups(graph, shapes, overwrite=True):
         if not can_fuse_in(dtype or group.layer.weight.dtype):

@@ -53,7 +53,10 @@ class BatchLimits:
 def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None) -> Tensor:
     """Apply a model to a batch; halve the batch while GPU memory runs out.
 
-    The model maps ``[B, ...]`` to ``[B, ...]``, with B possibly 0. ``limits`` are updated.
+    Args:
+        function: from ``[B, ...]`` to ``[B, ...]``.
+        batch: ``[B, ...]``, possibly empty.
+        limits: known maximum batch sizes; updated.
 
     Raises:
         ImagepivotError: memory runs out even for one image.

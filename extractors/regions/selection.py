@@ -103,7 +103,10 @@ def empty_regions(spec: FeatureSpec) -> Tensor:
 def columns(sizes: Sequence[tuple[int, int]], regions: Tensor, spec: FeatureSpec) -> dict[str, np.ndarray]:
     """Split regions into the columns of a shard, ``[B, ...]`` each.
 
-    ``sizes`` are widths and heights of B images in pixels; the regions, from `gather_regions`, are on any device.
+    Args:
+        sizes: widths and heights of B images in pixels.
+        regions: from `gather_regions`, on any device.
+        spec: spec of the features, shape ``(R, D)``.
     """
     values = regions.cpu().numpy()
     width_height = np.array(sizes, dtype=np.int32).reshape(-1, 2)
