@@ -61,8 +61,12 @@ class Check:
 def run_checks(output: str | None = None, extractor: ExtractorRequest | None = None, device: str = "auto") -> list[Check]:
     """Check versions and device, and optionally weights and an output location.
 
-    The output is a local folder, which need not exist, ``gs://...`` or ``s3://...``. The extractor is loaded and run once. Errors
-    are checks of status ``failed``. Without weights to download and an output in a store no network is used.
+    Errors are checks of status ``failed``. Without weights to download and an output in a store no network is used.
+
+    Args:
+        output: local folder, which need not exist, ``gs://...`` or ``s3://...``.
+        extractor: extractor to load and run once.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
 
     Example:
         >>> [check.name for check in run_checks() if check.status == "failed"]  # doctest: +SKIP

@@ -44,7 +44,9 @@ class Reuse:
 
     Attributes:
         todo: images to extract, sorted by image id.
-        rows: ids of reusable stored rows; their sources are among ``sources``, with those of reusable failures.
+        rows: ids of reusable stored rows.
+        failures: reusable stored failures.
+        sources: sources of reusable rows and failures.
         dropped: number of other stored rows and failures.
         changed: number of images to extract that the shard holds already.
     """

@@ -135,10 +135,21 @@ def extract_rows(
     reads: int = 1,
     on_batch: Callable[[Tally], None] = lambda batch: None,
 ) -> Iterator[pa.Table]:
-    """Extract features of images in order, and yield a table of rows per batch.
+    """Extract features of images in order.
 
-    An unreadable or undecodable image becomes a failure without a row. ``read`` returns the bytes of an image, or raises OSError,
-    in at least ``reads`` threads. ``tally`` is updated while the result is consumed; ``on_batch`` receives that of each batch.
+    An unreadable or undecodable image becomes a failure without a row.
+
+    Args:
+        refs: images of the shard, sorted by image id.
+        loaded: the extractor.
+        read: returns the bytes of an image, or raises OSError.
+        schema: schema of the rows.
+        tally: updated while the result is consumed.
+        reads: minimum number of reading threads; there is at least one per decoding thread.
+        on_batch: called with the tally of each batch.
+
+    Yields:
+        A table of rows per batch.
     """
     from extractors.computing.cpu_parallel import single_threaded_pool  # Loads torch, which the launcher does not need.
 

@@ -175,9 +175,11 @@ def read_plan(
 ) -> Plan:
     """Read and check a plan.
 
-    ``source`` is the name of a built-in plan, or the path of a TOML file, which ends in ``.toml``. Results go to ``output``; if
-    empty, to the plan's own folder. ``settings`` are values by dotted key, as TOML, e.g. ``{"steps.vocabulary.min-count": "5"}``;
-    a word needs no quotes.
+    Args:
+        source: name of a built-in plan, or path of a TOML file, which ends in ``.toml``.
+        commands: the commands by name.
+        output: folder for the results; the plan's own if empty.
+        settings: values by dotted key, as TOML, e.g. ``{"steps.vocabulary.min-count": "5"}``; a word needs no quotes.
 
     Raises:
         UsageError: the plan is missing, or a key or value in it is invalid.

@@ -106,9 +106,15 @@ def state_of(
     The shard is compared with the manifest, or without one with its record. Sizes are always compared; digests with ``read_all``,
     or if the record describes another file (the folder was copied, or one attempt overtook another).
 
-    ``entries`` lists the folder, or the shard, its failures and its record; missing tags are not compared. The fingerprint None
-    is that in the record, or any. ``listing`` is the digest of the shard's inputs, ``state`` that of sizes and versions of the
-    inputs in their listing; None skips the comparison.
+    Args:
+        folder: the dataset's folder.
+        shard: file name of the shard.
+        entries: listing of the folder, or of the shard, its failures and its record; missing tags are not compared.
+        manifest: the manifest of the dataset, if it exists.
+        fingerprint: fingerprint of the dataset; None for the fingerprint in the record, or any.
+        listing: digest of the shard's inputs; None to skip the comparison.
+        state: digest of sizes and versions of the inputs in their listing; None to skip the comparison.
+        read_all: compare all digests.
 
     Raises:
         DatasetError: the store does not respond.
