@@ -21,11 +21,11 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
-from pipelines.text.merge_sort import key_of
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions
 from schemas.dataset import Dataset
 from schemas.failures import failure_row
+from schemas.keys import CaptionKey
 from schemas.kinds import CAPTIONS, schema_of
 from schemas.manifest import Manifest
 from schemas.parameters import TokenFeaturesParameters
@@ -162,8 +162,8 @@ def token_feature_rows(
     vectors = extractor.extract(windows, batch_size)
     is_finite = np.array([bool(np.isfinite(caption).all()) for caption in vectors], bool)
     message = f"a vector of a token is infinite, or no number, as {spec.dtype}"
-    invalid = captions.select(_KEY).filter(pa.array(~is_finite)).to_pylist()
-    failures = [failure_row(str(key_of(row)), "extract", "not_finite", message) for row in invalid]
+    invalid = captions.select(_KEY[:4]).filter(pa.array(~is_finite)).to_pylist()
+    failures = [failure_row(str(CaptionKey(**row)), "extract", "not_finite", message) for row in invalid]
     rows = captions.filter(pa.array(is_finite)) if failures else captions
     return _table(rows, [vectors[row] for row in np.flatnonzero(is_finite).tolist()], extractor), failures, statistics
 
