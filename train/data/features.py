@@ -215,10 +215,14 @@ def read_features(
     memory_map: str | os.PathLike[str] | None = None,
     advice: str = "name a folder on a fast disk with --memory-map",
 ) -> ImageFeatures:
-    """Read the features of distinct images.
+    """Read the features of images.
 
-    ``l2`` divides each feature by its Euclidean norm; zeros stay zeros. ``memory_map`` is a folder for a memory-mapped copy of the
-    whole dataset, shared by later calls and other processes. ``advice`` is part of the error message about memory.
+    Args:
+        dataset: a dataset of kind ``features`` or ``regions``.
+        image_ids: distinct images.
+        l2: divide each feature by its Euclidean norm; zeros stay zeros.
+        memory_map: folder for a memory-mapped copy of the whole dataset, shared by later calls and other processes.
+        advice: advice in the error message about memory.
 
     Raises:
         DatasetError: the dataset is of another kind, lacks an image, or a feature is not finite.

@@ -175,13 +175,25 @@ def open_data(
 ) -> SplitData:
     """Read the captions of one split or several, and the features of their images.
 
-    Everything is checked before the features are read. ``split``, ``languages`` and ``portions`` are as in `read_captions`, ``l2``
-    and ``memory_map`` as in `read_features`. Samples: ``captions_per_image`` is ``one`` for one caption per image and language;
-    ``images`` is ``half`` for half of the images, or ``disjoint`` for a separate half for each of two languages.
+    Everything is checked before the features are read.
 
-    ``exclusion`` leaves out duplicates before sampling, ``allow_missing_features`` captions of images without features after it.
-    ``expected`` are required fingerprints, e.g. those of a run. ``token_features`` is a folder with vectors of ``token_width``, for
-    a model with precomputed word vectors; empty for others.
+    Args:
+        captions: folder of the encoded captions.
+        features: folder of the features.
+        vocabulary: folder of the vocabulary of the captions.
+        split: the split, or several.
+        languages: as in `read_captions`.
+        portions: as in `read_captions`.
+        captions_per_image: ``one`` samples one caption per image and language.
+        images: ``half`` samples half of the images; ``disjoint`` gives each of two languages a separate half.
+        seed: seed of the samples.
+        l2: divide each feature by its Euclidean norm.
+        memory_map: as in `read_features`.
+        expected: required fingerprints, e.g. those of a run.
+        allow_missing_features: exclude captions of images without features, after sampling.
+        token_features: folder of the token features, for a model with precomputed word vectors; empty for others.
+        token_width: width of the token features.
+        exclusion: duplicates to leave out before sampling.
 
     Raises:
         DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a fingerprint is not the expected

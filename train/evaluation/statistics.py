@@ -54,8 +54,9 @@ def bootstrap_intervals(ranks: np.ndarray, images: np.ndarray, *, resamples: int
     images and recalls near 0 or 100 %. No hit or all hits leave a bootstrap nothing to resample; the exact binomial interval of
     as many images follows. Intervals of the median are percentile intervals.
 
-    ``ranks`` are int ``[Q]``, from 1; ``[S, Q]`` for several seeds, where recalls and median are means over seeds. ``images`` are
-    int ``[Q]``, the image of each query.
+    Args:
+        ranks: int ``[Q]``, from 1; ``[S, Q]`` for several seeds, where recalls and median are means over seeds.
+        images: int ``[Q]``, the image of each query.
 
     Raises:
         ValueError: ``ranks`` is empty.
@@ -155,7 +156,11 @@ def paired_p_values(
     image, so that the sign of the image's difference of hits is random. Values are mid-p (Lancaster 1961, Fagerland et al. 2013),
     since hits are discrete: only half of the draws with the observed difference count. The least value is ``0.5 / (draws + 1)``.
 
-    Ranks of either model and ``images`` are as in `bootstrap_intervals`; the numbers of seeds may differ. A draw is of all signs.
+    Args:
+        ranks_a: int ``[Q]``, from 1, or ``[S, Q]`` for several seeds, where recalls are means over seeds.
+        ranks_b: ranks of the other model; the number of seeds may differ.
+        images: int ``[Q]``, the image of each query.
+        draws: number of draws of all signs.
 
     Returns:
         p-values of ``recall_at_1``, ``recall_at_5``, ``recall_at_10`` and the sum of the three, ``sum_of_recalls``.

@@ -89,10 +89,22 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
     except ValueError as error:
         raise damaged(source, str(error)) from error
-    model = stored_model(config.model, stored, source).to(device).eval()
-    kept = ("fingerprints", "captions", "seed", "precision", "progress", "missing_features", "started_from", "untrained")
-    values = {name: getattr(stored, name) for name in kept}
-    return Run(run_folder, config, model, vocabulary, **values, language_ids=stored.dimensions.language_ids)
+    model = stored_model(config.model, stored, source)
+    return Run(
+        folder=run_folder,
+        config=config,
+        model=model.to(device).eval(),
+        vocabulary=vocabulary,
+        fingerprints=stored.fingerprints,
+        captions=stored.captions,
+        seed=stored.seed,
+        precision=stored.precision,
+        progress=stored.progress,
+        missing_features=stored.missing_features,
+        started_from=stored.started_from,
+        language_ids=stored.dimensions.language_ids,
+        untrained=stored.untrained,
+    )
 
 
 def _stored_config(checkpoint: Checkpoint, source: str) -> Config:
