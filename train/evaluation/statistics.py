@@ -57,6 +57,8 @@ def bootstrap_intervals(ranks: np.ndarray, images: np.ndarray, *, resamples: int
     Args:
         ranks: int ``[Q]``, from 1; ``[S, Q]`` for several seeds, where recalls and median are means over seeds.
         images: int ``[Q]``, the image of each query.
+        resamples: number of resamples.
+        seed: seed of the draws.
 
     Raises:
         ValueError: ``ranks`` is empty.
@@ -161,6 +163,7 @@ def paired_p_values(
         ranks_b: ranks of the other model; the number of seeds may differ.
         images: int ``[Q]``, the image of each query.
         draws: number of draws of all signs.
+        seed: seed of the draws.
 
     Returns:
         p-values of ``recall_at_1``, ``recall_at_5``, ``recall_at_10`` and the sum of the three, ``sum_of_recalls``.
