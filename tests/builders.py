@@ -69,9 +69,8 @@ def write_rows(
         flat.sort(key=lambda row: [row[name] for name in KEY_COLUMNS[kind]])
         shard.write(pa.Table.from_pylist(flat, schema=output.schema))
         shard.add_failures(row for row in failures if shard_by_hand(row["key"].split("/")[0], shards) == number)
-        shard.statistics = statistics or {} if number == 0 else {}
 
-    return write_dataset(output, write_feature_shard)
+    return write_dataset(output, write_feature_shard, statistics=lambda footers: statistics or {})
 
 
 def region_row(

@@ -309,7 +309,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Im
         remark("no pictures without --images: image ids are drawn instead")
     print_line(f"examples: {escape(drawn.rule)}")
     for ranking in drawn.rankings:
-        place = f"{ranking.example} {ranking.caption.language} rank {ranking.rank:,} of {ranking.images:,}"
+        place = f"{ranking.example} {ranking.caption.key.language} rank {ranking.rank:,} of {ranking.images:,}"
         print_line(escape(f"{place}: {escape_text(ranking.caption.text)}"))
     print_line(f"written: {escape(', '.join(f'{job.output}/{name}' for name in drawn.names))}")
 

@@ -11,7 +11,7 @@ from apache_beam.utils.shared import Shared
 
 from pipelines.running.per_shard import ShardWork
 from pipelines.running.preflight import PreflightCheck
-from schemas.writing.dataset_writer import commit, write_shards
+from schemas.writing.dataset_writer import Statistics, commit, write_shards
 from schemas.writing.output import OutputDataset
 
 
@@ -82,6 +82,7 @@ class CommitDataset(beam.PTransform):
 
     Attributes:
         libraries: distributions whose versions affect the content.
+        statistics: argument of `schemas.writing.dataset_writer.commit`.
 
     Examples:
         >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/committed"), "encoded", {"max_length": 20}, shards=2)
@@ -94,14 +95,17 @@ class CommitDataset(beam.PTransform):
     output: OutputDataset
     _: KW_ONLY
     libraries: tuple[str, ...]
+    statistics: Statistics | None = None
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:
         """Wait for all shards, a side input of small elements, and commit."""
         output = replace(self.output, listings=None, states=None)  # Only the launcher compares these.
         once = results.pipeline | "Once" >> beam.Create([b""])
-        return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries)
+        return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries, self.statistics)
 
 
-def _commit(_impulse: bytes, results: Iterable[Any], output: OutputDataset, libraries: tuple[str, ...]) -> str:
+def _commit(
+    _impulse: bytes, results: Iterable[Any], output: OutputDataset, libraries: tuple[str, ...], statistics: Statistics | None
+) -> str:
     files = tuple(name for element in results if isinstance(element, tuple) for name in element)
-    return commit(output, libraries=libraries, files=files).fingerprint
+    return commit(output, libraries=libraries, files=files, statistics=statistics).fingerprint

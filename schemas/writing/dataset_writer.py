@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeAlias
 
 from schemas.errors import CommittedError, DatasetError, UsageError
 from schemas.failures import failures_name
@@ -32,6 +32,8 @@ from schemas.writing.output import PROBE_NAME, OutputDataset, is_leftover
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
+
+Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
 _MAX_RANGES = 20
 
@@ -50,19 +52,18 @@ def write_dataset(
     *,
     check: Callable[[], object] = lambda: None,
     libraries: tuple[str, ...] = (),
+    statistics: Statistics | None = None,
 ) -> Manifest:
     """Write the missing shards of a dataset in this process, and commit it.
 
     ``write_shard`` receives index and writer of each missing shard, in order; other arguments, result and errors are those of
     `complete_dataset`.
     """
-    return complete_dataset(
-        output,
-        lambda finished: write_shards(output, output.missing(finished), write_shard),
-        policy,
-        check=check,
-        libraries=libraries,
-    )
+
+    def write_missing(finished: frozenset[int]) -> None:
+        write_shards(output, output.missing(finished), write_shard)
+
+    return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
 
 
 def complete_dataset(
@@ -73,6 +74,7 @@ def complete_dataset(
     task: ArrayTask | None = None,
     check: Callable[[], object] = lambda: None,
     libraries: tuple[str, ...] = (),
+    statistics: Statistics | None = None,
 ) -> Manifest:
     """Lock the folder of a dataset, write its missing shards, and commit it.
 
@@ -85,6 +87,7 @@ def complete_dataset(
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
         libraries: distributions with versions that determine the content.
+        statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
 
     Raises:
         DetachedError: shards of other tasks are missing; the message lists the tasks to run again.
@@ -105,7 +108,7 @@ def complete_dataset(
         state.clear()
         if write_missing(finished):
             return Manifest.read(output.folder)
-        return commit(output, libraries=libraries)
+        return commit(output, libraries=libraries, statistics=statistics)
 
 
 def read_compatible(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None) -> OutputState:
@@ -245,7 +248,13 @@ def _add(total: dict[str, Any], values: Mapping[str, Any]) -> None:
             total[key] = total.get(key, 0) + value
 
 
-def commit(output: OutputDataset, *, libraries: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> Manifest:
+def commit(
+    output: OutputDataset,
+    *,
+    libraries: tuple[str, ...] = (),
+    files: tuple[str, ...] = (),
+    statistics: Statistics | None = None,
+) -> Manifest:
     """Check every shard and write the manifest, last.
 
     Local shards are read completely. A store keeps checksums of its own: the digest comes from the record and the size from the
@@ -278,7 +287,7 @@ def commit(output: OutputDataset, *, libraries: tuple[str, ...] = (), files: tup
             failures=tuple(shard.failures for shard in states if shard.failures is not None),
             failure_reasons=dict(reasons),
             files=tuple(FileEntry(name, len(data), sha256_of_bytes(data)) for name, data in contents),
-            statistics=sum_statistics(footers),
+            statistics=(statistics or sum_statistics)(footers),
         )
         stray_failures = {failures_name(shard.name) for shard in states if shard.failures is None}
         # Leftovers of a replaced dataset, of killed or overtaken attempts, and of exchange between workers.

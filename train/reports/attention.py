@@ -95,7 +95,7 @@ def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> At
         images = ImageBatch.of(data.features, np.array([example.image]), device)
         for caption in example.captions:
             batch = data.captions.batch(np.array([caption.row]))
-            weights = run.model.attention_weights(images, batch, caption.language)
+            weights = run.model.attention_weights(images, batch, caption.key.language)
             if weights is None or all(part is None for part in (weights.regions, weights.words, weights.pairs)):
                 raise UsageError(
                     f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which attends to neither "
@@ -194,7 +194,7 @@ def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
         panel = figure.add_subplot(grid[row, :])
         heads = _numbers(len(words), "head ")
         _draw_heat_map(panel, words, heads, caption.caption.words, 1 / words.shape[1], slanted=True)
-        panel.set_title(f"{plain(caption.caption.language)}: {_scale(words)}", fontsize=TINY, loc="left")
+        panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
     return figure
 
 
@@ -212,7 +212,7 @@ def _draw_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
         _draw_heat_map(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]), uniform)
         direction = "words attend to regions" if caption.words_attend else "regions attend to words"
         scale = _scale(caption.pairs if caption.words_attend else caption.pairs.T)
-        panel.set_title(f"{plain(caption.caption.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
+        panel.set_title(f"{plain(caption.caption.key.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
         if has_boxes:
             weights, labels = _strongest_words(caption.pairs, caption.caption.words)

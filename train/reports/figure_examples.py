@@ -12,6 +12,7 @@ import numpy as np
 
 from schemas.dataset import Dataset
 from schemas.errors import InputError, UsageError
+from schemas.keys import CaptionKey
 from train.data.captions import ByImage, Captions
 
 
@@ -25,8 +26,7 @@ class ShownCaption:
     """
 
     row: int
-    caption_id: str
-    language: str
+    key: CaptionKey
     tokens: tuple[str, ...]
 
     @property
@@ -41,7 +41,7 @@ class ShownCaption:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {"caption_id": self.caption_id, "language": self.language, "text": self.text}
+        return {"caption_id": str(self.key), "language": self.key.language, "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,14 @@ def _named_rows(captions: Captions, names: Sequence[str]) -> list[int]:
 
 def shown_caption(captions: Captions, row: int, words: Sequence[str]) -> ShownCaption:
     """Return a caption with its tokens; ``words`` are the tokens of the vocabulary."""
+    key = CaptionKey(
+        captions.image_ids[captions.images[row]],
+        captions.language_names[captions.languages[row]],
+        captions.portion_names[captions.portions[row]],
+        int(captions.indices[row]),
+    )
     ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]]
-    (caption_id,), language = captions.ids(np.array([row])), captions.language_names[captions.languages[row]]
-    return ShownCaption(row, caption_id, language, tuple(words[token_id] for token_id in ids.tolist()))
+    return ShownCaption(row, key, tuple(words[token_id] for token_id in ids.tolist()))
 
 
 Picture: TypeAlias = tuple[np.ndarray, tuple[int, int]]

@@ -144,7 +144,7 @@ def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> d
     portions = dict.fromkeys(columns, ("comparable",))
     captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
     shown = [shown_caption(captions, row, words) for row in range(len(captions))]
-    texts = {caption.caption_id: " ".join(caption.tokens[1:-1]) for caption in shown}  # Without <start> and <end>.
+    texts = {str(caption.key): " ".join(caption.tokens[1:-1]) for caption in shown}  # Without <start> and <end>.
     ranked: dict[str, RankedCaption] = {}
     for language, by_column in columns.items():
         queries = next(iter(by_column.values()))

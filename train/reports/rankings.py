@@ -65,7 +65,7 @@ def rank_examples(
     rankings = {}
     shown = [(example, caption) for example in examples for caption in example.captions]
     for language in captions.language_names:
-        queries = [(example, caption) for example, caption in shown if caption.language == language]
+        queries = [(example, caption) for example, caption in shown if caption.key.language == language]
         if not queries:
             continue
         chosen = np.unique(captions.images[captions.rows_of(language)])
@@ -157,7 +157,7 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
     top = y + _CELL
     if start:
         _write(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
-    _write(figure, _INDENT, top, ranking.caption.language, fontsize=SMALL, fontweight="bold", va="top")
+    _write(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
     # No line break before punctuation.
     text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
     lines = textwrap.wrap(text, _CHARACTERS)

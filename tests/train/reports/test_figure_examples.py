@@ -37,7 +37,7 @@ def test_images_are_drawn_from_those_with_captions_in_all_languages(new_captions
 def test_first_caption_of_each_language_is_shown(new_captions):
     captions = new_captions(ROWS)
     examples, _ = choose_examples(captions, WORDS, count=9, seed=0)
-    keys = [[caption.caption_id for caption in example.captions] for example in examples]
+    keys = [[str(caption.key) for caption in example.captions] for example in examples]
     assert keys == [
         ["a/de/comparable/0", "a/en/comparable/0"],
         ["c/d/de/comparable/1", "c/d/en/comparable/0"],
@@ -52,7 +52,7 @@ def test_captions_can_be_named(new_captions):
     captions = new_captions(ROWS)
     names = ["e/en/comparable/0", "c/d/de/translation/0", "e/de/comparable/0", "e/en/comparable/0"]
     examples, rule = choose_examples(captions, WORDS, count=1, seed=0, caption_ids=names)
-    assert [[caption.caption_id for caption in example.captions] for example in examples] == [[names[0], names[2]], [names[1]]]
+    assert [[str(caption.key) for caption in example.captions] for example in examples] == [[names[0], names[2]], [names[1]]]
     assert rule == "captions that were named"
 
 

@@ -14,6 +14,7 @@ import tests.train.region_models  # noqa: F401 -- Registers a kind that shows no
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.keys import CaptionKey
 from schemas.storage.folder import Folder
 from tests.train.conftest import write_dataset
 from tests.train.region_models import REGION_CONFIG
@@ -181,12 +182,12 @@ def test_attention_is_the_models(attending, boxed, tmp_path, name):
         assert np.array_equal(image.boxes, rows[image.image_id]["boxes"][:count])
         assert (image.size_wh, plain["image_id"]) == ((640, 480), image.image_id)
         place = data.captions.image_ids.index(image.image_id)
-        assert [shown.caption.language for shown in image.captions] == list(data.captions.language_names)
+        assert [shown.caption.key.language for shown in image.captions] == list(data.captions.language_names)
         for shown, plain_caption in zip(image.captions, plain["captions"], strict=True):
             batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, np.array([shown.caption.row]))
             with eval_mode(run.model) as device:
                 images = ImageBatch.of(data.features, np.array([place]), device)
-                weights = run.model.attention_weights(images, batch, shown.caption.language)
+                weights = run.model.attention_weights(images, batch, shown.caption.key.language)
             if name in ("mha-d", "dan"):
                 assert image.regions.shape == (2, count)
                 assert shown.words.shape == (2, len(shown.caption.tokens))
@@ -232,7 +233,7 @@ def test_heads_over_regions_and_words(attending, boxed, tmp_path, drawn):
             even = 1 / shown.words.shape[1]
             assert panel.images[0].get_clim() == pytest.approx((0, max(shown.words.max(), min(1, 3 * even))))
             assert [label.get_text() for label in panel.get_xticklabels()] == list(shown.caption.words)
-            assert panel.get_title(loc="left").startswith(f"{shown.caption.language}: ")
+            assert panel.get_title(loc="left").startswith(f"{shown.caption.key.language}: ")
 
 
 @pytest.mark.slow
@@ -245,7 +246,7 @@ def test_words_over_regions(attending, boxed, tmp_path, drawn, name, title):
         for field, picture, shown in zip(panels[::2], panels[1::2], image.captions, strict=True):
             assert np.array_equal(field.images[0].get_array(), shown.pairs)
             assert [label.get_text() for label in field.get_yticklabels()] == list(shown.caption.words)
-            assert f"{shown.caption.language}: {title}, " in field.get_title(loc="left")
+            assert f"{shown.caption.key.language}: {title}, " in field.get_title(loc="left")
             assert (len(picture.images), picture.get_xlim(), picture.get_ylim()) == (0, (0, 640), (480, 0))
             inside = shown.pairs[1:-1] if len(shown.pairs) > 2 else shown.pairs
             words = shown.caption.words[1:-1] if len(shown.pairs) > 2 else shown.caption.words
@@ -288,7 +289,7 @@ def test_features_without_boxes_are_a_field(toy_regions, tmp_path, drawn):
 @pytest.mark.parametrize("with_picture", [False, True])
 def test_cells_of_a_grid_are_maps(tmp_path, drawn, with_picture):
     weights = np.random.default_rng(0).dirichlet(np.ones(12), 3)
-    caption = ShownCaption(0, "a/en/comparable/0", "en", ("<start>", "one", "<end>"))
+    caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
     words = np.full((3, 3), 1 / 3)
     image = AttendedImage(1, "a", None, None, weights, (AttendedCaption(caption, words, None),), grid_hw=(3, 4))
     picture = (np.zeros((48, 64, 3), np.uint8), (640, 480)) if with_picture else None
@@ -309,7 +310,7 @@ def test_cells_of_a_grid_are_maps(tmp_path, drawn, with_picture):
 @pytest.mark.parametrize(("count", "numbers"), [(20, 20), (36, 8), (196, 20)])
 def test_numbers_below_a_field_do_not_meet(tmp_path, drawn, count, numbers):
     weights = np.random.default_rng(0).dirichlet(np.ones(count), 3)
-    caption = ShownCaption(0, "a/en/comparable/0", "en", ("<start>", "one", "<end>"))
+    caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
     image = AttendedImage(1, "a", None, None, weights, (AttendedCaption(caption, np.full((3, 3), 1 / 3), None),))
     plot_attention(image, None, Folder(str(tmp_path)), "a.png")
     panel = drawn["a.png"].axes[0]

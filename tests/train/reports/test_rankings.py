@@ -35,12 +35,12 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
     examples, _ = choose_examples(captions, words, count=4, seed=0)
     images = encode_images(run.model, data.features)
     rankings = rank_examples(run.model, captions, images, examples, top=3)
-    assert [(ranking.example, ranking.caption.language) for ranking in rankings] == [
+    assert [(ranking.example, ranking.caption.key.language) for ranking in rankings] == [
         (number, language) for number in (1, 2, 3, 4) for language in captions.language_names
     ]
     ranks = {language: rank_folds([(run.model, data)], language, 1)[0][1] for language in ("en", "de")}
     for ranking in rankings:
-        language, row = ranking.caption.language, ranking.caption.row
+        language, row = ranking.caption.key.language, ranking.caption.row
         assert ranking.rank == ranks[language].text_to_image[captions.rows_of(language).tolist().index(row)]
         assert ranking.images == 9
         assert len(ranking.hits) == 3
@@ -49,7 +49,7 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
         best = sorted(range(9), key=lambda n: -scores[n])[:3]
         assert [hit.image_id for hit in ranking.hits] == [captions.image_ids[n] for n in best]
         assert [hit.score for hit in ranking.hits] == pytest.approx([scores[n] for n in best], abs=1e-5)
-        assert ranking.caption.caption_id.startswith(f"{ranking.right.image_id}/{language}/")
+        assert ranking.right.image_id == ranking.caption.key.image_id
         assert ranking.right.score == pytest.approx(scores[captions.image_ids.index(ranking.right.image_id)], abs=1e-5)
         assert (ranking.rank == 1) == (ranking.hits[0].image_id == ranking.right.image_id)
 
@@ -62,7 +62,7 @@ def test_only_images_with_captions_in_the_language_are_ranked(toy, write_run):
     captions = captions.select(~german | (captions.images % 2 == 0))
     examples, _ = choose_examples(captions, run.vocabulary.tokens, count=9, seed=0)
     rankings = rank_examples(run.model, captions, encode_images(run.model, data.features), examples, top=20)
-    assert {ranking.caption.language: ranking.images for ranking in rankings} == {"de": 5, "en": 9}
+    assert {ranking.caption.key.language: ranking.images for ranking in rankings} == {"de": 5, "en": 9}
     for ranking in rankings:
         found = {hit.image_id for hit in ranking.hits}
-        assert found == set(captions.image_ids[:: 2 if ranking.caption.language == "de" else 1])
+        assert found == set(captions.image_ids[:: 2 if ranking.caption.key.language == "de" else 1])
