@@ -53,7 +53,7 @@ class Gallery(NamedTuple):
     @property
     def name(self) -> str:
         """Language, portion and split."""
-        return " ".join(filter(None, self[:3]))
+        return " ".join(filter(None, (self.language, self.portion.replace(",", ", "), self.split)))
 
     @property
     def size(self) -> str:
