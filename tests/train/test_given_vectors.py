@@ -21,7 +21,7 @@ from train.loop import train
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.row_datasets import corpora_of, skip_remarks
+from train.reports.row_datasets import corpora_of
 from train.reports.row_results import read_result
 from train.runs.history import read_history
 from train.runs.run import open_run
@@ -110,10 +110,11 @@ def test_rows_with_vectors_need_their_dataset(toy_regions, toy_words, toy_tokens
     location = getattr(toy_words if field == "word_vectors" else toy_tokens, field)
     toy, vectors = toy_regions, replace(toy_regions, **{field: location})
     without, given = (huang(corpus, tmp_path / "o", "mha-d", row) for corpus in (toy, vectors))
-    assert list(corpora_of(without)) == ["huang2019/mha-d"]
-    assert skip_remarks(without) == [f"left out for lack of {lacking}: huang2019/{row}"]
-    assert (list(corpora_of(given)), skip_remarks(given)) == (["huang2019/mha-d", f"huang2019/{row}"], [])
-    assert [getattr(corpus, field) for corpus in corpora_of(given).values()] == ["", location]
+    corpora, remarks = corpora_of(without)
+    assert (list(corpora), remarks) == (["huang2019/mha-d"], [f"left out for lack of {lacking}: huang2019/{row}"])
+    corpora, remarks = corpora_of(given)
+    assert (list(corpora), remarks) == (["huang2019/mha-d", f"huang2019/{row}"], [])
+    assert [getattr(corpus, field) for corpus in corpora.values()] == ["", location]
     with pytest.raises(UsageError, match=rf"nothing to train: left out for lack of {re.escape(lacking)}"):
         corpora_of(huang(toy, tmp_path / "o", row))
     with pytest.raises(UsageError, match=f"is given, but no row that is chosen {unread}"):
