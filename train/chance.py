@@ -1,4 +1,4 @@
-"""Scores of a random ranking, beside which measured ones are printed."""
+"""Scores of a random ranking, printed beside measured ones; names of scores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 CUTOFFS = (1, 5, 10)
 """K of R@K."""
+
+DIRECTIONS = ("image_to_text", "text_to_image")
+"""Directions of image-sentence retrieval; the first word names the queries."""
 
 RECALLS = tuple(f"recall_at_{cutoff}" for cutoff in CUTOFFS)
 """Names of the recalls."""
@@ -63,7 +66,7 @@ class Chance:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON, with the keys of retrieval metrics."""
-        recalls = {name: dict(zip(RECALLS, getattr(self, name), strict=True)) for name in ("image_to_text", "text_to_image")}
+        recalls = {name: dict(zip(RECALLS, getattr(self, name), strict=True)) for name in DIRECTIONS}
         return {"images": self.images, **recalls, "sum_of_recalls": self.sum_of_recalls}
 
 

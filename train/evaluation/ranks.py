@@ -17,14 +17,12 @@ from torch import Tensor
 
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
+from train.chance import DIRECTIONS
 from train.data.captions import Captions
 from train.evaluation.metrics import Ranks
 from train.evaluation.statistics import MetricIntervals, bootstrap_intervals
 
 RANKS = "ranks.parquet"
-
-DIRECTIONS = ("image_to_text", "text_to_image")
-"""Directions of image-sentence retrieval; the first word names the queries."""
 
 SCHEMA = pa.schema(
     [

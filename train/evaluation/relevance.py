@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train.chance import DIRECTIONS
 from train.data.captions import Captions
 from train.evaluation.metrics import GAIN_CUTOFF, RelevanceMetrics, Scores, least_equal
-from train.evaluation.ranks import DIRECTIONS
 
 _NEVER = 1 << 40  # Position beyond all.
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
+from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, open_data
 from train.devices import resolve_device
@@ -22,7 +23,7 @@ from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross
 from train.evaluation.evaluation import Count, Members, chance, no_progress, rank_folds
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
 from train.evaluation.protocols import ProtocolMatch, match_protocol
-from train.evaluation.ranks import DIRECTIONS, direction_intervals, rank_table
+from train.evaluation.ranks import direction_intervals, rank_table
 from train.evaluation.relevance import RightItems, captions_of_images
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals

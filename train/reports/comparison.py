@@ -17,10 +17,10 @@ from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
-from train.chance import Chance, is_above_chance
+from train.chance import DIRECTIONS, RECALLS, Chance, is_above_chance
 from train.config.sections import settings_of
-from train.evaluation.ranks import DIRECTIONS, RANKS, read_ranks
-from train.evaluation.statistics import RECALLS, MetricIntervals
+from train.evaluation.ranks import RANKS, read_ranks
+from train.evaluation.statistics import MetricIntervals
 from train.reports.evaluation_folder import EVALUATION
 from train.reports.significance import Difference, Queries, adjust, differences, join_runs
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint

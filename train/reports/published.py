@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.conversion import convert, parse_toml
 from schemas.errors import UsageError
-from train.evaluation.ranks import DIRECTIONS
+from train.chance import DIRECTIONS
 from train.evaluation.sts import StsSystem
 from train.evaluation.sts_data import StsPairs
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from schemas.parameters import untrained_remark
+from train.chance import DIRECTIONS, RECALLS
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
-from train.evaluation.ranks import DIRECTIONS
-from train.evaluation.statistics import RECALLS, Interval
+from train.evaluation.statistics import Interval
 from train.reports.comparison import MEASURES, SCORES, nested
 from train.reports.published import PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from train.evaluation.statistics import RECALLS, MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
+from train.chance import RECALLS
+from train.evaluation.statistics import MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
 
 LEVEL = 0.05
 """Level below which a p-value is significant."""

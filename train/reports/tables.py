@@ -12,10 +12,10 @@ from schemas.conversion import dump
 from schemas.escapes import to_json
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
+from train.chance import DIRECTIONS, RECALLS
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
-from train.evaluation.ranks import DIRECTIONS
 from train.evaluation.scores import Average, Score, averages
-from train.evaluation.statistics import RECALLS, MetricIntervals
+from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
 from train.reports.comparison import EVALUATED, SCORES, SUM, Comparison, Gallery, Scores

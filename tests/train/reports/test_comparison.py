@@ -13,9 +13,9 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
+from train.chance import DIRECTIONS
 from train.evaluation.statistics import bootstrap_intervals
 from train.reports.comparison import (
-    DIRECTIONS,
     MEASURES,
     SCORES,
     SUM,

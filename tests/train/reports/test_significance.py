@@ -3,7 +3,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from train.evaluation.statistics import RECALLS, bootstrap_intervals, holm, paired_p_values, seed_p_value
+from train.chance import RECALLS
+from train.evaluation.statistics import bootstrap_intervals, holm, paired_p_values, seed_p_value
 from train.reports import significance
 from train.reports.significance import Difference, Queries, adjust, best_rows, differences
 
