@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -113,12 +114,13 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     Raises:
         DatasetError: no row of the table is trained, or the rows were trained on another corpus.
     """
+    read = cache(partial(read_row, output))  # A row can have both languages.
     columns: dict[str, dict[str, Queries]] = {}
     runs: dict[str, int] = {}
     untrained: dict[str, None] = {}
     for column, pattern in GOLD_COLUMNS.items():
         for language in _LANGUAGES:
-            row = read_row(output, pattern.format(language))
+            row = read(pattern.format(language))
             if queries := row.ranks.get((language, "comparable", "text_to_image")):
                 runs[row.preset] = len(queries.ranks)
                 untrained |= dict.fromkeys(row.untrained)

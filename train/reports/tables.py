@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, stdev
 from textwrap import wrap
 from typing import Any
@@ -163,6 +163,7 @@ def _progress(comparison: Comparison) -> Table:
 def _scores(comparison: Comparison) -> Table:
     headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
     rows: list[Row] = []
+    marked = not_worse(comparison.tests)
     for gallery in comparison.galleries:
         rows.append((Cell((gallery.name, gallery.size), style="bold"),))
         lines = [(run.name, run.name, run.measured[gallery].scores, "") for run in comparison.runs if gallery in run.measured]
@@ -171,7 +172,7 @@ def _scores(comparison: Comparison) -> Table:
             lines.append((group.name, label, group.scores(gallery, mean), "italic"))
             lines.append(("", "  deviation", group.scores(gallery, stdev), "italic"))
         lines.append(("", "chance", comparison.chance(gallery), "dim"))
-        rows += (row for line in lines if line[2] for row in _score_rows(comparison, gallery, *line))
+        rows += (row for line in lines if line[2] for row in _score_rows(comparison, gallery, marked, *line))
     notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
     if any(comparison.intervals.values()):
         notes.append(_INTERVAL_NOTE)
@@ -180,11 +181,21 @@ def _scores(comparison: Comparison) -> Table:
     return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
 
 
-def _score_rows(comparison: Comparison, gallery: Gallery, row: str, label: str, scores: Scores, style: str) -> list[Row]:
-    """Return a row of scores, and one of their intervals, if known."""
+def _score_rows(
+    comparison: Comparison,
+    gallery: Gallery,
+    marked: Collection[tuple[Any, str, str]],
+    row: str,
+    label: str,
+    scores: Scores,
+    style: str,
+) -> list[Row]:
+    """Return a row of scores, and one of their intervals, if known.
+
+    ``marked`` are place, recall and row of recalls that do not differ from the best.
+    """
     specs = {"median_rank": ".0f"} if row else {}
     texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
-    marked = not_worse(comparison.tests)
     for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
         texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], row) in marked else " "
     rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
