@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -327,11 +328,18 @@ def _match_captions(captions: Sequence[Mapping[str, Any]], start: int) -> _Match
 
 
 def fold(text: str) -> str:
-    """Return the words of a text: NFKC, case folded, without punctuation.
+    """Return the words of a text: NFKC, case folded, without punctuation, symbols and emoji.
 
-    >>> fold("A man\u2019s  CAF\u00c9!") == fold("a man's cafe\u0301")
+    >>> fold("A man\u2019s  CAF\u00c9! \u2764\ufe0f") == fold("a man`s cafe\u0301")
     True
     """
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    # Keycaps and variation selectors belong to the symbol before. NFKC would write a lone accent as a space and a mark.
+    bare = _replace(re.sub("[\ufe00-\ufe0f\u20e3]", "", text), ("Sk",))
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", bare).casefold())
     letters = (character for character in folded if unicodedata.category(character) != "Cf")
-    return " ".join("".join(" " if unicodedata.category(letter)[0] in "PZC" else letter for letter in letters).split())
+    return " ".join(_replace(letters, ("P", "S", "Z", "C")).split())
+
+
+def _replace(text: Iterable[str], categories: tuple[str, ...]) -> str:
+    """Replace the characters of these Unicode categories by spaces."""
+    return "".join(" " if unicodedata.category(letter).startswith(categories) else letter for letter in text)
