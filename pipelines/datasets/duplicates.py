@@ -171,12 +171,12 @@ def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], met
 
 
 class PictureDigest(NamedTuple):
-    """SHA-256 of file and pixels, hash bits ``[1024]``, int16 Y, Cb, Cr and clipped share ``[4, 256]``."""
+    """SHA-256 of file and pixels, hash bits ``[1024]``, int16 colours ``[4, 256]``."""
 
     file: str = ""
     pixels: str | None = None  # None if the file cannot be decoded.
     bits: np.ndarray | None = None  # None for a plain picture.
-    colours: np.ndarray | None = None
+    colours: np.ndarray | None = None  # Y, Cb, Cr and share of clipped pixels, of 255.
 
 
 def digest_picture(data: bytes) -> PictureDigest:
@@ -194,10 +194,10 @@ def digest_picture(data: bytes) -> PictureDigest:
 
 
 def hash_bits(picture: Image.Image) -> np.ndarray | None:
-    """Compute the bits of ``imagehash.phash``; None if noise of one grey level flips many.
+    """Compute the bits of ``imagehash.phash``; None if noise could flip half of them.
 
-    A bit is the sign of a low frequency. Gradients have few frequencies: the other signs are those of rounding errors, and equal
-    in unrelated pictures.
+    Noise deviates by one grey level. A bit is the sign of a low frequency. Gradients have few frequencies: their other signs are
+    those of rounding errors, and equal in unrelated pictures.
     """
     grey = picture.convert("L").resize((4 * _HASH_SIDE, 4 * _HASH_SIDE), Image.Resampling.LANCZOS)
     coefficients = dctn(np.asarray(grey, np.float64))[:_HASH_SIDE, :_HASH_SIDE].ravel()
@@ -239,9 +239,9 @@ def near_pictures(digests: Sequence[PictureDigest]) -> Iterator[_Links]:
 
 
 def _have_like_colours(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Tell which pairs of areas ``[N, 4, 256]`` are equal up to saturation, brightness and white balance.
+    """Tell which pairs of colours ``[N, 4, 256]`` are equal but for one change of all.
 
-    Such a change multiplies Cb and Cr and adds a share of Y, but where it clips.
+    A change of saturation, brightness or white balance multiplies Cb and Cr and adds a share of Y, but where it clips.
     """
     alike = (np.abs(first - second)[:, 1:3] <= _MAX_COLOUR_DIFFERENCE).all((1, 2))
     others = np.flatnonzero(~alike)
@@ -328,7 +328,7 @@ def _match_captions(captions: Sequence[Mapping[str, Any]], start: int) -> _Match
 
 
 def fold(text: str) -> str:
-    """Return the words of a text: NFKC, case folded, without punctuation, symbols and emoji.
+    """Return the words of a text: NFKC, case folded, without punctuation or symbols.
 
     >>> fold("A man\u2019s  CAF\u00c9! \u2764\ufe0f") == fold("a man`s cafe\u0301")
     True
