@@ -230,3 +230,35 @@ def test_logos_keep_their_hashes_and_are_not_joined():
     digests = [digest_picture(encode(picture)) for picture in pictures]
     assert all(digest.bits is not None for digest in digests)
     assert near_pairs_of(digests) == {(0, 3), (0, 4)}  # The black logo is a grey copy of both.
+
+
+def test_colours_match_up_to_one_factor_and_cast_and_more_where_clipped():
+    rng = np.random.default_rng(0)
+    bits = rng.random(1024) < 0.5
+    base = np.concatenate([rng.integers(0, 256, (1, 256)), rng.integers(-60, 61, (2, 256)), np.zeros((1, 256))]).astype(float)
+
+    def is_joined(factor: float = 1, cast: float = 0, area: float = 0, clipped: int = 0) -> bool:
+        colours = base.copy()
+        colours[1:3] = base[1:3] * factor + cast * base[0]
+        colours[:, 7] += 0, 0, area, clipped
+        digests = [PictureDigest("", None, bits, values.round().astype(np.int16)) for values in (base, colours)]
+        assert near_pairs_of(digests) == near_pairs_of(digests[::-1])
+        return near_pairs_of(digests) == {(0, 1)}
+
+    assert [is_joined(factor) for factor in (0.02, 0.3, 0.55, 1.8, 3)] == [True, False, True, True, False]
+    assert [is_joined(1, cast) for cast in (0.075, -0.075, 0.15, -0.15)] == [True, True, False, False]
+    assert [is_joined(0.7, 0.07), is_joined(0.7, 0.07, 20), is_joined(-1)] == [True, False, False]
+    assert [is_joined(1, 0, area) for area in (9, 12, -12)] == [True, False, False]
+    assert [is_joined(1, 0, 20, clipped) for clipped in (5, 6, 255)] == [False, True, True]
+    assert not is_joined(1, 0, 30, 255)
+
+
+def test_hash_matches_have_the_share_of_equal_bits():
+    bits = np.random.default_rng(0).random(1024) < 0.5
+    flipped = [np.where(np.arange(1024) < number, ~bits, bits) for number in (0, 153, 154)]
+    grey = np.zeros((4, 256), np.int16)
+    ((first, second, similarities),) = near_pictures([PictureDigest("", None, values, grey) for values in flipped])
+    assert list(zip(first.tolist(), second.tolist(), similarities.tolist(), strict=True)) == [
+        (0, 1, pytest.approx(1 - 153 / 1024)),
+        (1, 2, pytest.approx(1 - 1 / 1024)),
+    ]
