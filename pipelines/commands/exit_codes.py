@@ -29,7 +29,7 @@ _EXTRAS = {
     "bert": frozenset({"transformers", "huggingface_hub"}),
     "mteb": frozenset({"mteb"}),
 }
-_EXTRAS["duplicates"] = _EXTRAS["pipelines"] | {"imagehash", "scipy", "faiss"}
+_EXTRAS["duplicates"] = _EXTRAS["pipelines"] | {"scipy", "faiss"}
 _EXTRAS["all"] = frozenset.union(*(_EXTRAS[name] for name in ("pipelines", "train", "figures", "hdf5", "timm", "duplicates")))
 """Modules by extra."""
 

@@ -105,10 +105,10 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
 
 def test_duplicates_names_its_extra(call, folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["imagepivot", "duplicates"])
-    monkeypatch.setitem(sys.modules, "imagehash", None)
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
     monkeypatch.delitem(sys.modules, "pipelines.datasets.duplicates", raising=False)
     code, _, err = call("duplicates", folder)
     assert (code, " ".join(err.split())) == (
         1,
-        "Error: this command needs imagehash, which is not installed: pip install 'imagepivot[duplicates]'",
+        "Error: this command needs scipy.sparse, which is not installed: pip install 'imagepivot[duplicates]'",
     )
