@@ -14,6 +14,7 @@ import io
 import ipaddress
 import socket
 import ssl
+import string
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -319,8 +320,17 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
                 # 501: the server does not implement the method.
                 retryable = response.status == 429 or (500 <= response.status <= 599 and response.status != 501)
                 raise _RequestError(f"HTTP {response.status}", retryable=retryable, pause=pause or 0.0)
-            address = urljoin(address, target)
+            address = urljoin(address, _decode_target(target))
     raise _RequestError(f"more than {_MAX_REDIRECTS} redirects")
+
+
+def _decode_target(target: str) -> str:
+    """Return the target of a redirect, which http.client decodes as Latin-1; bytes that are not UTF-8 are percent-encoded."""
+    data = target.encode("latin-1")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return quote(data, safe=string.punctuation + " ")
 
 
 @contextlib.contextmanager

@@ -244,6 +244,29 @@ def test_fetch_follows_redirects_of_any_form(site, number):
 
 
 @pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/café.png".encode(), "/caf%C3%A9.png"),
+        ("/café.png".encode("latin-1"), "/caf%E9.png"),
+        ("/a%20é b.png?q=写真#é".encode(), "/a%20%C3%A9%20b.png?q=%E5%86%99%E7%9C%9F"),
+        ("/%25C3 é.png".encode("latin-1"), "/%25C3%20%E9.png"),
+        ("/Å/à".encode(), "/%C3%85/%C3%A0"),  # As Latin-1 the last bytes are a line end and a blank.
+        ("../caf%C3%A9%2520/./é".encode(), "/caf%C3%A9%2520/%C3%A9"),
+        ("//LOCALHOST/é".encode(), "/%C3%A9"),
+        ("/é".encode() + b"\xe9", "/%C3%A9%E9"),
+    ],
+)
+def test_fetch_follows_redirects_to_addresses_that_are_not_ascii(site, target, path):
+    def redirect(handler):
+        place = target.replace(b"LOCALHOST", f"localhost:{site.port}".encode())
+        handler.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: " + place + b"\r\nContent-Length: 0\r\n\r\n")
+
+    site.pages |= {"/x/a": redirect, path: b"found"}
+    assert fetch(site.address("/x/a"), HERE) == b"found"
+    assert site.paths == ["/x/a", path]
+
+
+@pytest.mark.parametrize(
     ("target", "words"),
     [
         *((text, "redirected to something other than http and https") for text in ("ftp://h/a", "file:///a", "gopher://h:25/")),
