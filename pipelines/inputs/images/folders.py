@@ -17,7 +17,7 @@ from pipelines.inputs.tables import Table
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, version_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.storage.folder import Entry, Folder, file_at
+from schemas.storage.folder import Entry, Folder, file_at, object_at
 from schemas.storage.locations import is_remote, is_web_address, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
@@ -151,7 +151,7 @@ class ImageTable(ImageSource):
                     )
             if "://" in uri:
                 self._check_address(uri, place)
-            size, version = _status(self._path_of(uri)) if has_versions else (-1, "")
+            size, version = self._status(uri) if has_versions else (-1, "")
             image_id = str(image_id) if type(image_id) is int else image_id
             yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
@@ -165,7 +165,7 @@ class ImageTable(ImageSource):
     def _version(self, ref: ImageRef) -> str:
         if is_web_address(ref.uri):
             return version_of(ref.uri, self.access)
-        size, version = _status(self._path_of(ref.uri))
+        size, version = self._status(ref.uri)
         return f"{version} {size}" if version else ""
 
     def _path_of(self, uri: str) -> str:
@@ -173,12 +173,28 @@ class ImageTable(ImageSource):
         path = plain_location(uri)
         return path if is_remote(path) or os.path.isabs(path) else self.table.folder.path_of(path)  # noqa: PTH117
 
+    def _find(self, uri: str) -> tuple[Folder, str]:
+        """Return folder and name of an image that is not on a web server; a key is literal."""
+        path = plain_location(uri)
+        if is_remote(path):
+            return object_at(path)
+        return file_at(path) if os.path.isabs(path) else (self.table.folder, path)  # noqa: PTH117
+
+    def _status(self, uri: str) -> tuple[int, str]:
+        """Return size and version of a file; -1 and empty if unknown."""
+        try:
+            folder, name = self._find(uri)
+            entry = folder.entry(name)
+        except (DatasetError, UsageError, FileNotFoundError):
+            return -1, ""
+        return (-1, "") if entry is None else (entry.size, entry.version)
+
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
         if is_web_address(ref.uri):
             return fetch(ref.uri, self.access)
-        parent, _, name = self._path_of(ref.uri).rpartition("/")
-        return Folder(parent or "/").read_object(name)
+        folder, name = self._find(ref.uri)
+        return folder.read_object(name)
 
     def _check_address(self, uri: str, place: str) -> None:
         """Check the form of an address."""
@@ -200,13 +216,3 @@ class ImageTable(ImageSource):
 def _first_addresses(table: Table) -> tuple[str, ...]:
     """Return the addresses in the first rows of a table."""
     return tuple(row["uri"] for _, row in islice(table.rows(), _FIRST_ROWS) if isinstance(row["uri"], str))
-
-
-def _status(location: str) -> tuple[int, str]:
-    """Return size and version of a file; -1 and empty if unknown."""
-    try:
-        folder, name = file_at(location)
-        entry = folder.entry(name)
-    except (DatasetError, UsageError, FileNotFoundError):
-        return -1, ""
-    return (-1, "") if entry is None else (entry.size, entry.version)

@@ -16,7 +16,7 @@ from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, Image
 from pipelines.inputs.tables import Table, check_columns, check_dialect, is_table
 from pipelines.inputs.web import WebAccess
 from schemas.errors import InputError, UsageError
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 
 
 def open_images(
@@ -70,15 +70,17 @@ def _open(path: str, ids: IdRule) -> ImageSource:
         folder, name, pattern = Folder(path), "", None
         archive = archives_in(folder)
     elif kind == "file":
-        parent, _, name = path.rpartition("/")
-        folder, pattern = Folder(parent or "/"), re.escape(name)
+        folder, name = file_at(path)
+        pattern = re.escape(name)
         archive = archive_kind(name)
         if archive == "parquet" and not holds_image_bytes(folder, name):
             archive = None
     elif re.search(r"[*?\[]", path):
         parts = path.split("/")
         first = next(index for index, part in enumerate(parts) if re.search(r"[*?\[]", part))
-        folder, name, pattern = Folder("/".join(parts[:first]) or "/"), "", _to_regex("/".join(parts[first:]))
+        parent = "/".join(parts[:first])
+        slashes = parent[len(parent.rstrip("/")) :]  # In a store they belong to the keys.
+        folder, name, pattern = Folder(parent or "/"), "", slashes + _to_regex("/".join(parts[first:]))
         archive = archive_kind(path)
     else:
         raise InputError(f"the images {path!r} do not exist: check the path")
