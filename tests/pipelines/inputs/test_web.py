@@ -75,6 +75,20 @@ def test_fetch_returns_all_bytes_and_sends_a_user_agent(site):
     assert headers["Host"] == f"127.0.0.1:{site.port}"
 
 
+def test_fetch_sends_the_given_user_agent_to_every_hop(site):
+    site.pages |= {"/a": status(302, Location="/b"), "/b": b"b"}
+    agent = "my project/1.0 (mailto:zo\xeb@example.org)"
+    access = WebAccess(allow_private_addresses=True, user_agent=agent)
+    assert (fetch(site.address("/a"), access), version_of(site.address("/b"), access)) == (b"b", "1")
+    assert [headers["User-Agent"] for _, _, headers in site.requests] == [agent] * 3
+
+
+@pytest.mark.parametrize("agent", ["a\r\nHost: b", "a\n", "\x00", "\x7f", "\x85", "写", "\udcff"])
+def test_user_agent_that_no_header_can_have_is_refused(agent):
+    with pytest.raises(UsageError, match=r"--user-agent is .*, expected characters of Latin-1 without control characters"):
+        WebAccess(user_agent=agent)
+
+
 def test_one_connection_serves_many_files_and_missing_ones(site):
     site.pages["/a.jpg"] = b"a"
     for _ in range(5):
