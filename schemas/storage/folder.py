@@ -26,7 +26,7 @@ from pyarrow import fs
 from schemas.errors import DatasetError
 from schemas.storage import object_store
 from schemas.storage.filesystems import filesystem_of
-from schemas.storage.locations import absolute_location, check_regular, is_remote, local_path, plain_location
+from schemas.storage.locations import absolute_location, check_location, check_regular, is_remote, local_path, plain_location
 from schemas.storage.object_store import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
@@ -484,7 +484,12 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
 
 
 def file_at(location: str) -> tuple[Folder, str]:
-    """Return folder and name of a file; the folder gets the options of an address."""
+    """Return folder and name of a file; the folder gets the options of an address.
+
+    Raises:
+        UsageError: the location is impossible, see `check_location`.
+    """
+    check_location(location)
     if is_remote(location):
         address, options = cast("re.Match[str]", re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", location, re.DOTALL)).groups(default="")
         return object_at(address, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from abc import abstractmethod
@@ -18,7 +19,7 @@ from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Entry, Folder, file_at, object_at
-from schemas.storage.locations import is_remote, is_web_address, plain_location
+from schemas.storage.locations import check_location, is_remote, is_web_address, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
 """Our names of the required columns of a table of images."""
@@ -149,7 +150,7 @@ class ImageTable(ImageSource):
                         f"{self.location!r}, {place}: {column!r} is {value!r}, expected an image id and an address: fill it in or "
                         "remove the row"
                     )
-            if "://" in uri:
+            if "://" in uri or not uri.isprintable():
                 self._check_address(uri, place)
             size, version = self._status(uri) if has_versions else (-1, "")
             image_id = str(image_id) if type(image_id) is int else image_id
@@ -194,22 +195,28 @@ class ImageTable(ImageSource):
         if is_web_address(ref.uri):
             return fetch(ref.uri, self.access)
         folder, name = self._find(ref.uri)
-        return folder.read_object(name)
+        try:
+            return folder.read_object(name)
+        except FileNotFoundError as error:
+            if "\\" not in ref.uri:
+                raise
+            raise FileNotFoundError(errno.ENOENT, f"{error.strerror}; it has a backslash, expected / between folders") from None
 
     def _check_address(self, uri: str, place: str) -> None:
         """Check the form of an address."""
         if is_web_address(uri):
             check_proxy(uri, self.access)
-        elif not is_remote(uri):
-            try:
-                plain_location(uri)
-            except UsageError as error:
-                raise InputError(f"{self.location!r}, {place}: {error}") from error
-        elif uri.partition("://")[0] not in _SCHEMES:
+        elif is_remote(uri) and uri.partition("://")[0] not in _SCHEMES:
             raise InputError(
                 f"{self.location!r}, {place}: uri is {uri!r}, expected a path, file://, or one of "
                 f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
             )
+        else:
+            try:
+                check_location(uri)
+                check_location(plain_location(uri))
+            except UsageError as error:
+                raise InputError(f"{self.location!r}, {place}: {error}") from error
 
 
 @lru_cache(maxsize=64)
