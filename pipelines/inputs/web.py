@@ -340,12 +340,12 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
 
 
 def _decode_target(target: str) -> str:
-    """Return the target of a redirect, which http.client decodes as Latin-1; bytes that are not UTF-8 are percent-encoded."""
+    """Return the target of a redirect, which http.client has decoded as Latin-1."""
     data = target.encode("latin-1")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return quote(data, safe=string.punctuation + " ")
+        return quote(data, safe=string.punctuation + " ")  # As curl asks for it.
 
 
 @contextlib.contextmanager

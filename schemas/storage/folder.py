@@ -106,7 +106,7 @@ class Folder:
         return f"{filesystem_of(self.location)[1]}/{name}".partition("/")[2]
 
     def _needs_client(self, name: str) -> bool:
-        """Return whether only the client of the store can name a file; an empty name is the folder.
+        """Return whether only the client of the store can name a file, or the folder.
 
         Raises:
             DatasetError: it is not installed.

@@ -196,19 +196,18 @@ def is_plain(key: str) -> bool:
 
 
 def find_object(bucket: Bucket, key: str) -> Entry | None:
-    """Return the entry of an object, the first whose key begins with its own; None if it does not exist."""
+    """Return the entry of an object; None if it does not exist."""
     first = bucket.page(key, after="", by_folder=False).objects[:1]
     return first[0] if first and first[0].name == key else None
 
 
 def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:
-    """Yield the names of objects and folders directly below a prefix; those of folders end in ``/``."""
-    page = bucket.page(prefix, after="", by_folder=True)
-    while True:
+    """Yield the names of objects, and of folders with ``/``, directly below a prefix."""
+    after: str | None = ""
+    while after is not None:
+        page = bucket.page(prefix, after=after, by_folder=True)
         yield from (key.removeprefix(prefix) for key in (*page.folders, *(entry.name for entry in page.objects)))
-        if not page.next:
-            return
-        page = bucket.page(prefix, after=page.next, by_folder=True)
+        after = page.next or None
 
 
 def has_tags(location: str) -> bool:

@@ -175,7 +175,7 @@ class ImageTable(ImageSource):
         return path if is_remote(path) or os.path.isabs(path) else self.table.folder.path_of(path)  # noqa: PTH117
 
     def _find(self, uri: str) -> tuple[Folder, str]:
-        """Return folder and name of an image that is not on a web server; a key is literal."""
+        """Return folder and name of an image that is not on a web server."""
         path = plain_location(uri)
         if is_remote(path):
             return object_at(path)
