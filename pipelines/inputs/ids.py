@@ -50,7 +50,7 @@ def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
     if "\\" in path:
         raise InputError(
             f"{place}: the file name {path!r} has a backslash, expected '/' between folders: replace backslashes by '/', or "
-            "give ids in a table (--format table)"
+            "give ids in a table"
         )
     image_id = id_of_path(path, ids)
     return image_id or check_image_id(image_id, place=place)
