@@ -14,6 +14,7 @@ cache: loading hashes the weights, and fails if they differ from the planned one
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -107,8 +108,8 @@ def load_json(kind: str, key: Mapping[str, Any]) -> Any:
 
 def store_json(kind: str, key: Mapping[str, Any], value: Any) -> None:
     """Store a JSON value in the cache, atomically; ignore an unwritable cache."""
-    file = _file(kind, key)
     with suppress(OSError):
+        file = _file(kind, key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
             new.write(_json(value))
@@ -116,9 +117,17 @@ def store_json(kind: str, key: Mapping[str, Any], value: Any) -> None:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the cache folder of a kind; it may not exist."""
-    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("IMAGEPIVOT_CACHE") or users / "imagepivot") / kind
+    """Return the cache folder of a kind; it may not exist.
+
+    Raises:
+        FileNotFoundError: no variable names the cache, and the user has no home folder.
+    """
+    if folder := os.environ.get("IMAGEPIVOT_CACHE"):
+        return Path(folder) / kind
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagepivot" / kind
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, "no home folder") from error
 
 
 def _file(kind: str, key: Mapping[str, Any]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -130,7 +131,8 @@ class ExtractorRequest(Options):
         if self.compile and torch_device.type == "cpu":
             from extractors.computing.compile import set_compile_cache
 
-            set_compile_cache(cache_folder("compiled"))
+            with suppress(FileNotFoundError):  # Without a home folder torch's own cache is used.
+                set_compile_cache(cache_folder("compiled"))
         weights = pop_weights(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
         if weights.remark:
             warn_once(weights.remark)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage.folder import Folder
+from schemas.storage.folder import file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
@@ -191,9 +191,9 @@ def open_user_file(location: str, expected: str) -> Iterator[tuple[BinaryIO, Fil
         InputError: the file does not exist, or cannot be read.
     """
     check_location(location)
-    folder, _, name = absolute_location(location).rpartition("/")
+    folder, name = file_at(absolute_location(location))
     try:
-        with Folder(folder or "/").stream(name) as raw:
+        with folder.stream(name) as raw:
             digest = FileDigest(raw)
             file = io.BufferedReader(digest, _CHUNK)
             yield cast("BinaryIO", gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file), digest

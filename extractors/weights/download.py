@@ -59,10 +59,19 @@ def split_choice(weights: str) -> tuple[str, str]:
 
 
 def cache_folder() -> Path:
-    """Return torch's folder of downloaded weights; ``TORCH_HOME`` moves it."""
+    """Return torch's folder of downloaded weights; ``TORCH_HOME`` moves it.
+
+    Raises:
+        InputError: the user has no home folder, and no variable names another one.
+    """
     import torch
 
-    return Path(torch.hub.get_dir()) / "checkpoints"
+    folder = Path(torch.hub.get_dir())
+    if folder.parts[:1] == ("~",):
+        raise InputError(
+            "this user has no home folder for the weights: set TORCH_HOME to a folder, or pass a file with --weights PATH"
+        )
+    return folder / "checkpoints"
 
 
 def local_file(location: str) -> Path:

@@ -525,7 +525,7 @@ def _values(location: str, context: typer.Context) -> dict[str, Any]:
 
 
 def _read(location: str) -> dict[str, Any]:
-    from schemas.storage.folder import Folder
+    from schemas.storage.folder import file_at
     from schemas.storage.locations import check_location, is_remote
     from schemas.storage.storage_errors import storage_errors
 
@@ -533,8 +533,8 @@ def _read(location: str) -> dict[str, Any]:
     try:
         with storage_errors(location):
             if is_remote(location):
-                parent, _, name = location.rpartition("/")
-                data = Folder(parent).read(name)
+                folder, name = file_at(location)
+                data = folder.read(name)
             else:
                 data = Path(os.path.expanduser(location)).read_bytes()  # noqa: PTH111 -- any name after ~
     except FileNotFoundError:

@@ -199,6 +199,7 @@ def duplicates(
     from schemas.duplicates import duplicates_csv
     from schemas.storage.folder import file_at
 
+    target = file_at(output) if output else None
     with show_progress(notes, "duplicates", unit="images", log_json=log_json) as meter:
         members = find_duplicates(job, meter, remark)
     table, groups = count_table(members), len({member.group for member in members})
@@ -209,7 +210,7 @@ def duplicates(
         render_tables(console, [table])
         items = "images and captions" if job.captions else "images"
         print_line(f"[bold]duplicates[/bold]: {groups:,} groups of {len(members):,} {items}")
-    if output:
-        folder, name = file_at(output)
+    if target is not None:
+        folder, name = target
         folder.write(name, duplicates_csv(members).encode())
         remark(f"written: {output}", style="")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
 
 IdRule = Literal["name", "path"]
@@ -41,10 +41,18 @@ def id_of_path(path: str, ids: IdRule) -> str:
 def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
     """Return the image id of a file name, see `id_of_path`.
 
+    A backslash is refused: nearly always it is a separator that a tool on Windows wrote, which would become part of the id.
+
     Raises:
         InputError: it is not a usable file name; the message begins with `place`.
     """
-    image_id = id_of_path(check_image_id(file_name, place=place), ids)
+    path = check_image_id(file_name, place=place)
+    if "\\" in path:
+        raise InputError(
+            f"{place}: the file name {path!r} has a backslash, expected '/' between folders: replace backslashes by '/', or "
+            "give ids in a table"
+        )
+    image_id = id_of_path(path, ids)
     return image_id or check_image_id(image_id, place=place)
 
 

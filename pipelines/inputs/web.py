@@ -12,8 +12,10 @@ import errno
 import http.client
 import io
 import ipaddress
+import re
 import socket
 import ssl
+import string
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -49,6 +51,10 @@ class WebAccess:
             the proxies that the environment names, without any check.
         total_seconds: timeout of a download, with redirects, pauses and retries.
         max_attempts: number of attempts if the server is busy (429 or 5xx) or the connection fails.
+        user_agent: the header User-Agent; empty for ``imagepivot/VERSION``.
+
+    Raises:
+        UsageError: the User-Agent has a character that headers cannot have.
     """
 
     allow_private_addresses: bool = False
@@ -57,6 +63,14 @@ class WebAccess:
     read_seconds: float = 30.0
     total_seconds: float = 300.0
     max_attempts: int = 4
+    user_agent: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\x20-\x7e\xa0-\xff]*", self.user_agent):
+            raise UsageError(
+                f"--user-agent is {self.user_agent!r}, expected characters of Latin-1 without control characters, e.g. "
+                "'my-project/1.0 (mailto:me@example.org)'"
+            )
 
 
 PUBLIC_ACCESS = WebAccess()
@@ -306,7 +320,9 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
         options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
         with (
             _failures(),
-            contextlib.closing(connections(access, proxy).urlopen(method, address, headers=_headers(), **options)) as response,
+            contextlib.closing(
+                connections(access, proxy).urlopen(method, address, headers=_headers(access), **options)
+            ) as response,
         ):
             target = response.get_redirect_location()
             if not target and response.status == 200:
@@ -319,8 +335,17 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
                 # 501: the server does not implement the method.
                 retryable = response.status == 429 or (500 <= response.status <= 599 and response.status != 501)
                 raise _RequestError(f"HTTP {response.status}", retryable=retryable, pause=pause or 0.0)
-            address = urljoin(address, target)
+            address = urljoin(address, _decode_target(target))
     raise _RequestError(f"more than {_MAX_REDIRECTS} redirects")
+
+
+def _decode_target(target: str) -> str:
+    """Return the target of a redirect, which http.client has decoded as Latin-1."""
+    data = target.encode("latin-1")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return quote(data, safe=string.punctuation + " ")  # As curl asks for it.
 
 
 @contextlib.contextmanager
@@ -372,6 +397,10 @@ def _drain(response: Any) -> None:
         response.drain_conn()
 
 
-@lru_cache(maxsize=1)
-def _headers() -> dict[str, str]:
-    return {"User-Agent": f"imagepivot/{version('imagepivot')}", "Accept": "*/*", "Accept-Encoding": "identity"}
+@lru_cache(maxsize=8)
+def _headers(access: WebAccess) -> dict[str, str]:
+    return {
+        "User-Agent": access.user_agent or f"imagepivot/{version('imagepivot')}",
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",
+    }

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
 from pyarrow import fs
@@ -26,7 +26,7 @@ from pyarrow import fs
 from schemas.errors import DatasetError
 from schemas.storage import object_store
 from schemas.storage.filesystems import filesystem_of
-from schemas.storage.locations import absolute_location, check_regular, is_remote, local_path, plain_location
+from schemas.storage.locations import absolute_location, check_location, check_regular, is_remote, local_path, plain_location
 from schemas.storage.object_store import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
@@ -105,6 +105,21 @@ class Folder:
     def _key(self, name: str) -> str:
         return f"{filesystem_of(self.location)[1]}/{name}".partition("/")[2]
 
+    def _needs_client(self, name: str) -> bool:
+        """Return whether only the client of the store can name a file, or the folder.
+
+        Raises:
+            DatasetError: it is not installed.
+        """
+        if self.is_local or object_store.is_plain(self._key(name).removesuffix("" if name else "/")):
+            return False
+        if not self.has_tags:
+            raise DatasetError(
+                f"cannot use {self.path_of(name)!r}: only the client of the store can name a key with an empty part, '.' or '..': "
+                "install imagepivot[pipelines]"
+            ) from OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return True
+
     def path_of(self, name: str) -> str:
         """Return the full location of a file, for messages and other tools."""
         return f"{self.location.rstrip('/')}/{name}"
@@ -148,6 +163,11 @@ class Folder:
         return self._children("", fs.FileType.Directory)
 
     def _children(self, below: str, *types: fs.FileType) -> list[str]:
+        if self._needs_client(below):
+            with storage_errors(self.path_of(below)):
+                names = list(object_store.list_level(self._bucket, self._key(f"{below}/" if below else "")))
+            is_folder = fs.FileType.Directory in types
+            return sorted(name.removesuffix("/") for name in names if name and name.endswith("/") == is_folder)
         filesystem, path = self._find(below)
         with storage_errors(self.path_of(below)):
             infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
@@ -161,6 +181,9 @@ class Folder:
         """
         filesystem, path = filesystem_of(self.location)
         with storage_errors(self.location):
+            if self._needs_client(""):
+                names = set(object_store.list_level(self._bucket, self._key("").removesuffix("/")))
+                return "file" if "" in names else "folder" if "/" in names else "nothing"
             file_type = filesystem.get_file_info(path).type
             if file_type == fs.FileType.Unknown:
                 check_regular(path)
@@ -169,6 +192,10 @@ class Folder:
 
     def entry(self, name: str) -> Entry | None:
         """Return size and modification time of a file; None if it does not exist."""
+        if self._needs_client(name):
+            with storage_errors(self.path_of(name)):
+                stored = object_store.find_object(self._bucket, self._key(name))
+            return stored and stored._replace(name=name)
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(path)
@@ -209,6 +236,8 @@ class Folder:
             FileNotFoundError: the file does not exist.
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
+        if self._needs_client(name):
+            return pa.PythonFile(self.stream(name), mode="r")
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             if self.is_local:
@@ -223,7 +252,7 @@ class Folder:
 
     def stream(self, name: str) -> Any:
         """Open a file for sequential reading; errors are those of `open`."""
-        if self._takes_ranges:
+        if self._takes_ranges or self._needs_client(name):
             size = self.size(name)
             if size == 0:  # Perhaps a response with truncated headers, which reading detects.
                 size = len(self.read_object(name))
@@ -373,6 +402,8 @@ class Folder:
         """Delete a file if it exists, and has the given tag."""
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
+            if tag == ANY and self._needs_client(name):
+                tag = self.tag(name) or ANY
             if tag != ANY:
                 self._bucket.delete(self._key(name), tag)
             elif self.size(name) is not None:
@@ -453,10 +484,26 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
 
 
 def file_at(location: str) -> tuple[Folder, str]:
-    """Return folder and name of a file; the folder gets the options of an address."""
+    """Return folder and name of a file; the folder gets the options of an address.
+
+    Raises:
+        UsageError: the location is impossible, see `check_location`.
+    """
+    check_location(location)
     if is_remote(location):
-        address, options = re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", location, re.DOTALL).groups(default="")  # type: ignore[union-attr]
-        folder, _, name = address.rpartition("/")
-        return Folder(folder + options), name
+        address, options = cast("re.Match[str]", re.fullmatch(r"(.*?)(\?\w+=[^/?]*)?", location, re.DOTALL)).groups(default="")
+        return object_at(address, options)
     path = local_path(location)
     return Folder(str(path.parent)), path.name
+
+
+def object_at(address: str, options: str = "") -> tuple[Folder, str]:
+    """Return folder and name of an object, whose key is literal.
+
+    Slashes in front of the last part belong to the name, since those at the end of a folder's address have no meaning.
+
+    >>> object_at("s3://bucket//a.png")
+    (Folder(location='s3://bucket'), '/a.png')
+    """
+    folder, name = cast("re.Match[str]", re.fullmatch(r"(.*?)/(/*[^/]*)", address, re.DOTALL)).groups()
+    return Folder(folder + options), name

@@ -128,9 +128,9 @@ class Bucket(ABC):
 
     @abstractmethod
     def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        """List a page of the objects below a prefix, which is empty or ends in ``/``.
+        """List a page of the objects whose keys begin with a prefix, sorted by key.
 
-        ``after`` is the `Page.next` of the previous page, or empty. ``by_folder`` lists only objects directly below the prefix, and
+        ``after`` is the `Page.next` of the previous page, or empty. ``by_folder`` lists only objects without a further ``/``, and
         the folders beside them.
         """
 
@@ -185,6 +185,29 @@ def upload_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes
     starts = range(0, size_of(data), part_bytes)
     with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
         return list(pool.map(lambda part, start: send(part, read_part(data, start, part_bytes)), count(1), starts))
+
+
+def is_plain(key: str) -> bool:
+    """Return whether pyarrow and obstore can name a key.
+
+    A key is not a path: ``/a``, ``a`` and ``./a`` are three objects. Clients that normalize paths read another one.
+    """
+    return not key or {"", ".", ".."}.isdisjoint(key.split("/"))
+
+
+def find_object(bucket: Bucket, key: str) -> Entry | None:
+    """Return the entry of an object; None if it does not exist."""
+    first = bucket.page(key, after="", by_folder=False).objects[:1]
+    return first[0] if first and first[0].name == key else None
+
+
+def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:
+    """Yield the names of objects, and of folders with ``/``, directly below a prefix."""
+    after: str | None = ""
+    while after is not None:
+        page = bucket.page(prefix, after=after, by_folder=True)
+        yield from (key.removeprefix(prefix) for key in (*page.folders, *(entry.name for entry in page.objects)))
+        after = page.next or None
 
 
 def has_tags(location: str) -> bool:

@@ -96,10 +96,10 @@ class S3Bucket(Bucket):
         return None
 
     def get(self, key: str) -> tuple[bytes, str] | None:
-        try:
-            return _get_object(self._address, key)
-        except ValueError:  # obstore does not support control characters in keys.
-            return self._get(key)
+        if object_store.is_plain(key):
+            with suppress(ValueError):  # obstore does not support control characters in keys.
+                return _get_object(self._address, key)
+        return self._get(key)
 
     def part(self, key: str, start: int, stop: int) -> bytes | None:
         content = self._get(key, Range=f"bytes={start}-{stop - 1}")

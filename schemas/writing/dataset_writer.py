@@ -111,14 +111,20 @@ def complete_dataset(
         return commit(output, libraries=libraries, statistics=statistics)
 
 
-def read_compatible(output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None) -> OutputState:
-    """Return the state of the folder before a run; errors as in `complete_dataset`."""
+def read_compatible(
+    output: OutputDataset, policy: ReusePolicy, task: ArrayTask | None = None, *, written: frozenset[int] = frozenset()
+) -> OutputState:
+    """Return the state of the folder before a run, or after it has written shards.
+
+    Raises:
+        UsageError, DatasetError: as in `complete_dataset`.
+    """
     if task is None:
         state = OutputState(output, policy)
     else:
         _check_update(output, policy)
         state = OutputState(_drop_states(output, policy), policy, task.shards(output.shards))
-    state.check_compatible()
+    state.check_compatible(_describe_written(written))
     return state
 
 
@@ -137,9 +143,10 @@ def _complete_task(
     check: Callable[[], object],
     libraries: tuple[str, ...],
 ) -> Manifest:
+    written: frozenset[int] = frozenset()
     while True:
         with lock_folder(output.folder, shared=True):
-            state = read_compatible(output, policy, task)
+            state = read_compatible(output, policy, task, written=written)
             todo = frozenset(state.selected) - state.finished_shards()
             try:
                 if todo or not state.is_committed():
@@ -150,14 +157,21 @@ def _complete_task(
                         output.folder.write(name, data)
                 if todo:
                     write_missing(frozenset(range(output.shards)) - todo)
-                return _commit_if_done(output, task, policy, libraries)
+                    written |= todo
+                return _commit_if_done(output, task, policy, libraries, written)
             except CommittedError:
                 continue  # Another task committed before this one had replaced its own shards.
 
 
-def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy, libraries: tuple[str, ...]) -> Manifest:
+def _describe_written(shards: frozenset[int]) -> str:
+    return f"this task has written shards {_ranges(sorted(shards))}, which stay" if shards else "nothing was written"
+
+
+def _commit_if_done(
+    output: OutputDataset, task: ArrayTask, policy: ReusePolicy, libraries: tuple[str, ...], written: frozenset[int]
+) -> Manifest:
     """Commit if all shards are current; else list the tasks to run again."""
-    state, unfinished = _read_after_task(output, policy)
+    state, unfinished = _read_after_task(output, policy, written)
     if not unfinished:
         manifest = state.committed_manifest()
         if manifest is not None:
@@ -167,7 +181,7 @@ def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy,
         try:
             return commit(output, libraries=libraries, files=files)
         except DatasetError:
-            state, unfinished = _read_after_task(output, policy)
+            state, unfinished = _read_after_task(output, policy, written)
             if not unfinished and (manifest := state.committed_manifest()) is not None:
                 return manifest  # Another task has committed first, with other libraries.
             if not unfinished:
@@ -186,7 +200,9 @@ def _commit_if_done(output: OutputDataset, task: ArrayTask, policy: ReusePolicy,
     raise DetachedError(message)
 
 
-def _read_after_task(output: OutputDataset, policy: ReusePolicy) -> tuple[OutputState, dict[int, Status]]:
+def _read_after_task(
+    output: OutputDataset, policy: ReusePolicy, written: frozenset[int]
+) -> tuple[OutputState, dict[int, Status]]:
     """Return the folder's state, and the status of the shards that are not current.
 
     A store is read again if a shard seems damaged: an attempt may have published it since the listing.
@@ -194,7 +210,7 @@ def _read_after_task(output: OutputDataset, policy: ReusePolicy) -> tuple[Output
     for _ in range(1 if output.folder.is_local else 2):
         with publishing(output.folder):
             state = OutputState(_drop_states(output, policy), ReusePolicy(update=policy.update))
-            state.check_compatible()
+            state.check_compatible(_describe_written(written))
             statuses = {index: shard.status for index, shard in state.shards().items()}
         unfinished: dict[int, Status] = {index: status for index, status in statuses.items() if status != Status.CURRENT}
         if Status.DAMAGED not in unfinished.values():

@@ -299,8 +299,10 @@ class OutputState:
         has_stray_failures = shard.failures is None and failures_name(shard.name) in self.entries
         return has_stray_failures or (self._policy.verify and shard.record is None and record_name(shard.name) in self.entries)
 
-    def check_compatible(self) -> None:
+    def check_compatible(self, written: str = "nothing was written") -> None:
         """Check that the run would not replace data that must not be lost.
+
+        Messages contain ``written``, which states what the command has written.
 
         Raises:
             DatasetError: the folder has foreign files and no dataset; foreign files named like shards; a dataset with another
@@ -312,7 +314,7 @@ class OutputState:
         others = others if others and self._holds_dataset() else []
         if refused := sorted(foreign - set(others)):
             raise DatasetError(
-                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {refused[0]!r}: nothing was written. "
+                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {refused[0]!r}: {written}. "
                 "Choose a new or empty folder"
             )
         if others and not self._is_task:
@@ -321,9 +323,9 @@ class OutputState:
             return
         for stored in (self._manifest, *self._footers.values()):
             if stored is not None:
-                self._check_same_dataset(stored)
+                self._check_same_dataset(stored, written)
         if not self._policy.update:
-            self._check_not_stale()
+            self._check_not_stale(written)
 
     def clear(self) -> None:
         """Delete manifest, outdated shards and leftovers, and write the output's files.
@@ -428,37 +430,37 @@ class OutputState:
         """Return the files beside shards that the folder's manifest lists."""
         return {entry.path for entry in self._manifest.files} if isinstance(self._manifest, Manifest) else set()
 
-    def _check_same_dataset(self, stored: Manifest | Footer | DatasetError) -> None:
+    def _check_same_dataset(self, stored: Manifest | Footer | DatasetError, written: str) -> None:
         output, location = self.output, self.output.folder.location
         if isinstance(stored, DatasetError):
-            raise DatasetError(f"{stored}; or give --overwrite to replace the dataset. Nothing was written")
+            raise DatasetError(f"{stored}; or give --overwrite to replace the dataset. {written.capitalize()}")
         if stored.fingerprint != output.fingerprint:
             raise OtherDatasetError(
-                f"{location!r} holds another dataset ({difference(stored, output)}): nothing was written. Choose another folder, "
+                f"{location!r} holds another dataset ({difference(stored, output)}): {written}. Choose another folder, "
                 "or give --overwrite to replace it"
             )
         if stored.version > FORMAT_VERSION:
-            raise DatasetError(f"{location!r} {newer(stored.version)}. Nothing was written")
+            raise DatasetError(f"{location!r} {newer(stored.version)}. {written.capitalize()}")
         if stored.version < FORMAT_VERSION:
             raise DatasetError(
                 f"{location!r} holds this dataset in version {stored.version} of the format, which can be read but not continued: "
-                f"nothing was written. Keep it, or give --overwrite to write it again in version {FORMAT_VERSION}"
+                f"{written}. Keep it, or give --overwrite to write it again in version {FORMAT_VERSION}"
             )
 
-    def _check_not_stale(self) -> None:
+    def _check_not_stale(self, written: str) -> None:
         changed = sum(shard.status is Status.STALE for shard in self.shards().values())
         count = f"{changed} of {self.output.shards} shards"
         if changed and self.output.sources:
             sources = " and ".join(map(repr, self.output.sources))
             raise DatasetError(
                 f"{self.output.folder.location!r} was made from other content than {sources} now: {count} differ "
-                "(Manifest.content_sha256), or are of an earlier version that did not record it; nothing was written. Give "
+                f"(Manifest.content_sha256), or are of an earlier version that did not record it; {written}. Give "
                 "--overwrite to write it again, or choose another folder"
             )
         if changed:
             raise DatasetError(
                 f"{self.output.folder.location!r} was made from other images: in {count} images are new, gone, or differ in size "
-                "or modification time; nothing was written. Give --update to bring it up to date, --overwrite to replace it, or "
+                f"or modification time; {written}. Give --update to bring it up to date, --overwrite to replace it, or "
                 "choose another folder"
             )
 

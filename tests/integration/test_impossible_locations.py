@@ -69,6 +69,15 @@ OPTIONS = {
     "vectors": "sts pairs.tsv --vectors LOCATION",
     "output": "sts pairs.tsv --output LOCATION",
 }
+# Options whose names are checked before anything is read, beside the outputs of LINES without a run.
+NOT_UTF8 = (
+    "evaluate run --captions encoded --features features --output LOCATION",
+    "duplicates features captions --output LOCATION",
+    "duplicates features captions --images LOCATION",
+    "view features photos --image 1 -o LOCATION.png",
+    "sts pairs.tsv --output LOCATION",
+    "captions table.tsv out --format table --shards like:LOCATION",
+)
 NAMES = (
     *("table.tsv", "pairs.tsv", "array.npy", "words.vec", "photos", "captions", "vocabulary", "encoded", "features", "run"),
     *("OUT", "drawing.png", "demo"),
@@ -164,6 +173,17 @@ def test_message_names_the_fault(refused, bad):
     err = refused(["inspect", bad])
     assert "cannot use the location" in err
     assert "Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", [*(line for name, line in LINES.items() if "OUT" in line and name not in ("build", "embed")), *NOT_UTF8]
+)
+def test_name_that_is_not_utf8_is_refused_before_anything_is_read(refused, line):
+    words = line.replace("LOCATION", "\udcff\udcfe").replace("OUT", "\udcff\udcfe").split()
+    err = refused(words)
+    assert "it is not UTF-8; if its name is, set PYTHONUTF8=1" in err or words[0] == "doctor"
+    assert err.count("\n") <= 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
 
+import io
 import signal
+import tarfile
 import time
 from pathlib import Path
 
@@ -11,8 +13,11 @@ import pytest
 from PIL import Image
 from pyarrow import fs
 
+from pipelines.inputs.captions import open_source
+from pipelines.inputs.captions.base import EVERYTHING
+from pipelines.inputs.images import open_images
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
 from schemas.storage.filesystems import filesystem_of
 from schemas.storage.folder import Folder
@@ -71,6 +76,87 @@ def test_text_is_the_same_as_in_local_folders(store, table, local, imagepivot):
     assert open_dataset(f"{folder}/captions").manifest == open_dataset(local / "captions").manifest
     assert "16" in imagepivot("inspect", f"{folder}/captions", "--rows", "1").stdout
     imagepivot("validate", f"{folder}/encoded")
+
+
+# Keys that clients which normalize paths would read as the key before, and keys that look encoded.
+KEYS = (
+    *("keys/a.png", "keys//a.png", "keys///a.png", "keys/./a.png", "keys/x/../a.png", "/a.png", "//a.png", "a.png", "./b.png"),
+    *("keys/a b.png", "keys/a%20b.png", "keys/a+b.png", "keys/a%2Bb.png", "keys/a?b.png", "keys/a?b=c.png", "keys/a#b.png"),
+    *(
+        "keys/\N{DOG}.png",
+        "keys/\u00e9.png",
+        "keys/e\u0301.png",
+        "keys/a\\b.png",
+        "keys/a\tb.png",
+        "keys/a;b&c.png",
+        "keys/ .png",
+    ),
+)
+
+
+def keys_of(store) -> list[str]:
+    """Keys that a store's emulator keeps apart; Google's stores objects as files."""
+    if store.scheme == "s3":
+        return [*KEYS, "../c.png"]
+    return [
+        key for key in KEYS if ".." not in key and key not in ("keys/a.png", "a.png", "//a.png", "keys///a.png", "keys/./a.png")
+    ]
+
+
+def test_keys_are_names_and_not_paths(store, tmp_path):
+    root, keys = Folder(store.address("")), keys_of(store)
+    for key in keys:
+        root.write(key, key.encode())
+    assert set(root.names()) >= set(keys)
+    lines = "".join(f'{number},"{store.address(key)}"\n' for number, key in enumerate(keys))
+    (tmp_path / "table.csv").write_text(f"image_id,uri\n{lines}")
+    table = open_images(tmp_path / "table.csv")
+    assert [table.read(ref) for ref in table.refs()] == [key.encode() for key in keys]
+    for key in keys:
+        stored = (
+            root.read(key),
+            root.open(key).read(),
+            root.stream(key).read(),
+            root.read_object(key),
+            root.read_part(key, 0, 99),
+        )
+        assert set(stored) == {key.encode()}
+        assert (root.size(key), root.entry(key).name) == (len(key.encode()), key)
+        if "?b=c" not in key:  # The options of an address.
+            assert Folder(store.address(key)).kind() == "file"
+    assert root.entry("//") is root.entry("keys//b.png") is root.entry("//a") is None
+    root.delete("/a.png")
+    root.delete("/never.png")
+    assert set(keys) - set(root.names()) == {"/a.png"}
+
+
+def test_locations_with_slashes_in_front_of_keys(store):
+    root = Folder(store.address(""))
+    with io.BytesIO() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("in a tar.png"))
+        files = {"/p/a.png": b"a", "/p//b.png": b"b", "/p/one.tar": packed.getvalue(), "/only.png": b"only"}
+    for name, data in {**files, "/p/captions.csv": b"image_id,text\nx,a dog\n"}.items():
+        root.write(name, data)
+
+    def listed(path):
+        images = open_images(store.address(path), id_rule="path")
+        return sorted((ref.image_id, images.read(ref)) for ref in images.refs())
+
+    assert listed("/p") == [("/b", b"b"), ("a", b"a")]
+    assert listed("/p/*.png") == [("a", b"a")]
+    assert listed("/*.png") == [("/only", b"only")]
+    assert listed("/only.png") == [("/only", b"only")]
+    assert listed("/p//b.png") == [("/b", b"b")]
+    assert listed("/p/one.tar") == [("in a tar", b"")]
+    assert Folder(store.address("/p")).children() == ["a.png", "captions.csv", "one.tar"]
+    assert "/" not in Folder(store.address("/p")).folders()
+    captions = open_source("table", store.address("/p/captions.csv"))
+    (part,) = captions.parts(EVERYTHING)
+    assert [caption.text for caption in captions.read(part, EVERYTHING)] == ["a dog"]
+    for missing in ("/photos", "/p//a.png"):
+        with pytest.raises(InputError, match="do not exist: check the path"):
+            open_images(store.address(missing))
 
 
 @pytest.fixture(scope="module")

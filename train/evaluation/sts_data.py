@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
@@ -119,8 +119,8 @@ def _files_at(location: str) -> Iterator[str]:
         if kind == "nothing":
             raise InputError(f"there is no file or folder {location!r}: give sentence pairs of a shared task, or runs")
         if kind == "file":
-            above, _, name = location.rpartition("/")
-            yield above + "/" + _INPUT.sub(r"STS.input.\2.txt", name)
+            folder, name = file_at(location)
+            yield folder.path_of(_INPUT.sub(r"STS.input.\2.txt", name))
             return
         names = [name for name in folder.children() if name.startswith("STS.input.") or name.endswith(_TABLES)]
     if not names:
@@ -212,9 +212,9 @@ def _is_score(text: str) -> bool:
 
 
 def _lines(location: str) -> list[str]:
-    folder, _, name = location.rpartition("/")
+    folder, name = file_at(location)
     with _input_errors(location):
-        lines = decode_text(Folder(folder or "/").read(name), location).split("\n")
+        lines = decode_text(folder.read(name), location).split("\n")
     return lines[:-1] if not lines[-1] else lines
 
 

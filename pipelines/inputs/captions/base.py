@@ -19,7 +19,7 @@ from pipelines.inputs.files import inventory, kind_of, list_files
 from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError
 from schemas.keys import CONTROLS, check_language
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 
 COMPARABLE = "comparable"
 TRANSLATION = "translation"
@@ -288,8 +288,8 @@ def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[
         InputError: the folder contains no such file; ``hint`` describes the files in the message.
     """
     if kind_of(location) == "file":
-        parent, _, name = location.rpartition("/")
-        return Folder(parent or "/"), [name]
+        folder, name = file_at(location)
+        return folder, [name]
     folder = Folder(location)
     names = list_files(folder)
     matches = [name for name in names if re.fullmatch(pattern, name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from abc import abstractmethod
@@ -17,8 +18,8 @@ from pipelines.inputs.tables import Table
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, version_of
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.storage.folder import Entry, Folder, file_at
-from schemas.storage.locations import is_remote, is_web_address, plain_location
+from schemas.storage.folder import Entry, Folder, file_at, object_at
+from schemas.storage.locations import check_location, is_remote, is_web_address, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
 """Our names of the required columns of a table of images."""
@@ -149,9 +150,9 @@ class ImageTable(ImageSource):
                         f"{self.location!r}, {place}: {column!r} is {value!r}, expected an image id and an address: fill it in or "
                         "remove the row"
                     )
-            if "://" in uri:
+            if "://" in uri or not uri.isprintable():
                 self._check_address(uri, place)
-            size, version = _status(self._path_of(uri)) if has_versions else (-1, "")
+            size, version = self._status(uri) if has_versions else (-1, "")
             image_id = str(image_id) if type(image_id) is int else image_id
             yield ImageRef(check_image_id(image_id, place=f"{self.location!r}, {place}"), uri, size, version=version)
 
@@ -165,7 +166,7 @@ class ImageTable(ImageSource):
     def _version(self, ref: ImageRef) -> str:
         if is_web_address(ref.uri):
             return version_of(ref.uri, self.access)
-        size, version = _status(self._path_of(ref.uri))
+        size, version = self._status(ref.uri)
         return f"{version} {size}" if version else ""
 
     def _path_of(self, uri: str) -> str:
@@ -173,40 +174,52 @@ class ImageTable(ImageSource):
         path = plain_location(uri)
         return path if is_remote(path) or os.path.isabs(path) else self.table.folder.path_of(path)  # noqa: PTH117
 
+    def _find(self, uri: str) -> tuple[Folder, str]:
+        """Return folder and name of an image that is not on a web server."""
+        path = plain_location(uri)
+        if is_remote(path):
+            return object_at(path)
+        return file_at(path) if os.path.isabs(path) else (self.table.folder, path)  # noqa: PTH117
+
+    def _status(self, uri: str) -> tuple[int, str]:
+        """Return size and version of a file; -1 and empty if unknown."""
+        try:
+            folder, name = self._find(uri)
+            entry = folder.entry(name)
+        except (DatasetError, UsageError, FileNotFoundError):
+            return -1, ""
+        return (-1, "") if entry is None else (entry.size, entry.version)
+
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
         if is_web_address(ref.uri):
             return fetch(ref.uri, self.access)
-        parent, _, name = self._path_of(ref.uri).rpartition("/")
-        return Folder(parent or "/").read_object(name)
+        folder, name = self._find(ref.uri)
+        try:
+            return folder.read_object(name)
+        except FileNotFoundError as error:
+            if "\\" not in ref.uri:
+                raise
+            raise FileNotFoundError(errno.ENOENT, f"{error.strerror}; it has a backslash, expected / between folders") from None
 
     def _check_address(self, uri: str, place: str) -> None:
         """Check the form of an address."""
         if is_web_address(uri):
             check_proxy(uri, self.access)
-        elif not is_remote(uri):
-            try:
-                plain_location(uri)
-            except UsageError as error:
-                raise InputError(f"{self.location!r}, {place}: {error}") from error
-        elif uri.partition("://")[0] not in _SCHEMES:
+        elif is_remote(uri) and uri.partition("://")[0] not in _SCHEMES:
             raise InputError(
                 f"{self.location!r}, {place}: uri is {uri!r}, expected a path, file://, or one of "
                 f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
             )
+        else:
+            try:
+                check_location(uri)
+                check_location(plain_location(uri))
+            except UsageError as error:
+                raise InputError(f"{self.location!r}, {place}: {error}") from error
 
 
 @lru_cache(maxsize=64)
 def _first_addresses(table: Table) -> tuple[str, ...]:
     """Return the addresses in the first rows of a table."""
     return tuple(row["uri"] for _, row in islice(table.rows(), _FIRST_ROWS) if isinstance(row["uri"], str))
-
-
-def _status(location: str) -> tuple[int, str]:
-    """Return size and version of a file; -1 and empty if unknown."""
-    try:
-        folder, name = file_at(location)
-        entry = folder.entry(name)
-    except (DatasetError, UsageError, FileNotFoundError):
-        return -1, ""
-    return (-1, "") if entry is None else (entry.size, entry.version)

@@ -14,9 +14,9 @@ from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, arch
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import Table, check_columns, check_dialect, is_table
-from pipelines.inputs.web import WebAccess
+from pipelines.inputs.web import PUBLIC_ACCESS, WebAccess
 from schemas.errors import InputError, UsageError
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 
 
 def open_images(
@@ -27,6 +27,7 @@ def open_images(
     delimiter: str = "",
     quoting: Quoting = "auto",
     allow_private_addresses: bool = False,
+    user_agent: str = "",
 ) -> ImageSource:
     """Open a collection of images.
 
@@ -40,6 +41,7 @@ def open_images(
         delimiter: for CSV and TSV, the character between two values; empty: detected.
         quoting: for CSV and TSV, the meaning of ``"``, see `pipelines.inputs.dialects.Quoting`.
         allow_private_addresses: for a table: allow downloads from addresses that are not public, and through proxies.
+        user_agent: for a table: the header User-Agent of downloads; empty for ``imagepivot/VERSION``.
 
     Raises:
         UsageError: ``id_rule`` is neither ``name`` nor ``path``, a column is unknown, or an option for tables has another location.
@@ -48,19 +50,19 @@ def open_images(
     check_id_rule(id_rule)
     check_columns(columns or {}, TABLE_COLUMNS)
     dialect = Dialect(delimiter, quoting)
+    access = WebAccess(allow_private_addresses=allow_private_addresses, user_agent=user_agent)
     source = _open(locate(location), id_rule)
     if isinstance(source, ImageTable):
         check_dialect(source.table.name, dialect)
         table = replace(source.table, renamed=tuple(sorted((columns or {}).items())), dialect=dialect)
-        return ImageTable(table, WebAccess(allow_private_addresses=allow_private_addresses))
+        return ImageTable(table, access)
     if columns:
         raise UsageError(f"columns {dict(columns)!r} were given for {source.location!r}: only a table of addresses has columns")
     if dialect != AUTO_DIALECT:
         raise UsageError(f"--delimiter or --quoting was given for {source.location!r}: only a table of addresses has them")
-    if allow_private_addresses:
-        raise UsageError(
-            f"--allow-private-addresses is for a table of addresses, but {source.location!r} is none: leave it out"
-        )
+    if access != PUBLIC_ACCESS:
+        option = "--allow-private-addresses" if allow_private_addresses else "--user-agent"
+        raise UsageError(f"{option} is for a table of addresses, but {source.location!r} is none: leave it out")
     return source
 
 
@@ -70,15 +72,17 @@ def _open(path: str, ids: IdRule) -> ImageSource:
         folder, name, pattern = Folder(path), "", None
         archive = archives_in(folder)
     elif kind == "file":
-        parent, _, name = path.rpartition("/")
-        folder, pattern = Folder(parent or "/"), re.escape(name)
+        folder, name = file_at(path)
+        pattern = re.escape(name)
         archive = archive_kind(name)
         if archive == "parquet" and not holds_image_bytes(folder, name):
             archive = None
     elif re.search(r"[*?\[]", path):
         parts = path.split("/")
         first = next(index for index, part in enumerate(parts) if re.search(r"[*?\[]", part))
-        folder, name, pattern = Folder("/".join(parts[:first]) or "/"), "", _to_regex("/".join(parts[first:]))
+        parent = "/".join(parts[:first])
+        slashes = parent[len(parent.rstrip("/")) :]  # In a store they belong to the keys.
+        folder, name, pattern = Folder(parent or "/"), "", slashes + _to_regex("/".join(parts[first:]))
         archive = archive_kind(path)
     else:
         raise InputError(f"the images {path!r} do not exist: check the path")

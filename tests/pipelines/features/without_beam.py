@@ -82,7 +82,13 @@ def fork(action: Callable[[], object], writes: int) -> int:
             code = 0
         except DatasetError as error:
             # A killed task may leave a new file of failures beside an old shard.
-            code = 1 if re.search("is in use|[Nn]othing was written|cannot be committed, .*: run task", str(error)) else 7
+            code = (
+                1
+                if re.search(
+                    "is in use|[Nn]othing was written|has written shards|cannot be committed, .*: run task", str(error)
+                )
+                else 7
+            )
             if code == 7:
                 print(error, flush=True)
     finally:

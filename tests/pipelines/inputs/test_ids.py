@@ -5,8 +5,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from pipelines.inputs.ids import KeyHashes, check_id_rule, id_of_path
-from schemas.errors import UsageError
+from pipelines.inputs.ids import KeyHashes, check_id_rule, id_of_path, image_id_of
+from schemas.errors import InputError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,15 @@ def test_id_of_path_drops_the_last_extension_alone(path, name, whole):
     assert (id_of_path(path, "name"), id_of_path(path, "path")) == (name, whole)
     pure = PurePosixPath(path)
     assert (pure.stem, str(pure.with_suffix(""))) == (name, whole)
+
+
+@pytest.mark.parametrize("ids", ["name", "path"])
+def test_image_id_of_file_name_with_a_backslash_is_refused(ids):
+    assert image_id_of("images/a.png", ids, place="x") == ("a" if ids == "name" else "images/a")
+    with pytest.raises(
+        InputError, match=r"^x: the file name 'images\\\\a.png' has a backslash, expected '/' between folders: replace"
+    ):
+        image_id_of("images\\a.png", ids, place="x")
 
 
 def test_check_id_rule_names_the_option():

@@ -75,6 +75,20 @@ def test_fetch_returns_all_bytes_and_sends_a_user_agent(site):
     assert headers["Host"] == f"127.0.0.1:{site.port}"
 
 
+def test_fetch_sends_the_given_user_agent_to_every_hop(site):
+    site.pages |= {"/a": status(302, Location="/b"), "/b": b"b"}
+    agent = "my project/1.0 (mailto:zo\xeb@example.org)"
+    access = WebAccess(allow_private_addresses=True, user_agent=agent)
+    assert (fetch(site.address("/a"), access), version_of(site.address("/b"), access)) == (b"b", "1")
+    assert [headers["User-Agent"] for _, _, headers in site.requests] == [agent] * 3
+
+
+@pytest.mark.parametrize("agent", ["a\r\nHost: b", "a\n", "\x00", "\x7f", "\x85", "写", "\udcff"])
+def test_user_agent_that_no_header_can_have_is_refused(agent):
+    with pytest.raises(UsageError, match=r"--user-agent is .*, expected characters of Latin-1 without control characters"):
+        WebAccess(user_agent=agent)
+
+
 def test_one_connection_serves_many_files_and_missing_ones(site):
     site.pages["/a.jpg"] = b"a"
     for _ in range(5):
@@ -241,6 +255,29 @@ def test_fetch_follows_redirects_of_any_form(site, number):
     site.pages["/d"] = b"d"
     assert fetch(site.address("/x/a"), HERE) == b"d"
     assert site.paths == ["/x/a", "/b?c", "/d"]
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/café.png".encode(), "/caf%C3%A9.png"),
+        ("/café.png".encode("latin-1"), "/caf%E9.png"),
+        ("/a%20é b.png?q=写真#é".encode(), "/a%20%C3%A9%20b.png?q=%E5%86%99%E7%9C%9F"),
+        ("/%25C3 é.png".encode("latin-1"), "/%25C3%20%E9.png"),
+        ("/Å/à".encode(), "/%C3%85/%C3%A0"),  # As Latin-1 the last bytes are a line end and a blank.
+        ("../caf%C3%A9%2520/./é".encode(), "/caf%C3%A9%2520/%C3%A9"),
+        ("//LOCALHOST/é".encode(), "/%C3%A9"),
+        ("/é".encode() + b"\xe9", "/%C3%A9%E9"),
+    ],
+)
+def test_fetch_follows_redirects_to_addresses_that_are_not_ascii(site, target, path):
+    def redirect(handler):
+        place = target.replace(b"LOCALHOST", f"localhost:{site.port}".encode())
+        handler.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: " + place + b"\r\nContent-Length: 0\r\n\r\n")
+
+    site.pages |= {"/x/a": redirect, path: b"found"}
+    assert fetch(site.address("/x/a"), HERE) == b"found"
+    assert site.paths == ["/x/a", path]
 
 
 @pytest.mark.parametrize(

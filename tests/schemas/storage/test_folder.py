@@ -15,7 +15,7 @@ import schemas.storage.folder
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.filesystems import filesystem_of
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
@@ -88,6 +88,15 @@ def test_plain_location(monkeypatch, location, path):
 def test_file_addresses_of_other_machines_are_refused(location):
     with pytest.raises(UsageError, match=f"cannot understand the location '{location}': .* such as file:///data/photos"):
         Folder(location)
+
+
+@pytest.mark.parametrize(
+    ("location", "fault"),
+    [("\udcff/a", "is not UTF-8"), ("a/\0", "holds a NUL"), ("", "is empty"), ("s3://", "names no bucket")],
+)
+def test_file_at_an_impossible_location_is_refused(location, fault):
+    with pytest.raises(UsageError, match=f"cannot use the location .*: it {fault}"):
+        file_at(location)
 
 
 def test_unknown_addresses_are_refused():

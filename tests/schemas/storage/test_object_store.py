@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 import schemas.storage.filesystems
+from schemas.errors import DatasetError
 from schemas.storage import object_store, s3
-from schemas.storage.object_store import bucket_of, has_tags
+from schemas.storage.folder import Folder, object_at
+from schemas.storage.object_store import bucket_of, has_tags, is_plain
 from schemas.storage.s3 import S3Bucket
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
@@ -35,6 +37,33 @@ def test_has_tags_needs_the_client_of_the_store(monkeypatch, missing, tags):
     monkeypatch.setattr(object_store, "_is_installed", lambda name: name.partition(".")[0] != missing)
     assert [scheme for scheme in ("s3", "gs", "gcs", "file") if has_tags(f"{scheme}://b/x")] == tags.split()
     assert not has_tags("/x")
+
+
+@pytest.mark.parametrize(
+    ("address", "folder", "name"),
+    [
+        ("s3://b/a.png", "s3://b", "a.png"),
+        ("s3://b//a.png", "s3://b", "/a.png"),
+        ("s3://b/x///a.png", "s3://b/x", "//a.png"),
+        ("gs://b//x//../a b%20.png", "gs://b//x//..", "a b%20.png"),
+        ("s3://b/x/", "s3://b/x", ""),
+        ("s3://b/a\n?b=c", "s3://b", "a\n?b=c"),
+    ],
+)
+def test_object_at_keeps_every_slash_of_a_key(address, folder, name):
+    assert object_at(address) == (Folder(folder), name)
+    assert Folder(folder).path_of(name) == address
+
+
+def test_key_that_is_no_path_needs_the_client_of_the_store(no_settings, monkeypatch):
+    plain = ["", "a", "a/b.c", "...", "a/..b", "a b", "%2E/x"]
+    assert [key for key in (*plain, "/a", "a/", "a//b", ".", "a/./b", "a/..") if is_plain(key)] == plain
+    monkeypatch.setattr(object_store, "has_tags", lambda location: False)
+    for read in (Folder.read, Folder.open, Folder.stream, Folder.read_object, Folder.entry, Folder.children):
+        with pytest.raises(DatasetError, match=r"'s3://b//a': only the client of the store can name .*imagepivot\[pipelines\]"):
+            read(Folder("s3://b"), "/a")
+    with pytest.raises(DatasetError, match="only the client"):
+        Folder("s3://b//photos").kind()
 
 
 def test_module_within_no_package_is_not_installed():

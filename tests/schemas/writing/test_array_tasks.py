@@ -264,7 +264,7 @@ def test_another_dataset_is_refused_and_its_shard_found_by_the_last_task(toy):
             run(toy, index, output=other.output)
     assert tree(toy.path) == before
     run(toy, 2)
-    with pytest.raises(DatasetError, match=r"holds another dataset \(weights: stored 'x', now nothing\)"):
+    with pytest.raises(DatasetError, match=r"stored 'x', now nothing\): this task has written shards 1, which stay\."):
         run(toy, 1, during=lambda: other.write_shard(2))
     assert not (toy.path / "_manifest.json").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import pickle
 import threading
 from dataclasses import replace
@@ -55,6 +56,35 @@ def test_extraction_of_web_images_records_failed_downloads(site, tmp_path):
         "large": ("unreadable", "larger than 1,000 bytes"),
         "bad": ("unreadable", "not a valid address"),
     }
+
+
+def test_backslash_of_an_address_is_a_character_and_named_if_nothing_is_there(tmp_path):
+    (tmp_path / "of this name\\a.png").write_bytes(picture(1, 2, 3))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "b.png").write_bytes(picture(4, 5, 6))
+    rows = {"a": "of this name\\a.png", "b": "images\\b.png", "c": "C:\\images\\b.png", "d": "images/none.png"}
+    features, failures = extracted(open_images(table(tmp_path / "t.csv", rows)), 1)
+    named = "No such file or directory; it has a backslash, expected / between folders"
+    assert features == {"a": [1, 2, 3]}
+    assert failures == {
+        "b": ("unreadable", named),
+        "c": ("unreadable", named),
+        "d": ("unreadable", "No such file or directory"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("uri", "fault"),
+    [
+        *((uri, "it holds a NUL character") for uri in ("a\0b.png", "/a\0/b.png", "~a\0", "s3://b\0/a.png")),
+        *((uri, "it is not UTF-8") for uri in ("\udcff.png", "file:///a%FFb.png")),
+        ("s3:///a.png", "it names no bucket"),
+    ],
+)
+def test_impossible_addresses_are_named_with_their_row(tmp_path, uri, fault):
+    (tmp_path / "t.jsonl").write_text(json.dumps({"image_id": "a", "uri": uri}) + "\n")
+    with pytest.raises(InputError, match=rf"t.jsonl', line 1: cannot use the location .*: {fault}"):
+        list(open_images(tmp_path / "t.jsonl").refs())
 
 
 def test_private_addresses_fail_unless_they_are_allowed(site, tmp_path):
