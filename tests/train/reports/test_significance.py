@@ -69,8 +69,8 @@ def test_best_rows_are_those_without_a_difference():
     rng = np.random.default_rng(0)
     best = rng.geometric(0.2, (2, 1000))
     near = best.copy()
-    near[:, :4] += 20  # Of one image.
-    rows = {"best": row_of(*best), "near": row_of(*near), "worse": row_of(*best + rng.integers(0, 3, 1000))}
+    near[:, :4] += 20  # Of one image; two runs never differ significantly over seeds.
+    rows = {"best": row_of(*best), "near": row_of(*near), "worse": row_of(best[0] + rng.integers(0, 3, 1000))}
     assert {row for _, measure, row in best_rows("place", rows) if measure == "recall_at_1"} == {"best", "near"}
 
 
