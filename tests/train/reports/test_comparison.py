@@ -1,7 +1,9 @@
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.evaluation.statistics import bootstrap_intervals
+from train.reports import significance
 from train.reports.comparison import (
     SCORES,
     SUM,
@@ -334,6 +337,40 @@ def test_groups_and_runs_are_tested_against_each_other():
     console = Console(width=80, file=io.StringIO())
     render_tables(console, comparison_tables(comparison))
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("seeds", "least"), [(2, 1.0), (3, 0.6), (4, 0.171), (5, 0.0476)])
+def test_least_p_value_over_seeds_is_that_of_the_page(seeds, least, monkeypatch):
+    monkeypatch.setattr(significance, "bootstrap_intervals", lambda ranks, images: None)
+    good = [ranked(f"good-{n}", 0.9, n, {"loss.margin": 1}) for n in range(seeds)]
+    bad = [ranked(f"bad-{n}", 0.02, 50 + n, {"loss.margin": 2}) for n in range(seeds)]
+    comparison = compare_ranked(*good, *bad)
+    assert [test.seed_p_value for test in comparison.tests] == pytest.approx([least] * 6, abs=0.0005)
+    assert [test.rows[0].name for test in comparison.tests] == ["good"] * 6
+    marked = not_worse(comparison.tests)
+    assert {row.name for _, _, row in marked} == ({"bad"} if least > 0.05 else set())
+    page = (Path(__file__).parents[3] / "docs/reference/intervals.md").read_text()
+    assert re.search(rf"\| {seeds} \| [\d.]+ \| {least:.2g} \|", page)
+
+
+def test_deviation_of_seeds_is_that_of_a_sample():
+    runs = [ranked(f"x-{n}", 0.3, n, {"loss.margin": 1}) for n in range(3)]
+    values = [run.measured[VAL].scores["text_to_image", "recall_at_5"] for run in runs]
+    (*_, row) = compare_ranked(*runs).to_dict()["galleries"][0]["scores"]
+    assert row["mean"]["text_to_image"]["recall_at_5"] == pytest.approx(sum(values) / 3)
+    variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
+    assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
+    assert variance > 0
+    deviation = next(line for line in comparison_tables(compare_ranked(*runs))[2].values if line[0] == "   deviation")
+    assert deviation[6].strip() == f"{variance**0.5:.1f}"
+
+
+@pytest.mark.parametrize(("images", "remarks"), [(6, 0), (5, 1)])
+def test_intervals_of_few_images_are_remarked(images, remarks):
+    run = ranked("x", 0.3, 0, {})
+    gallery = VAL._replace(images=images)
+    (scores,) = comparison_tables(compare_ranked(replace(run, measured={gallery: run.measured[VAL]})))[2:3]
+    assert scores.notes.count("intervals of fewer than 6 images are too narrow") == remarks
 
 
 def test_runs_of_other_queries_are_not_tested():
