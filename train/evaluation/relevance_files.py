@@ -67,8 +67,7 @@ class FileRelevance:
                     "evaluate them apart, as splits of their own, or leave --relevance out"
                 )
         keys = zip(captions.images[rows].tolist(), captions.indices[rows].tolist(), strict=True)
-        annotations = {row: self.annotations.get((numbers[image], n)) for row, (image, n) in enumerate(keys)}
-        annotated = {row: annotation for row, annotation in annotations.items() if annotation is not None}
+        annotated = {row: found for row, (image, n) in enumerate(keys) if (found := self.annotations.get((numbers[image], n)))}
         if self._shared_text(captions, rows, annotated) < _MIN_SHARE:
             return None
         texts = {caption_id: row for row, (caption_id, _) in annotated.items()}
@@ -103,10 +102,8 @@ def read_relevance(locations: Sequence[str], annotations: str, words: Sequence[s
                 f"--relevance is {location!r}, expected NAME_image_to_caption.json or NAME_caption_to_image.json: give the files "
                 "of the package eccv-caption, or name yours like them"
             )
-        name, paths = (
-            match[2],
-            [f"{match[1]}{match[2]}_{direction}.json" for direction in ("image_to_caption", "caption_to_image")],
-        )
+        name = match[2]
+        paths = [f"{match[1]}{name}_{direction}.json" for direction in ("image_to_caption", "caption_to_image")]
         if name == OWN_CAPTIONS or (name in definitions and definitions[name].location not in paths):
             raise UsageError(
                 f"--relevance is {location!r}, but {name!r} already names right items of this evaluation: rename the file"

@@ -115,9 +115,9 @@ class ComparedRun:
 
 @dataclass(frozen=True, eq=False)
 class ComparedRow:
-    """Runs that differ only in their seeds, or a single run; rows are keys, their names are for people.
+    """Runs that differ only in their seeds, or a single run.
 
-    The name of several runs is the common prefix of theirs, unless another row has that name.
+    Rows are keys. Their distinct names are for people: the common prefix of those of the runs, unless another row has it.
     """
 
     name: str
@@ -287,8 +287,9 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
         content, measured = json.loads(folder.read(EVALUATION)), {}
         ranks = read_ranks(location) if folder.size(RANKS) is not None else None
         for score in content["scores"]:
-            sizes = (score[direction]["queries"] for direction in DIRECTIONS)
-            gallery = Gallery(score["language"], (score["portion"],), score["split"], *sizes, folds=score.get("folds", 1))
+            images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
+            place = score["language"], (score["portion"],), score["split"]
+            gallery = Gallery(*place, images, captions, score.get("folds", 1))
             measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
         settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}

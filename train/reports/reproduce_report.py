@@ -275,7 +275,7 @@ def _split_of(row: PublishedRow, summary: RowSummary) -> str:
 
 
 def _unpublished(published: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> list[PublishedRow]:
-    """Return rows of measured languages, portions and splits that are not in the paper.
+    """Return rows of measured places that are not in the paper.
 
     They follow the first row of their preset and language, or of their preset if the language has none.
     """

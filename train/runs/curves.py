@@ -16,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 from schemas.escapes import escape_text
 from schemas.fonts import draw_with_fonts
 from schemas.storage.folder import Folder
-from train.chance import RECALLS
 from train.runs.history import History
 
 _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
@@ -67,7 +66,7 @@ def _draw_chance(panel: Axes, history: History, direction: str) -> None:
     languages: dict[tuple[float, ...], list[str]] = {}
     for language in history.languages:
         if scores := history.chance(language).get(direction):
-            languages.setdefault(tuple(scores[name] for name in RECALLS), []).append(language)
+            languages.setdefault(tuple(scores[f"recall_at_{cutoff}"] for cutoff in _CUTOFFS), []).append(language)
     texts = [" ".join([*names, *(f"{recall:.1f}" for recall in recalls)]) for recalls, names in languages.items()]
     draw_chance(panel, [recall for recalls in languages for recall in recalls], ", ".join(texts))
 
