@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import comb, sqrt
-from statistics import fmean
 from typing import Any
 
 CUTOFFS = (1, 5, 10)
@@ -18,6 +19,9 @@ DIRECTIONS = ("image_to_text", "text_to_image")
 RECALLS = tuple(f"recall_at_{cutoff}" for cutoff in CUTOFFS)
 """Names of the recalls."""
 
+MEASURES = (*RECALLS, "median_rank")
+"""Names of the recalls and of the median rank."""
+
 
 @cache
 def chance_recall(cutoff: int, right: int, items: int) -> float:
@@ -26,17 +30,29 @@ def chance_recall(cutoff: int, right: int, items: int) -> float:
     >>> chance_recall(10, 1, 1000)
     1.0
     """
-    return 100 * (1 - comb(items - right, cutoff) / comb(items, cutoff)) if cutoff < items else 100.0
+    few, many = sorted((min(cutoff, items), right))  # Both ways give the same ratio, this one of smaller numbers.
+    return 100 * (comb(items, few) - comb(items - many, few)) / comb(items, few)
 
 
-def chance_recalls(right: Sequence[int], items: int) -> tuple[float, ...]:
-    """Return recalls of a random order, from the right items of each query."""
-    return tuple(fmean(chance_recall(cutoff, count, items) for count in right) for cutoff in CUTOFFS)
+def chance_measures(right: Sequence[int], items: int) -> tuple[float, ...]:
+    """Return `MEASURES` of a random order, from the right items of each query.
+
+    The median rank is the least rank within which half of the right items are expected.
+
+    >>> chance_measures([1, 1], 1000)
+    (0.1, 0.5, 1.0, 500)
+    """
+    counts = Counter(right)
+
+    def recall(cutoff: int) -> float:
+        return sum(number * chance_recall(cutoff, count, items) for count, number in counts.items()) / len(right)
+
+    return *map(recall, CUTOFFS), bisect_left(range(items), 50.0, lo=1, key=recall)
 
 
 @dataclass(frozen=True)
 class Chance:
-    """Recalls of a random ranking: R@1, R@5 and R@10 in percent.
+    """Scores of a random ranking: R@1, R@5 and R@10 in percent, and the median rank.
 
     Attributes:
         images: number of images of the gallery.
@@ -49,7 +65,7 @@ class Chance:
     @property
     def sum_of_recalls(self) -> float:
         """Sum of the six recalls."""
-        return sum(self.image_to_text) + sum(self.text_to_image)
+        return sum(self.image_to_text[:3]) + sum(self.text_to_image[:3])
 
     @property
     def standard_error(self) -> float:
@@ -59,15 +75,15 @@ class Chance:
         """
         errors = 0.0
         for recalls in (self.image_to_text, self.text_to_image):
-            first, fifth, tenth = (recall / 100 for recall in recalls)
+            first, fifth, tenth = (recall / 100 for recall in recalls[:3])
             # Of the number of hits at the three cutoffs: a hit at rank 1 is also one at the others.
             errors += 100 * sqrt(max(0.0, 5 * first + 3 * fifth + tenth - (first + fifth + tenth) ** 2) / self.images)
         return errors
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON, with the keys of retrieval metrics."""
-        recalls = {name: dict(zip(RECALLS, getattr(self, name), strict=True)) for name in DIRECTIONS}
-        return {"images": self.images, **recalls, "sum_of_recalls": self.sum_of_recalls}
+        scores = {name: dict(zip(MEASURES, getattr(self, name), strict=True)) for name in DIRECTIONS}
+        return {"images": self.images, **scores, "sum_of_recalls": self.sum_of_recalls}
 
 
 def is_above_chance(score: float, chances: Collection[Chance]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from train.chance import chance_recalls
+from train.chance import chance_measures
 from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import RecallMetrics, bidirectional_ranks
 from train.evaluation.ranks import direction_intervals, direction_table
@@ -23,7 +23,7 @@ from train.evaluation.statistics import MetricIntervals
 
 @dataclass(frozen=True)
 class CrossLingualRetrieval:
-    """Metrics and chance recalls of captions as queries in another language.
+    """Metrics of captions as queries in another language, and those of chance.
 
     Attributes:
         ranks: ranks of the queries, see `train.evaluation.ranks`.
@@ -74,7 +74,7 @@ def evaluate_cross_lingual(
         ids = [captions.ids(rows[name][indices]) for name, indices in candidates.items()]
         for query, other in ((0, 1), (1, 0)):
             num_right = np.bincount(images[other])[images[query]]
-            chance = chance_recalls(num_right.tolist(), len(images[other]))
+            chance = chance_measures(num_right.tolist(), len(images[other]))
             query_images = np.array(captions.image_ids, object)[common[images[query]]]
             columns = ids[query], query_images, ranks[query], ids[other], best_wrong[query]
             table = direction_table(captions, pair[query], "text_to_text", *columns, candidates=pair[other])

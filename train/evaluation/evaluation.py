@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
-from train.chance import chance_recalls
+from train.chance import chance_measures
 from train.config.sections import Config
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
@@ -128,7 +128,8 @@ def rank_language(
     candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
     sides = zip(models, images, texts, strict=True)
     scores = mean_scores([scores_between(model, take_rows(encoded, candidates), text) for model, encoded, text in sides])
-    pairs = {name: right_items(captions, rows, candidates) for name, right_items in definitions.items()}
+    defined = ((name, right_items(captions, rows, candidates)) for name, right_items in definitions.items())
+    pairs = {name: both for name, both in defined if both is not None}
     device = models[0].device
     if pairs:
         scores = collector = RelevanceCollector(scores, pairs, (len(candidates), len(rows)), device)
@@ -163,9 +164,9 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
 
 
 def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
-    """Return the recalls of a random order in percent, by direction."""
+    """Return recalls in percent and median rank of a random order, by direction."""
     counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1].tolist()
-    return {"image_to_text": chance_recalls(counts, sum(counts)), "text_to_image": chance_recalls([1], len(counts))}
+    return {"image_to_text": chance_measures(counts, sum(counts)), "text_to_image": chance_measures([1], len(counts))}
 
 
 @dataclass(frozen=True)

@@ -113,10 +113,14 @@ class RelevanceMetrics:
         return {**vars(self), "chance": dict(zip(list(vars(self))[2:], self.chance, strict=True))}
 
     @classmethod
-    def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int) -> RelevanceMetrics:
-        """Summarize counts ``[P]`` of wrong items before right items of queries."""
+    def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int, is_item: np.ndarray) -> RelevanceMetrics:
+        """Summarize counts ``[P]`` of wrong items before right items of queries.
+
+        ``is_item`` tells right items that are ranked from listed ones that the data lack.
+        """
         order = np.lexsort((num_wrong, queries))
         _, query, right = np.unique(queries[order], return_inverse=True, return_counts=True)
+        present = np.bincount(query, is_item[order]).astype(int)
         nth = np.arange(1, len(query) + 1) - (right.cumsum() - right)[query]  # Among the right items, from 1.
         positions = num_wrong[order] + nth
         within = positions <= right[query]
@@ -125,19 +129,23 @@ class RelevanceMetrics:
         norms = (gains, ideal), (within, right), (within * nth / positions, right)
         measures = [np.bincount(query, values) / norm for values, norm in norms]
         recalls = [positions[nth == 1] <= cutoff for cutoff in CUTOFFS]
-        chance = np.mean([_chance(min(count, num_items), num_items) for count in right.tolist()], axis=0)
+        counts = zip(right.tolist(), present.tolist(), strict=True)
+        chance = np.mean([_chance(*pair, num_items) for pair in counts], axis=0)
         means = (100 * float(values.mean()) for values in (*recalls, *measures))
         return cls(len(right), tuple(chance.tolist()), *means)
 
 
 @cache
-def _chance(right: int, items: int) -> tuple[float, ...]:
-    """Return the six expected measures of a random order, in percent."""
-    share, positions = right / items, np.arange(1, right + 1)
+def _chance(right: int, present: int, items: int) -> tuple[float, ...]:
+    """Return the six expected measures of a random order, in percent.
+
+    Of ``right`` items, ``present`` are among the ranked ones.
+    """
+    share, positions = present / items, np.arange(1, min(right, items) + 1)
     ndcg = share * _DISCOUNTS[:items].sum() / _DISCOUNTS[:right].sum()
-    precisions = (1 + (positions - 1) * (right - 1) / max(items - 1, 1)) / positions  # Where the item is right.
-    recalls = (chance_recall(cutoff, right, items) for cutoff in CUTOFFS)
-    return *recalls, 100 * ndcg, 100 * share, 100 * share * float(precisions.mean())
+    precisions = (1 + (positions - 1) * (present - 1) / max(items - 1, 1)) / positions  # Where the item is right.
+    recalls = (chance_recall(cutoff, present, items) for cutoff in CUTOFFS)
+    return *recalls, 100 * ndcg, *(100 * share * float(total) / right for total in (len(positions), precisions.sum()))
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,8 @@ class RetrievalMetrics:
 def mean_over_folds(folds: Sequence[Any]) -> Any:
     """Return the means of the numbers in metrics of folds, and the sums of queries."""
     first = folds[0]
+    if len(folds) == 1:
+        return first
     if isinstance(first, dict):
         columns = {name: [fold[name] for fold in folds] for name in first}
         return {name: sum(column) if name == "queries" else mean_over_folds(column) for name, column in columns.items()}

@@ -19,15 +19,19 @@ from train.chance import DIRECTIONS
 from train.data.captions import Captions
 from train.evaluation.metrics import GAIN_CUTOFF, RelevanceMetrics, Scores, least_equal
 
+OWN_CAPTIONS = "captions"
+"""Name of the definition `captions_of_images`."""
+
 _NEVER = 1 << 40  # Position beyond all.
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 """Query and right item of each pair, int64 ``[P]``; -1 for a right item that is no candidate. No other pair is repeated."""
 
-RightItems: TypeAlias = Callable[[Captions, np.ndarray, np.ndarray], tuple[Pairs, Pairs]]
+RightItems: TypeAlias = Callable[[Captions, np.ndarray, np.ndarray], tuple[Pairs, Pairs] | None]
 """Definition of right items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
 
-Pairs are positions in ``rows`` and ``images``, from images to captions, then from captions to images.
+Pairs are positions in ``rows`` and ``images``, from images to captions, then from captions to images. None for other captions than
+those that the definition is about.
 """
 
 
@@ -96,6 +100,7 @@ def _measure(best: Tensor, pairs: Pairs, num_items: int) -> RelevanceMetrics:
     found, columns = is_right.nonzero()
     bounds = least_equal(scores[found, columns].nan_to_num(-torch.inf, torch.inf, -torch.inf))
     num_wrong = ((~(scores[found] < bounds[:, None])).numpy() & ~is_right[found]).sum(1)
-    missing = queries[~np.isin(keys, kept)]
+    is_missing = ~np.isin(keys, kept)
+    missing, is_item = queries[is_missing], np.concatenate([np.ones(len(found), bool), right[is_missing] >= 0])
     counts = np.concatenate([num_wrong, np.full(len(missing), _NEVER)])
-    return RelevanceMetrics.of(np.concatenate([found, missing]), counts, num_items)
+    return RelevanceMetrics.of(np.concatenate([found, missing]), counts, num_items, is_item)

@@ -24,7 +24,7 @@ from train.evaluation.evaluation import Count, Members, chance, no_progress, ran
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
 from train.evaluation.protocols import ProtocolMatch, match_protocol
 from train.evaluation.ranks import direction_intervals, rank_table
-from train.evaluation.relevance import RightItems, captions_of_images
+from train.evaluation.relevance import OWN_CAPTIONS, RightItems, captions_of_images
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob
@@ -127,11 +127,13 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
         DatasetError: the captions have another vocabulary or the features another extractor than the runs, images lack features,
             the split is unknown, or the runs cannot form an ensemble.
         UsageError: a run does not know a language; no captions have the split, language or portion; the images are fewer than the
-            folds; or, with ``cross_lingual``, no image has captions in two languages.
+            folds; the data have no right items of a file of ``relevance``; or, with ``cross_lingual``, no image has captions in two
+            languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
-    definitions: dict[str, RightItems] = {"captions": captions_of_images, **read_relevance(job.relevance, job.annotations)}
     known, languages = check_members(runs), job.languages
+    files = read_relevance(job.relevance, job.annotations, runs[0].vocabulary.tokens)
+    definitions: dict[str, RightItems] = {OWN_CAPTIONS: captions_of_images, **files}
     token_width = check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     check_languages(languages, known, subject)
@@ -172,6 +174,12 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
                 for name in names
             ]
             scores += _add_cross_lingual(members, new, on_progress) if job.cross_lingual else new
+    for name, file in files.items():
+        if not any(name in score.relevance for score in scores):
+            raise UsageError(
+                f"{file.location!r} has no right items among the images and captions of split {', '.join(chosen)}: evaluate COCO's "
+                "test images, with ids that end in COCO's numbers, and give --annotations the file that the captions come from"
+            )
     if job.cross_lingual and not any(score.cross_lingual for score in scores):
         raise UsageError(
             "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "

@@ -51,8 +51,9 @@ def bootstrap_intervals(ranks: np.ndarray, images: np.ndarray, *, resamples: int
     """Estimate confidence intervals by a bootstrap over images.
 
     Intervals of recalls are BCa (Efron 1987, DiCiccio and Efron 1996), since percentile intervals hold the truth too rarely for few
-    images and recalls near 0 or 100 %. No hit or all hits leave a bootstrap nothing to resample; the exact binomial interval of
-    as many images follows. Intervals of the median are percentile intervals.
+    images and recalls near 0 or 100 %. Images with equal recalls, or a single one, leave a bootstrap nothing to resample; the
+    interval then allows for the share of other images that an exact binomial interval allows for unseen ones. Intervals of the
+    median are percentile intervals.
 
     Args:
         ranks: int ``[Q]``, from 1; ``[S, Q]`` for several seeds, where recalls and median are means over seeds.
@@ -127,15 +128,14 @@ def _medians(weights: np.ndarray, images: np.ndarray, ranks: np.ndarray, margin:
 def _recall_interval(resampled: np.ndarray, hits: np.ndarray, num_queries: np.ndarray, num_seeds: int) -> Interval:
     """Return the BCa interval of a recall from resamples ``[R]`` and hits ``[I]``."""
     num_hits, num_trials = int(hits.sum()), num_seeds * int(num_queries.sum())
-    if num_hits in (0, num_trials):
-        bound = 100 * (1 - ((1 - _LEVEL) / 2) ** (1 / len(hits)))
-        return Interval(0.0, bound) if num_hits == 0 else Interval(100 - bound, 100.0)
     estimate = 100 * num_hits / num_trials
+    if (hits * num_queries.sum() == num_queries * num_hits).all():
+        seen = ((1 - _LEVEL) / 2) ** (1 / len(hits))
+        return Interval(estimate * seen, 100 - (100 - estimate) * seen)
     share_below = (np.count_nonzero(resampled < estimate) + np.count_nonzero(resampled <= estimate)) / (2 * len(resampled))
     bias = _NORMAL.inv_cdf(min(max(share_below, 0.5 / len(resampled)), 1 - 0.5 / len(resampled)))
     influence = hits - num_queries * (num_hits / int(num_queries.sum()))
-    squares = fsum(influence**2)
-    acceleration = fsum(influence**3) / (6 * squares**1.5) if squares else 0.0
+    acceleration = fsum(influence**3) / (6 * fsum(influence**2) ** 1.5)
     levels = []
     for z in (_NORMAL.inv_cdf((1 - _LEVEL) / 2), _NORMAL.inv_cdf((1 + _LEVEL) / 2)):
         levels.append(_NORMAL.cdf(bias + (bias + z) / (1 - acceleration * (bias + z))))
@@ -156,7 +156,8 @@ def paired_p_values(
 
     The test is two-sided: a paired randomization over images. Under the hypothesis, the two models are interchangeable on each
     image, so that the sign of the image's difference of hits is random. Values are mid-p (Lancaster 1961, Fagerland et al. 2013),
-    since hits are discrete: only half of the draws with the observed difference count. The least value is ``0.5 / (draws + 1)``.
+    since hits are discrete: only half of the draws with the observed difference count. The least value is ``0.5 / (draws + 1)``;
+    without any difference it is 1.
 
     Args:
         ranks_a: int ``[Q]``, from 1, or ``[S, Q]`` for several seeds, where recalls are means over seeds.
@@ -189,6 +190,7 @@ def paired_p_values(
         drawn = np.abs((2 * positive - sizes) @ kinds)
         extreme += (drawn > observed).sum(0) + (drawn >= observed).sum(0)
     names = (*RECALLS, "sum_of_recalls")
+    extreme[~differences.any(0)] = 2 * (draws + 1)
     return {name: float(count / (2 * (draws + 1))) for name, count in zip(names, extreme, strict=True)}
 
 
@@ -196,7 +198,7 @@ def seed_p_value(scores_a: Sequence[float], scores_b: Sequence[float], *, draws:
     """Test two groups of runs for equal mean scores.
 
     The test is two-sided, by permutations of the runs: all up to 10,000, otherwise a sample. ``n`` seeds per group allow no p below
-    ``2 / comb(2 * n, n)``: 0.33 for 2 seeds, 0.1 for 3, 0.029 for 4, 0.0079 for 5 and 0.0022 for 6.
+    ``2 / comb(2 * n, n)``: 0.33 for 2 seeds, 0.1 for 3, 0.029 for 4, 0.0079 for 5 and 0.0022 for 6, before `holm`.
 
     Raises:
         ValueError: a group has fewer than two runs.

@@ -140,7 +140,8 @@ def _labels(files: Sequence[str]) -> list[str]:
             "/".join([*path[-1 - num_parents : -1], name]) if label in repeated else label
             for path, name, label in zip(parts, names, labels, strict=True)
         ]
-    return labels
+    # Files of one stem in one folder have no other distinct name.
+    return [file if labels.count(label) > 1 else label for file, label in zip(files, labels, strict=True)]
 
 
 def _read(location: str, label: str) -> StsPairs:

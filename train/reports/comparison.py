@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
-from train.chance import DIRECTIONS, RECALLS, Chance, is_above_chance
+from train.chance import DIRECTIONS, MEASURES, RECALLS, Chance, is_above_chance
 from train.config.sections import settings_of
 from train.evaluation.ranks import RANKS, read_ranks
 from train.evaluation.statistics import MetricIntervals
@@ -26,8 +26,6 @@ from train.reports.significance import Difference, Queries, adjust, differences,
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
-
-MEASURES = (*RECALLS, "median_rank")
 
 SCORES = tuple(product(DIRECTIONS, MEASURES))
 """Direction and measure of each score of a language."""
@@ -42,23 +40,29 @@ Scores = Mapping[tuple[str, str], float]
 
 
 class Gallery(NamedTuple):
-    """Images and captions that are ranked together."""
+    """Images and captions that are ranked together, in folds if several."""
 
     language: str
-    portion: str
+    portions: tuple[str, ...]
     split: str
     images: int
     captions: int
+    folds: int = 1
 
     @property
     def name(self) -> str:
-        """Language, portion and split."""
-        return " ".join(filter(None, (self.language, self.portion.replace(",", ", "), self.split)))
+        """Language, portions, split and folds, for people."""
+        folds = f"({self.folds} folds)" if self.folds > 1 else ""
+        return " ".join(filter(None, (self.language, ", ".join(self.portions), self.split, folds)))
 
     @property
     def size(self) -> str:
         """Numbers of images and captions, for people."""
         return f"{self.images:,} images, {self.captions:,} captions"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**self._asdict(), "portions": list(self.portions)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Measurement:
 
     Attributes:
         scores: scores by `SCORES` and `SUM`.
-        chance: scores of a random ranking, without median ranks; empty if unknown.
+        chance: scores of a random ranking, in older logs without median ranks; empty if unknown.
         queries: ranks of single queries, by direction; empty if not stored.
     """
 
@@ -109,12 +113,20 @@ class ComparedRun:
         }
 
 
-@dataclass(frozen=True)
-class SeedGroup:
-    """Runs that differ only in their seeds, with the common prefix of their names."""
+@dataclass(frozen=True, eq=False)
+class ComparedRow:
+    """Runs that differ only in their seeds, or a single run.
+
+    Rows are keys. Their distinct names are for people: the common prefix of those of the runs, unless another row has it.
+    """
 
     name: str
     runs: tuple[ComparedRun, ...]
+
+    @property
+    def label(self) -> str:
+        """Name, with the number of seeds if several."""
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
     def scores(self, gallery: Gallery, statistic: Callable[[list[float]], float]) -> Scores:
         """Return a statistic of the scores of the runs; empty if a run has none."""
@@ -133,17 +145,23 @@ class Comparison:
 
     Attributes:
         differences: settings that differ, by key, in the order of the runs; None for a run without the setting.
+        rows: all runs, those that differ only in their seeds together.
         notes: warnings about scores that cannot be compared.
-        intervals: 95 % confidence intervals by gallery, direction and row.
+        intervals: 95 % confidence intervals by gallery and direction, then by row.
         tests: tests between rows; their place is gallery and direction.
     """
 
     runs: tuple[ComparedRun, ...]
     differences: Mapping[str, tuple[Any, ...]]
-    groups: tuple[SeedGroup, ...] = ()
+    rows: tuple[ComparedRow, ...] = ()
     notes: tuple[str, ...] = ()
-    intervals: Mapping[tuple[Gallery, str], Mapping[str, MetricIntervals]] = field(default_factory=dict)
+    intervals: Mapping[tuple[Gallery, str], Mapping[ComparedRow, MetricIntervals]] = field(default_factory=dict)
     tests: tuple[Difference, ...] = ()
+
+    @property
+    def groups(self) -> tuple[ComparedRow, ...]:
+        """Rows of several runs."""
+        return tuple(row for row in self.rows if len(row.runs) > 1)
 
     @property
     def galleries(self) -> tuple[Gallery, ...]:
@@ -157,10 +175,9 @@ class Comparison:
         measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
         return next((measurement.chance for measurement in measured if measurement.chance), {})
 
-    def label(self, run: ComparedRun) -> str:
-        """Return the name of a run, or of its group."""
-        group = next((group for group in self.groups if run in group.runs), None)
-        return run.name if group is None else f"{group.name} ({len(group.runs)} seeds)"
+    def row_of(self, run: ComparedRun) -> ComparedRow:
+        """Return the row of a run."""
+        return next(row for row in self.rows if run in row.runs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -168,14 +185,15 @@ class Comparison:
             "runs": [run.to_dict() for run in self.runs],
             "differences": {key: list(values) for key, values in self.differences.items()},
             "galleries": [
-                {**gallery._asdict(), "chance": nested(self.chance(gallery)), "scores": self._scores_of(gallery)}
+                {**gallery.to_dict(), "chance": nested(self.chance(gallery)), "scores": self._scores_of(gallery)}
                 for gallery in self.galleries
             ],
             "intervals": [
-                {**gallery._asdict(), "direction": direction, **{name: asdict(value) for name, value in rows.items()}}
+                {**gallery.to_dict(), "direction": direction}
+                | {"rows": [{"name": row.name, **asdict(value)} for row, value in rows.items()]}
                 for (gallery, direction), rows in self.intervals.items()
             ],
-            "tests": [{**test.place[0]._asdict(), "direction": test.place[1], **test.to_dict()} for test in self.tests],
+            "tests": [{**test.place[0].to_dict(), "direction": test.place[1], **test.to_dict()} for test in self.tests],
             "groups": [{"name": group.name, "runs": [run.name for run in group.runs]} for group in self.groups],
             "notes": list(self.notes),
         }
@@ -214,26 +232,25 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     runs = tuple(_read(*item) for item in zip(_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     settings = {key: tuple(run.settings.get(key) for run in runs) for key in keys if _differ(key, runs)}
-    return with_tests(Comparison(runs, settings, _groups(runs), tuple(_notes(runs))))
+    return with_tests(Comparison(runs, settings, _rows(runs), tuple(_notes(runs))))
 
 
 def with_tests(comparison: Comparison) -> Comparison:
     """Add intervals of rows with ranks, and tests between rows of the same queries."""
-    grouped = {run.name for group in comparison.groups for run in group.runs}
-    rows = [*comparison.groups, *(SeedGroup(run.name, (run,)) for run in comparison.runs if run.name not in grouped)]
-    intervals: dict[tuple[Gallery, str], dict[str, MetricIntervals]] = {}
+    intervals: dict[tuple[Gallery, str], dict[ComparedRow, MetricIntervals]] = {}
     tests: list[Difference] = []
-    untested: dict[str, None] = {}
+    untested: dict[ComparedRow, None] = {}
     for place in product(comparison.galleries, DIRECTIONS):
-        measured = {row.name: row.queries(*place) for row in rows if row.scores(place[0], mean)}
-        ranked = {name: queries for name, queries in measured.items() if queries is not None}
-        intervals[place] = {name: queries.intervals for name, queries in ranked.items()}
+        measured = {row: row.queries(*place) for row in comparison.rows if row.scores(place[0], mean)}
+        ranked = {row: queries for row, queries in measured.items() if queries is not None}
+        intervals[place] = {row: queries.intervals for row, queries in ranked.items()}
         first = next(iter(ranked.values()), None)
-        same = {name: queries for name, queries in ranked.items() if first and np.array_equal(queries.ids, first.ids)}
+        same = {row: queries for row, queries in ranked.items() if first and np.array_equal(queries.ids, first.ids)}
         tests += differences(place, same)
         if len(measured) > 1:
-            untested |= dict.fromkeys(name for name in measured if name not in same)
-    notes = [f"not tested, without {RANKS} of the best step or of other queries: {', '.join(untested)}"] if untested else []
+            untested |= dict.fromkeys(row for row in measured if row not in same)
+    names = ", ".join(row.name for row in untested)
+    notes = [f"not tested, without {RANKS} of the best step or of other queries: {names}"] if untested else []
     return replace(comparison, intervals=intervals, tests=tuple(adjust(tests)), notes=(*comparison.notes, *notes))
 
 
@@ -270,8 +287,9 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
         content, measured = json.loads(folder.read(EVALUATION)), {}
         ranks = read_ranks(location) if folder.size(RANKS) is not None else None
         for score in content["scores"]:
-            split = f"{score['split']} ({score['folds']} folds)" if "folds" in score else score["split"]
-            gallery = Gallery(score["language"], score["portion"], split, *(score[way]["queries"] for way in DIRECTIONS))
+            images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
+            place = score["language"], (score["portion"],), score["split"]
+            gallery = Gallery(*place, images, captions, score.get("folds", 1))
             measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
         settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
@@ -289,7 +307,7 @@ def logged_scores(settings: Mapping[str, Any], history: History, ranks: pa.Table
     for language in history.languages:
         metrics, random = best.get(language), history.chance(language)
         if isinstance(metrics, Mapping):
-            portions = ",".join(sorted(settings.get("data.portions", {}).get(language, ())))
+            portions = tuple(sorted(settings.get("data.portions", {}).get(language, ())))
             sizes = (metrics[direction].get("queries", 0) for direction in DIRECTIONS)
             gallery = Gallery(language, portions, settings.get("data.validation_split", ""), *sizes)
             chance = {direction: tuple(random[direction].values()) for direction in DIRECTIONS if direction in random}
@@ -301,11 +319,11 @@ def _measurement(
     gallery: Gallery, metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]], ranks: pa.Table | None
 ) -> Measurement:
     scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
-    recalls = {(way, name): value for way, values in chance.items() for name, value in zip(RECALLS, values, strict=False)}
-    recalls |= {SUM: sum(map(sum, chance.values()))} if recalls else {}
-    place = {"language": gallery.language, "portion": gallery.portion, "split": gallery.split.partition(" (")[0]}
+    random = {(way, name): value for way, values in chance.items() for name, value in zip(MEASURES, values, strict=False)}
+    random |= {SUM: sum(value for (_, name), value in random.items() if name in RECALLS)} if random else {}
+    place = {"language": gallery.language, "portion": ",".join(gallery.portions), "split": gallery.split}
     queries = {way: Queries.of(ranks, **place, direction=way) for way in DIRECTIONS if ranks is not None}
-    return Measurement(scores, recalls, queries)
+    return Measurement(scores, random, queries)
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -315,14 +333,24 @@ def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
     return len({dump(run.settings[key]) if key in run.settings else "" for run in with_setting}) > 1
 
 
-def _groups(runs: Sequence[ComparedRun]) -> tuple[SeedGroup, ...]:
+def _rows(runs: Sequence[ComparedRun]) -> tuple[ComparedRow, ...]:
+    """Return groups of several runs, then single ones, by distinct names."""
     by_settings: dict[str, list[ComparedRun]] = {}
     for run in runs:
         same = {key: value for key, value in run.settings.items() if key != _SEED} | {"evaluated": run.state == EVALUATED}
         if _SEED in run.settings:
             by_settings.setdefault(json.dumps(same), []).append(run)
     groups = [group for group in by_settings.values() if len({run.settings[_SEED] for run in group}) > 1]
-    return tuple(SeedGroup(_common_name([run.name for run in group]), tuple(group)) for group in groups)
+    names = [_common_name([run.name for run in group]) for group in groups]
+    taken = [*(run.name for run in runs), *names]
+    for index, group in enumerate(groups):
+        if taken.count(names[index]) > 1:
+            names[index] = f"{group[0].name}, …"
+            while names[index] in taken:
+                names[index] += ", …"
+            taken.append(names[index])
+    singles = ((run.name, [run]) for run in runs if not any(run in group for group in groups))
+    return tuple(ComparedRow(name, tuple(row)) for name, row in chain(zip(names, groups, strict=True), singles))
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -339,9 +367,10 @@ def _notes(runs: Sequence[ComparedRun]) -> list[str]:
             if names := _names_by_value((run.settings[key], run.name) for run in runs if key in run.settings):
                 notes.append(f"not the same {data} ({key.partition(':')[0]}): {names}")
                 break
-    for place in dict.fromkeys(gallery[:3] for run in runs for gallery in run.measured):
-        if names := _names_by_value((item.size, run.name) for run in runs for item in run.measured if item[:3] == place):
-            notes.append(f"not the same gallery of {' '.join(place)}: {names}")
+    places = {gallery: gallery._replace(images=0, captions=0) for run in runs for gallery in run.measured}
+    for place in dict.fromkeys(places.values()):
+        if names := _names_by_value((item.size, run.name) for run in runs for item in run.measured if places[item] == place):
+            notes.append(f"not the same gallery of {place.name}: {names}")
     for run in runs:
         for gallery, measurement in run.measured.items():
             texts, images = (tuple(measurement.chance.get((way, name), 0.0) for name in RECALLS) for way in DIRECTIONS)

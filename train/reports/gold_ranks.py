@@ -24,6 +24,7 @@ import numpy as np
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.keys import CaptionKey
 from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
 from train.jobs import Corpus
@@ -121,7 +122,7 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     for column, pattern in GOLD_COLUMNS.items():
         for language in _LANGUAGES:
             row = read(pattern.format(language))
-            if queries := row.ranks.get((language, "comparable", "text_to_image")):
+            if queries := row.ranks.get((language, "comparable", TEST_SPLITS[0], "text_to_image")):
                 runs[row.preset] = len(queries.ranks)
                 untrained |= dict.fromkeys(row.untrained)
                 columns.setdefault(language, {})[column] = queries
@@ -134,31 +135,32 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     images = max(
         len({caption.image_id for caption in captions.values() if caption.language == language}) for language in columns
     )
-    shown = ((f"{rank.image_id}/{rank.language}/comparable/{rank.index}", rank) for rank in GOLD_RANKS)
+    shown = ((CaptionKey(rank.image_id, rank.language, "comparable", rank.index), rank) for rank in GOLD_RANKS)
     published = [replace(captions[key], text=rank.text, published=rank.ranks) for key, rank in shown if key in captions]
     examples = _examples(list(captions.values()))
     return GoldRanks(images, runs, tuple(published), examples, tuple(_tallies(columns)), tuple(untrained))
 
 
-def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> dict[str, RankedCaption]:
-    """Return the captions by id, from queries by language and column."""
+def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> dict[CaptionKey, RankedCaption]:
+    """Return the captions by key, from queries by language and column."""
     words = open_dataset(corpus.vocabulary, kind="vocabulary").vocabulary().tokens
     portions = dict.fromkeys(columns, ("comparable",))
     captions = read_captions(open_dataset(corpus.captions, kind="encoded"), split=TEST_SPLITS[0], portions=portions)
-    shown = [shown_caption(captions, row, words) for row in range(len(captions))]
-    texts = {str(caption.key): " ".join(caption.tokens[1:-1]) for caption in shown}  # Without <start> and <end>.
-    ranked: dict[str, RankedCaption] = {}
+    shown = {str(caption.key): caption for caption in (shown_caption(captions, row, words) for row in range(len(captions)))}
+    ranked: dict[CaptionKey, RankedCaption] = {}
     for language, by_column in columns.items():
         queries = next(iter(by_column.values()))
-        if missing := set(queries.ids) - texts.keys():
+        if missing := set(queries.ids) - shown.keys():
             raise DatasetError(
                 f"{corpus.captions!r} lacks the caption {min(missing)}, which rows of table 3 ranked: give the captions that they "
                 "were trained on"
             )
-        for position, (caption_id, image_id) in enumerate(zip(queries.ids, queries.images, strict=True)):
+        for position, caption_id in enumerate(queries.ids):
             ranks = {column: tuple(stored.ranks[:, position].tolist()) for column, stored in by_column.items()}
-            index = int(caption_id.rpartition("/")[2])
-            ranked[caption_id] = RankedCaption(image_id, language, index, texts[caption_id], ranks)
+            key, tokens = shown[caption_id].key, shown[caption_id].tokens
+            ranked[key] = RankedCaption(
+                key.image_id, language, key.index, " ".join(tokens[1:-1]), ranks
+            )  # Without <start>, <end>.
     return ranked
 
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.evaluation.sts import StsResult
-from train.reports.comparison import SUM, Comparison
+from train.reports.comparison import SUM, ComparedRow, Comparison
 from train.reports.reproduce_report import Report, Section
 from train.runs.curves import (
     GREY,
@@ -141,12 +141,12 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     count = 1 + max(1, len(galleries))
     figure, panels = new_figure((count + 1) // 2, 2)
     losses, recalls = panels[0], dict(zip(galleries, panels[1:], strict=False))
-    grouped = {run.name for group in comparison.groups for run in group.runs}
-    labels: dict[str, int] = {}
+    rows: dict[ComparedRow, int] = {}
     for run in comparison.runs:
-        index = labels.setdefault(comparison.label(run), len(labels))
+        row = comparison.row_of(run)
+        index = rows.setdefault(row, len(rows))
         style = style_of(index)
-        thin: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8} if run.name in grouped else {}
+        thin: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.8} if len(row.runs) > 1 else {}
         draw_series(losses, *run.history.series("step", "loss"), style, smooth=True, offset=index, **thin)
         for gallery, panel in recalls.items():
             if gallery in run.measured:
@@ -157,7 +157,7 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     smoothed = any(is_smoothed(run.history.series("step", "loss").values) for run in comparison.runs)
     losses.set_ylabel("loss per query" + (" (running mean)" if smoothed else ""))
     for gallery, panel in recalls.items():
-        panel.set_ylabel(plain(f"sum of recalls, {gallery.language}\n{gallery.portion} {gallery.split}".rstrip()))
+        panel.set_ylabel(plain(f"sum of recalls, {gallery.language}\n{', '.join(gallery.portions)} {gallery.split}".rstrip()))
         if chance := comparison.chance(gallery):
             draw_chance(panel, [chance[SUM]], f"{chance[SUM]:.1f}")
     last = max(run.history.last_step for run in comparison.runs)
@@ -165,10 +165,10 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         panel.set(xlabel="step", xlim=(0, 1.02 * max(last, 1)), ylim=(0, None))
         mark_empty(panel)
     handles = [
-        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
-        for label, index in labels.items()
+        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(row.label))
+        for row, index in rows.items()
     ]
-    columns = max(1, min(6, 110 // (max(map(len, labels)) + 8)))
+    columns = max(1, min(6, 110 // (max(len(row.label) for row in rows) + 8)))
     if count < len(panels) and len(handles) <= _LINES_OF_A_PANEL:
         panels[-1].set_axis_off()
         panels[-1].legend(handles=handles, loc="center left", fontsize=SMALL, frameon=False)

@@ -34,6 +34,7 @@ class PublishedRow:
         name: name of the row in the paper, with the source of a quoted row.
         preset: preset that trains it, for a quoted row mostly of another paper; or a name in `ENSEMBLES`.
         numbers: reported numbers by direction and measure, recalls in percent.
+        split: split on which runs are measured; empty if none is.
     """
 
     table: str
@@ -42,6 +43,12 @@ class PublishedRow:
     language: str
     portion: str
     numbers: Mapping[tuple[str, str], float]
+    split: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Language, portion and split."""
+        return self.language, self.portion, self.split
 
 
 @dataclass(frozen=True)

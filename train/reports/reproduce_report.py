@@ -10,11 +10,11 @@ from typing import Any
 
 from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
 from schemas.parameters import untrained_remark
-from train.chance import DIRECTIONS, RECALLS
+from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
 from train.evaluation.statistics import Interval
-from train.reports.comparison import MEASURES, SCORES, nested
+from train.reports.comparison import SCORES, nested
 from train.reports.published import PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
 from train.reports.significance import Queries, best_rows
@@ -98,7 +98,7 @@ class Line:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         cells = {pair: {**asdict(cell), "mean": cell.mean, "deviation": cell.deviation} for pair, cell in self.cells.items()}
-        names = {name: getattr(self.row, name) for name in ("name", "preset", "language", "portion")}
+        names = {name: getattr(self.row, name) for name in ("name", "preset", "language", "portion", "split")}
         return {**names, "runs": self.runs, "failed": self.failed, **nested(cells)}
 
 
@@ -239,8 +239,8 @@ def read_report(output: str, paper: str) -> Report:
         UsageError: the paper is unknown.
         DatasetError: a result is damaged.
     """
-    published = rows_of_paper(paper)
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
+    published = [replace(row, split=_split_of(row, rows[row.preset])) for row in rows_of_paper(paper)]
     begun = tuple(row for row in rows.values() if row.results or row.failed)
     is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
@@ -251,36 +251,50 @@ def read_report(output: str, paper: str) -> Report:
         columns = columns or tuple(product(DIRECTIONS, RECALLS))
         portions = ", ".join(dict.fromkeys(row.portion for row in paper_rows))
         shown = [row if is_paper_split else replace(row, numbers={}) for row in paper_rows]
-        sections.append(Section(f"{table} ({portions} captions)".capitalize(), columns, _lines(shown, rows)))
-        by_portion: dict[str, list[PublishedRow]] = {}
+        sections.append(Section(f"{table.capitalize()} ({portions} captions)", columns, _lines(shown, rows)))
+        others: dict[tuple[str, str], list[PublishedRow]] = {}
         for row in (row for row in unpublished if row.table == table):
-            by_portion.setdefault(row.portion, []).append(row)
-        for portion, portion_rows in by_portion.items():
-            title = f"{table} ({portion} captions), not in the paper".capitalize()
-            further.append(Section(title, columns, _lines(portion_rows, rows)))
+            others.setdefault((row.portion, row.split), []).append(row)
+        for (portion, split), other_rows in others.items():
+            splits = {row.split for row in (*published, *unpublished) if row.portion == portion and row.split}
+            of_split = f" of {split}" if len(splits) > 1 else ""
+            title = f"{table.capitalize()} ({portion} captions{of_split}), not in the paper"
+            further.append(Section(title, columns, _lines(other_rows, rows)))
     return Report(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
 
 
+def _place(score: Mapping[str, Any]) -> tuple[str, str, str]:
+    return score["language"], score["portion"], score["split"]
+
+
+def _split_of(row: PublishedRow, summary: RowSummary) -> str:
+    """Return the paper's split if it is measured, or another one."""
+    paper = dict(zip(_SETS, TEST_SPLITS, strict=True)).get(row.portion)
+    splits = [split for *place, split in map(_place, summary.scores) if place == [row.language, row.portion]]
+    return paper if paper in splits else next(iter(splits), "")
+
+
 def _unpublished(published: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> list[PublishedRow]:
-    """Return rows of measured languages and portions that are not in the paper.
+    """Return rows of measured places that are not in the paper.
 
     They follow the first row of their preset and language, or of their preset if the language has none.
     """
-    known = {(row.preset, row.language, row.portion) for row in published}
-    homes = {(preset, language) for preset, language, _ in known}
-    rows: dict[tuple[str, str, str], PublishedRow] = {}
+    known = {(row.preset, row.place) for row in published}
+    homes = {(row.preset, row.language) for row in published}
+    rows: dict[tuple[str, tuple[str, str, str]], PublishedRow] = {}
     for row in published:
-        for language, portion in sorted({(score["language"], score["portion"]) for score in summaries[row.preset].scores}):
-            place, is_home = (row.preset, language, portion), language == row.language or (row.preset, language) not in homes
-            if is_home and place not in known:
-                rows.setdefault(place, replace(row, language=language, portion=portion, numbers={}))
+        for language, portion, split in sorted(set(map(_place, summaries[row.preset].scores))):
+            other = replace(row, language=language, portion=portion, split=split, numbers={})
+            is_home = language == row.language or (row.preset, language) not in homes
+            if is_home and (row.preset, other.place) not in known:
+                rows.setdefault((row.preset, other.place), other)
     return list(rows.values())
 
 
 def _lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> tuple[Line, ...]:
     groups: dict[tuple[Any, ...], dict[str, Queries]] = {}  # Rows with the same queries.
     for row, direction in product(rows, DIRECTIONS):
-        place = row.language, row.portion, direction
+        place = *row.place, direction
         if queries := summaries[row.preset].ranks.get(place):
             groups.setdefault((place, tuple(queries.ids)), {})[row.preset] = queries
     best = {item for (place, _), group in groups.items() for item in best_rows(place, group)}
@@ -288,11 +302,11 @@ def _lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) ->
 
 
 def _line(row: PublishedRow, summary: RowSummary, best: set[tuple[Any, str, str]]) -> Line:
-    scores = [score for score in summary.scores if (score["language"], score["portion"]) == (row.language, row.portion)]
+    scores = [score for score in summary.scores if _place(score) == row.place]
     chance = scores[0].get("chance", {}) if scores else {}
     cells = {}
     for direction, measure in SCORES:
-        place = row.language, row.portion, direction
+        place = *row.place, direction
         cells[direction, measure] = Measurement(
             published=row.numbers.get((direction, measure)),
             values=tuple(float(score[direction][measure]) for score in scores),

@@ -149,14 +149,14 @@ class RowSummary:
 
     Attributes:
         failed: the runs without results.
-        ranks: ranks by language, portion and direction; without places where the queries of the runs differ, and empty if a run has
-            no ranks. Not compared, as their arrays have no single truth value.
+        ranks: ranks by language, portion, split and direction; without places where the queries of the runs differ, and empty if a
+            run has no ranks. Not compared, as their arrays have no single truth value.
     """
 
     preset: str
     results: tuple[Mapping[str, Any], ...]
     failed: tuple[FailedRun, ...]
-    ranks: Mapping[tuple[str, str, str], Queries] = field(compare=False)
+    ranks: Mapping[tuple[str, ...], Queries] = field(compare=False)
 
     @property
     def seeds(self) -> str:
@@ -224,13 +224,13 @@ def read_row(output: str, preset: str) -> RowSummary:
     return RowSummary(preset, tuple(results.values()), tuple(failed), ranks)
 
 
-def _read_ranks(folders: Sequence[Path]) -> dict[tuple[str, str, str], Queries]:
+def _read_ranks(folders: Sequence[Path]) -> dict[tuple[str, ...], Queries]:
     if not folders or not all((folder / RANKS).exists() for folder in folders):  # Version 0.2 wrote no ranks.
         return {}
     tables, ranks = [read_ranks(folder) for folder in folders], {}
-    for place in tables[0].group_by(["language", "portion", "direction"]).aggregate([]).to_pylist():
+    for place in tables[0].group_by(["language", "portion", "split", "direction"]).aggregate([]).to_pylist():
         if queries := join_runs([Queries.of(table, **place) for table in tables]):
-            ranks[place["language"], place["portion"], place["direction"]] = queries
+            ranks[tuple(place.values())] = queries
     return ranks
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from train.chance import RECALLS
+from train.chance import CUTOFFS, RECALLS
 from train.evaluation.statistics import MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
 
 LEVEL = 0.05
@@ -41,7 +41,7 @@ class Queries:
 
     def recall(self, measure: str) -> list[float]:
         """Return a recall in percent, of each run."""
-        return (100 * (self.ranks <= int(measure.rpartition("_")[2])).mean(1)).tolist()
+        return (100 * (self.ranks <= CUTOFFS[RECALLS.index(measure)]).mean(1)).tolist()
 
 
 def join_runs(runs: Sequence[Queries | None]) -> Queries | None:
@@ -58,6 +58,7 @@ class Difference:
 
     Attributes:
         place: where the rows were measured.
+        rows: the two rows, keys in the argument of `differences`.
         difference: difference of the first row to the second, in percentage points.
         p_value: two-sided, over images, adjusted for all differences of a comparison.
         seed_p_value: two-sided, over seeds, adjusted likewise; None without two runs of each row.
@@ -65,24 +66,31 @@ class Difference:
 
     place: Any
     measure: str
-    rows: tuple[str, str]
+    rows: tuple[Any, Any]
     difference: float
     p_value: float
     seed_p_value: float | None = None
 
+    @property
+    def is_significant(self) -> bool:
+        """Whether rows differ: over seeds if both have several, else over images."""
+        return (self.p_value if self.seed_p_value is None else self.seed_p_value) < LEVEL
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values without the place, for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "place"} | {"rows": list(self.rows)}
+        """Return plain values without the place, for JSON; rows by name."""
+        return {name: value for name, value in vars(self).items() if name != "place"} | {
+            "rows": [row.name for row in self.rows]
+        }
 
 
-def differences(place: Any, rows: Mapping[str, Queries], *, max_rows_of_all_pairs: int = 4) -> Iterator[Difference]:
-    """Test rows of the same queries, without adjustment, see `adjust`.
+def differences(place: Any, rows: Mapping[Any, Queries], *, max_rows_of_all_pairs: int = 4) -> Iterator[Difference]:
+    """Test rows of the same queries by key, without adjustment, see `adjust`.
 
     A few rows are tested in all pairs, more rows each against the best of a recall.
     """
 
     @cache
-    def p_values(first: str, second: str) -> dict[str, float]:
+    def p_values(first: Any, second: Any) -> dict[str, float]:
         return paired_p_values(rows[first].ranks, rows[second].ranks, rows[first].images)
 
     for measure in RECALLS:
@@ -104,15 +112,15 @@ def adjust(tests: Sequence[Difference]) -> list[Difference]:
     ]
 
 
-def not_worse(tests: Iterable[Difference]) -> set[tuple[Any, str, str]]:
+def not_worse(tests: Iterable[Difference]) -> set[tuple[Any, str, Any]]:
     """Return place, recall and row of recalls not significantly below the best."""
     tests = list(tests)
     seconds = {(test.place, test.measure, test.rows[1]) for test in tests}
     best = [test for test in tests if (test.place, test.measure, test.rows[0]) not in seconds]
-    return {(test.place, test.measure, test.rows[1]) for test in best if test.p_value >= LEVEL}
+    return {(test.place, test.measure, test.rows[1]) for test in best if not test.is_significant}
 
 
-def best_rows(place: Any, rows: Mapping[str, Queries]) -> set[tuple[Any, str, str]]:
+def best_rows(place: Any, rows: Mapping[Any, Queries]) -> set[tuple[Any, str, Any]]:
     """Return place, recall and row of the best recalls and of those not below them.
 
     Each row is tested against the best, with Holm's correction over the rows of a recall.

@@ -14,11 +14,12 @@ from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, RECALLS
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics
+from train.evaluation.relevance import OWN_CAPTIONS
 from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import EVALUATED, SCORES, SUM, Comparison, Gallery, Scores
+from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, Gallery, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, tasks_of
 from train.reports.row_results import ABSENT
@@ -32,6 +33,7 @@ _DATA_SETS, _NAME_WIDTH = 3, 11  # Data sets in a table of 80 columns, and chara
 _QUOTED = "*"
 _NOT_WORSE = "≈"
 _INTERVAL_NOTE = "95 % interval: by a bootstrap over images; for other images, not other trainings"
+_FEW_IMAGES = 6  # The median is outside of the range of five draws in 6.25 % of cases: no interval within it holds 95 %.
 
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
@@ -47,13 +49,19 @@ def score_table(scores: Sequence[Score], *, title: str) -> Table:
         for name, direction in (("image", "image_to_text"), ("text", "text_to_image")):
             metrics: RecallMetrics = getattr(score.retrieval, direction)
             captions = f"{score.language} {score.portion}" if name == "image" else ""
-            recalls = map(Cell, metrics.recalls, score.chance[direction])
-            rows.append((captions, f"{metrics.queries:,} {name}s", *recalls, metrics.median_rank))
+            values = map(Cell, (*metrics.recalls, metrics.median_rank), score.chance[direction])
+            rows.append((captions, f"{metrics.queries:,} {name}s", *values))
             rows.append(_interval_row(score.split if name == "image" else "", score.intervals[direction]))
-    notes = [f"recalls in percent, in brackets those of chance; median: median rank{folds}", _INTERVAL_NOTE]
+    notes = [f"recalls in percent; median: median rank{folds}; in brackets those of chance"]
+    notes += _interval_notes(score.retrieval.image_to_text.queries for score in scores)
     notes += dict.fromkeys(f"split {score.split}: {score.protocol.remark}" for score in scores if score.protocol)
     notes += filter(None, [untrained_remark(name for score in scores for name in score.untrained)])
-    return Table(["captions", "queries", *_RECALLS, *number_columns("median")], rows, title, notes)
+    return Table(["captions", "queries", *_RECALLS, *number_columns("median", spec="g")], rows, title, notes)
+
+
+def _interval_notes(num_images: Iterable[int]) -> list[str]:
+    remark = f"intervals of fewer than {_FEW_IMAGES} images are too narrow"
+    return [_INTERVAL_NOTE, *([remark] if min(num_images, default=_FEW_IMAGES) < _FEW_IMAGES else [])]
 
 
 def _interval_row(name: str, intervals: MetricIntervals) -> Row:
@@ -93,11 +101,12 @@ def _cross_lingual_table(scores: Sequence[Score]) -> Table:
             if group != (score.portion, score.split):
                 group = score.portion, score.split
                 rows.append([Cell(name, style="dim") for name in group])
-            metrics, recalls = result.direction, map(Cell, result.direction.recalls, result.chance)
-            rows.append((f"  {score.language} to {language}", f"{metrics.queries:,}", *recalls, metrics.median_rank))
+            metrics = result.direction
+            values = map(Cell, (*metrics.recalls, metrics.median_rank), result.chance)
+            rows.append((f"  {score.language} to {language}", f"{metrics.queries:,}", *values))
             rows.append(_interval_row("", result.intervals))
     return Table(
-        ["captions", "queries", *_RECALLS, *number_columns("median")],
+        ["captions", "queries", *_RECALLS, *number_columns("median", spec="g")],
         rows,
         "captions among captions of the same images",
         ["right: any caption of the same image"],
@@ -109,7 +118,7 @@ def _relevance_table(scores: Sequence[Score]) -> Table:
     rows: list[Row] = []
     for score in scores:
         for definition, relevance in score.relevance.items():
-            name = "" if definition == "captions" else f" {definition}"
+            name = "" if definition == OWN_CAPTIONS else f" {definition}"
             for direction, metrics in relevance.items():
                 cells = list(map(Cell, metrics.values, metrics.chance))
                 is_image = direction == "image_to_text"
@@ -128,14 +137,14 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 def _differences(comparison: Comparison) -> Table:
     # Runs that differ only in their seeds share a column.
-    columns: dict[str, list[int]] = {}
+    columns: dict[ComparedRow, list[int]] = {}
     for index, run in enumerate(comparison.runs):
-        columns.setdefault(comparison.label(run), []).append(index)
+        columns.setdefault(comparison.row_of(run), []).append(index)
     rows: list[Row] = []
     for key, values in comparison.differences.items():
         settings = (dict.fromkeys(_setting(values[index]) for index in indices) for indices in columns.values())
         rows.append((key, *map(", ".join, settings)))
-    return Table(["", *columns], rows, "what differs")
+    return Table(["", *(row.label for row in columns)], rows, "what differs")
 
 
 def _setting(value: Any) -> str:
@@ -166,26 +175,31 @@ def _scores(comparison: Comparison) -> Table:
     marked = not_worse(comparison.tests)
     for gallery in comparison.galleries:
         rows.append((Cell((gallery.name, gallery.size), style="bold"),))
-        lines = [(run.name, run.name, run.measured[gallery].scores, "") for run in comparison.runs if gallery in run.measured]
+        lines: list[tuple[ComparedRow | None, str, Scores, str]] = []
+        for run in (run for run in comparison.runs if gallery in run.measured):
+            row = comparison.row_of(run)
+            lines.append((None if len(row.runs) > 1 else row, run.name, run.measured[gallery].scores, ""))
         for group in comparison.groups:
             label = f"{group.name}, mean of {len(group.runs)}"
-            lines.append((group.name, label, group.scores(gallery, mean), "italic"))
-            lines.append(("", "  deviation", group.scores(gallery, stdev), "italic"))
-        lines.append(("", "chance", comparison.chance(gallery), "dim"))
+            lines.append((group, label, group.scores(gallery, mean), "italic"))
+            lines.append((None, "  deviation", group.scores(gallery, stdev), "italic"))
+        lines.append((None, "chance", comparison.chance(gallery), "dim"))
         rows += (row for line in lines if line[2] for row in _score_rows(comparison, gallery, marked, *line))
     notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
     if any(comparison.intervals.values()):
-        notes.append(_INTERVAL_NOTE)
+        notes += _interval_notes(gallery.images for gallery in comparison.galleries)
     if comparison.tests:
-        notes.append(f"{_NOT_WORSE}: not significantly worse than the best of its column (p of at least {LEVEL})")
+        notes.append(
+            f"{_NOT_WORSE}: not significantly worse than the best of its column (p of at least {LEVEL}, over seeds if any)"
+        )
     return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
 
 
 def _score_rows(
     comparison: Comparison,
     gallery: Gallery,
-    marked: Collection[tuple[Any, str, str]],
-    row: str,
+    marked: Collection[tuple[Any, str, ComparedRow]],
+    row: ComparedRow | None,
     label: str,
     scores: Scores,
     style: str,
@@ -194,12 +208,12 @@ def _score_rows(
 
     ``marked`` are place, recall and row of recalls that do not differ from the best.
     """
-    specs = {"median_rank": ".0f"} if row else {}
+    specs = {} if label == "  deviation" else {"median_rank": ".0f"}
     texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
     for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
         texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], row) in marked else " "
     rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
-    intervals = {way: comparison.intervals.get((gallery, way), {}).get(row) for way in DIRECTIONS}
+    intervals = {way: row and comparison.intervals.get((gallery, way), {}).get(row) for way in DIRECTIONS}
     if any(intervals.values()):
         ends = [getattr(intervals[way], measure, None) for way, measure in SCORES]
         cells = [Cell(end and (f"{round(end.low, 1)}–", f"{round(end.high, 1)} "), style="dim") for end in ends]
@@ -211,19 +225,22 @@ def _tests(comparison: Comparison) -> Table:
     rows: list[Row] = []
     tests: dict[tuple[Any, ...], dict[str, Difference]] = {}
     for test in comparison.tests:
-        tests.setdefault((*test.place, *sorted(test.rows)), {})[test.measure] = test
+        tests.setdefault((*test.place, *sorted(test.rows, key=lambda row: row.name)), {})[test.measure] = test
     for (gallery, direction, first, second), by_measure in tests.items():
         signs = {measure: 1 if test.rows[0] == first else -1 for measure, test in by_measure.items()}
         texts = {name: f"{signs[name] * test.difference:+.1f}  p {test.p_value:.3f}" for name, test in by_measure.items()}
         seeds = {name: f"p {test.seed_p_value:.3f}" for name, test in by_measure.items() if test.seed_p_value is not None}
-        rows.append(((f"{gallery.name} {_ARROWS[direction]}", f" {first} - {second}"), *map(texts.get, RECALLS)))
+        pair = f" {first.name} - {second.name}"
+        rows.append(((f"{gallery.name} {_ARROWS[direction]}", pair), *map(texts.get, RECALLS)))
         rows += [("  over seeds", *map(seeds.get, RECALLS))] if seeds else []
     notes = [
         f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests; up to four "
         "rows are tested in all pairs, more rows each against the best of the column",
     ]
     if any(test.seed_p_value is not None for test in comparison.tests):
-        notes.append("over seeds: permutations of runs, two-sided, Holm's correction")
+        notes.append(
+            "over seeds: permutations of runs, two-sided, Holm's correction; a few runs allow no small p, so all are marked"
+        )
     return Table(["", *number_columns("R@1", "R@5", "R@10")], rows, "differences in percentage points", notes)
 
 

@@ -65,8 +65,8 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
 def _draw_chance(panel: Axes, history: History, direction: str) -> None:
     languages: dict[tuple[float, ...], list[str]] = {}
     for language in history.languages:
-        if recalls := history.chance(language).get(direction):
-            languages.setdefault(tuple(recalls.values()), []).append(language)
+        if scores := history.chance(language).get(direction):
+            languages.setdefault(tuple(scores[f"recall_at_{cutoff}"] for cutoff in _CUTOFFS), []).append(language)
     texts = [" ".join([*names, *(f"{recall:.1f}" for recall in recalls)]) for recalls, names in languages.items()]
     draw_chance(panel, [recall for recalls in languages for recall in recalls], ", ".join(texts))
 

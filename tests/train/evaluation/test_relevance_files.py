@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
+from schemas.vocabulary import SPECIALS
 from train.data.captions import Captions
 from train.evaluation.metrics import bidirectional_ranks
 from train.evaluation.relevance import RelevanceCollector
@@ -19,6 +22,12 @@ from train.reports.tables import score_tables
 IMAGES = [391895, 60623, 483108, 384213]
 # Ids of COCO's captions, five of each image in order.
 CAPTION_IDS = {image: [100 * image + number for number in (3, 9, 4, 1, 7)] for image in IMAGES}
+WORDS = (*SPECIALS, *(f"{image}a{index}" for image in sorted(IMAGES) for index in range(5)), "&apos;s")
+
+
+def text_of(image: int, index: int) -> str:
+    """Return a caption as files have it; its tokens are ``<start>``, ``<unk>``, a word, ``&apos;s`` and ``<end>``."""
+    return f"Unknown {image}A{index}'s"
 
 
 @pytest.fixture
@@ -26,8 +35,9 @@ def captions() -> Captions:
     """Five captions of each image, without the last one of the second image."""
     names = tuple(sorted(f"COCO_val2014_{image:012d}" for image in IMAGES))
     images = np.repeat(np.arange(4, dtype=np.int32), 5)
+    token_ids = np.array([[1, 3, 4 + row, len(WORDS) - 1, 2] for row in range(20)], np.int32).ravel()
     every = Captions(
-        np.arange(20, dtype=np.int32), np.arange(21), images, np.zeros(20, np.int8), np.zeros(20, np.int8),
+        token_ids, np.arange(0, 101, 5), images, np.zeros(20, np.int8), np.zeros(20, np.int8),
         np.tile(np.arange(5, dtype=np.int16), 4), names, ("en",), ("comparable",), "test",
     )  # fmt: skip
     return every.select(np.delete(np.arange(20), 9))
@@ -45,11 +55,16 @@ def files(tmp_path: Path) -> Path:
         (tmp_path / f"{name}_image_to_caption.json").write_text(json.dumps(to_captions))
         (tmp_path / f"{name}_caption_to_image.json").write_text(json.dumps(to_images))
     annotations = [
-        (image, caption) for number in range(5) for image in IMAGES for caption in CAPTION_IDS[image][number : number + 1]
+        {"image_id": image, "id": CAPTION_IDS[image][index], "caption": text_of(image, index)}
+        for index in range(5)
+        for image in IMAGES
     ]
-    coco = {"images": [], "annotations": [{"image_id": image, "id": caption} for image, caption in annotations]}
+    coco = {"images": [], "annotations": annotations}
     (tmp_path / "captions_val2014.json").write_text(json.dumps(coco))
-    sentences = {image: [{"sentid": caption, "raw": "text"} for caption in ids] for image, ids in CAPTION_IDS.items()}
+    sentences = {
+        image: [{"sentid": caption, "raw": text_of(image, index)} for index, caption in enumerate(ids)]
+        for image, ids in CAPTION_IDS.items()
+    }
     karpathy = {"images": [{"cocoid": image, "sentences": sentences[image]} for image in IMAGES]}
     (tmp_path / "dataset_coco.json").write_text(json.dumps(karpathy))
     return tmp_path
@@ -60,7 +75,7 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
     from eccv_caption._metrics import compute_eccv_metrics, compute_r_at_k
 
     locations = [str(files / "eccv_image_to_caption.json"), str(files / "cxc_caption_to_image.json")]
-    definitions = read_relevance(locations, str(files / annotations))
+    definitions = read_relevance(locations, str(files / annotations), WORDS)
     assert list(definitions) == ["eccv", "cxc"]
     scores = torch.from_numpy(np.random.default_rng(1).permutation(4 * 19).reshape(4, 19) / 100).float()
     images = [int(name[-12:]) for name in captions.image_ids]
@@ -93,14 +108,16 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
 def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
     data = Path(find_spec("eccv_caption").origin).parent / "data"
     owners = json.loads((data / "original_caption_to_image.json").read_text())
-    annotations = {"annotations": [{"image_id": image, "id": int(caption)} for caption, (image,) in owners.items()]}
+    items = [{"image_id": image, "id": int(caption), "caption": "A word."} for caption, (image,) in owners.items()]
+    annotations = {"annotations": items}
     (tmp_path / "captions_val2014.json").write_text(json.dumps(annotations))
     names = tuple(f"COCO_val2014_{image:012d}" for image in sorted({image for (image,) in owners.values()}))
     labels = np.zeros(25_000, np.int8)
     images, indices = np.repeat(np.arange(5_000, dtype=np.int32), 5), np.tile(np.arange(5, dtype=np.int16), 5_000)
-    captions = Captions(labels, np.arange(25_001), images, labels, labels, indices, names, ("en",), ("comparable",), "test")
+    token_ids = np.full(25_000, len(SPECIALS), np.int32)
+    captions = Captions(token_ids, np.arange(25_001), images, labels, labels, indices, names, ("en",), ("comparable",), "test")
     locations = [str(data / f"{name}_image_to_caption.json") for name in ("eccv", "cxc")]
-    definitions = read_relevance(locations, str(tmp_path / "captions_val2014.json"))
+    definitions = read_relevance(locations, str(tmp_path / "captions_val2014.json"), (*SPECIALS, "word"))
     for name, definition in definitions.items():
         pairs = definition(captions, np.arange(25_000), np.arange(5_000))
         for direction, (queries, found) in zip(("image_to_caption", "caption_to_image"), pairs, strict=True):
@@ -119,21 +136,61 @@ def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
         ("mine_image_to_caption.json", "{}", InputError, "mine_caption_to_image.json' does not exist"),
         ("eccv_image_to_caption.json", "[1", InputError, "eccv_image_to_caption.json' is not JSON"),
         ("eccv_image_to_caption.json", '{"1": 5}', InputError, "expected a list"),
-        ("captions_val2014.json", '{"annotations": [{"id": 5}]}', InputError, "has no ids of captions"),
+        ("captions_val2014.json", '{"annotations": [{"id": 5}]}', InputError, "has no ids and texts of captions"),
+        ("captions_val2014.json", '{"annotations": [{"image_id": 1, "id": 5}]}', InputError, r"texts of captions \(KeyError"),
+        ("captions_image_to_caption.json", "{}", UsageError, "'captions' already names right items .*: rename the file"),
     ],
 )
 def test_files_of_another_layout_are_refused(name, content, error, message, files):
     (files / name).write_text(content)
-    location = files / name if "captions_" not in name else files / "cxc_image_to_caption.json"
+    location = files / name if name != "captions_val2014.json" else files / "cxc_image_to_caption.json"
     with pytest.raises(error, match=message):
-        read_relevance([str(location)], str(files / "captions_val2014.json"))
+        read_relevance([str(location)], str(files / "captions_val2014.json"), WORDS)
 
 
-def test_data_of_other_images_are_refused(captions, files):
-    definition = read_relevance([str(files / "cxc_image_to_caption.json")], str(files / "dataset_coco.json"))["cxc"]
-    other = replace(captions, image_ids=("a", "b", "c1", "d"))
-    with pytest.raises(UsageError, match=r"cxc_image_to_caption.json' has no right items among the images .* of split 'test'"):
-        definition(other, np.arange(19), np.arange(4))
+def test_files_of_one_name_are_refused(files, tmp_path):
+    (tmp_path / "other").mkdir()
+    shutil.copy(files / "eccv_image_to_caption.json", tmp_path / "other")
+    shutil.copy(files / "eccv_caption_to_image.json", tmp_path / "other")
+    both = [str(files / "eccv_image_to_caption.json"), str(files / "eccv_caption_to_image.json")]
+    assert list(read_relevance(both, str(files / "dataset_coco.json"), WORDS)) == ["eccv"]
+    with pytest.raises(UsageError, match=r"other/eccv_caption_to_image\.json', but 'eccv' already names right items"):
+        read_relevance([*both, str(tmp_path / "other/eccv_caption_to_image.json")], str(files / "dataset_coco.json"), WORDS)
+
+
+@pytest.fixture
+def cxc(files):
+    return read_relevance([str(files / "cxc_image_to_caption.json")], str(files / "dataset_coco.json"), WORDS)["cxc"]
+
+
+def test_captions_of_other_texts_or_images_have_no_pairs(captions, cxc):
+    assert cxc(captions, np.arange(19), np.arange(4)) is not None
+    assert cxc(replace(captions, image_ids=("a", "b", "c1", "d")), np.arange(19), np.arange(4)) is None
+    moved = np.where(captions.token_ids > 3, 4 + (captions.token_ids - 3) % (len(WORDS) - 5), captions.token_ids)
+    assert cxc(replace(captions, token_ids=moved), np.arange(19), np.arange(4)) is None  # Those of the next caption.
+    unknown = np.where(captions.token_ids > 3, 3, captions.token_ids)
+    assert cxc(replace(captions, token_ids=unknown), np.arange(19), np.arange(4)) is None
+
+
+def test_images_of_one_number_are_refused(captions, cxc):
+    first, *names = captions.image_ids
+    same = replace(captions, image_ids=(first, first.replace("val", "train"), *names[1:]))
+    with pytest.raises(
+        UsageError, match=rf"the images '{first}' and 'COCO_train2014_.* end in the same number, by which '.*cxc_"
+    ):
+        cxc(same, np.arange(19), np.arange(4))
+    unnamed = replace(captions, image_ids=(first, "a1", "b1", names[2]))  # No number of an annotation.
+    assert cxc(unnamed, np.arange(19), np.arange(4)) is not None
+
+
+def test_items_and_queries_listed_twice_count_once(captions, files, cxc):
+    path = files / "cxc_image_to_caption.json"
+    stored = json.loads(path.read_text())
+    twice = {key: items * 2 for key, items in stored.items()} | {f"0{key}": items[::-1] for key, items in stored.items()}
+    path.write_text(json.dumps(twice))
+    again = read_relevance([str(path)], str(files / "dataset_coco.json"), WORDS)["cxc"]
+    expected, found = (definition(captions, np.arange(19), np.arange(4))[0] for definition in (cxc, again))
+    assert [indices.tolist() for indices in found] == [indices.tolist() for indices in expected]
 
 
 def test_job_needs_relevance_annotations_and_one_gallery():
@@ -145,19 +202,36 @@ def test_job_needs_relevance_annotations_and_one_gallery():
 
 def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
     ids = {image: [10 * image + number for number in range(3)] for image in range(9)}
-    karpathy = [{"cocoid": image, "sentences": [{"sentid": caption} for caption in own]} for image, own in ids.items()]
+    words, captions = open_dataset(toy.vocabulary).vocabulary().tokens, open_dataset(toy.captions)
+    texts = {
+        (int(row["image_id"][-3:]), row["index"]): " ".join(words[token_id] for token_id in row["token_ids"])
+        for row in captions
+        if (row["split"], row["language"], row["portion"]) == ("test", "en", "comparable")
+    }
+    karpathy = [
+        {"cocoid": image, "sentences": [{"sentid": caption, "raw": texts[image, index]} for index, caption in enumerate(own)]}
+        for image, own in ids.items()
+    ]
     (tmp_path / "dataset.json").write_text(json.dumps({"images": karpathy}))
-    (tmp_path / "own_image_to_caption.json").write_text(json.dumps(ids))
     images = {caption: [image] for image, own in ids.items() for caption in own}
-    (tmp_path / "own_caption_to_image.json").write_text(json.dumps(images))
-    files = {"relevance": (str(tmp_path / "own_caption_to_image.json"),), "annotations": str(tmp_path / "dataset.json")}
-    job = EvaluateJob(write_run(), toy.captions, toy.features, ("test",), ("en",), "comparable", **files)
-    (score,) = evaluate_run(job)
-    assert list(score.relevance) == ["captions", "own"]
-    assert score.relevance["own"] == score.relevance["captions"]
+    for name in ("own", "queries"):
+        (tmp_path / f"{name}_image_to_caption.json").write_text(json.dumps(ids))
+        (tmp_path / f"{name}_caption_to_image.json").write_text(json.dumps(images))
+    locations = tuple(str(tmp_path / f"{name}_caption_to_image.json") for name in ("own", "queries"))
+    files = {"relevance": locations, "annotations": str(tmp_path / "dataset.json")}
+    job = EvaluateJob(write_run(), toy.captions, toy.features, ("test",), **files)
+    scores = evaluate_run(job)
+    assert {score.language for score in scores if len(score.relevance) > 1} == {"en"}
+    assert {score.language for score in scores} == {"en", "de"}
+    score = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
+    assert list(score.relevance) == ["captions", "own", "queries"]
+    assert score.relevance["own"] == score.relevance["queries"] == score.relevance["captions"]
+    message = "own_caption_to_image.json' has no right items among the images and captions of split test: evaluate COCO's"
+    with pytest.raises(UsageError, match=message):
+        evaluate_run(replace(job, languages=("de",)))
     table = score_tables([score], title="")[-1]
     assert [column if isinstance(column, str) else column.heading for column in table.columns][-3:] == ["R@1", "R@5", "R@10"]
-    assert [len(row) for row in table.rows] == [5, 5, 8, 8]
+    assert [len(row) for row in table.rows] == [5, 5, 8, 8, 8, 8]
     before = job.made_from()
     (tmp_path / "own_image_to_caption.json").write_text(json.dumps({**ids, 9: [1]}))
     assert job.made_from() != before

@@ -103,6 +103,16 @@ def test_intervals_without_misses_or_hits_are_those_of_a_binomial(rank: int, bou
     assert (interval.low, interval.high) == pytest.approx(bounds, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("images", "hits", "bounds"), [(1, 1, (0.5, 98)), (100, 2, (38.5513, 42.1730)), (100, 5, (96.3783, 100))]
+)
+def test_intervals_of_equal_images_allow_for_unseen_ones(images: int, hits: int, bounds: tuple[float, float]) -> None:
+    """A share of 3.6217 % of other images is seen in none of 100 with a probability of 2.5 %; their recall is 0 or 100 %."""
+    ranks = np.tile(np.where(np.arange(5) < hits, 1, 99), images)
+    interval = bootstrap_intervals(ranks, np.repeat(np.arange(images), 5), resamples=99).recall_at_1
+    assert (interval.low, interval.high) == pytest.approx(bounds, abs=1e-4)
+
+
 def test_intervals_of_no_queries_are_rejected() -> None:
     with pytest.raises(ValueError, match="intervals of no queries are undefined"):
         bootstrap_intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -196,9 +206,15 @@ def test_paired_p_values_equal_plain_loops_over_the_same_draws(monkeypatch: pyte
     assert list(paired_p_values(ranks_a, ranks_b, images, draws=500, seed=9).values()) == [n / 1002 for n in counts]
 
 
-def test_paired_p_values_of_equal_models_are_one_half_of_certainty() -> None:
+def test_paired_p_values_of_models_without_a_difference_are_one() -> None:
     ranks, images = 1 + np.arange(40) % 12, np.arange(40) // 2
-    assert paired_p_values(ranks, ranks, images, draws=99)["recall_at_1"] == pytest.approx(0.5)
+    other = ranks + (ranks > 10)  # Of no other recall at 1, 5 and 10.
+    assert set(paired_p_values(ranks, ranks, images, draws=99).values()) == {1.0}
+    assert set(paired_p_values(ranks, other, images, draws=99).values()) == {1.0}
+    other[ranks == 10] = 11
+    p_values = paired_p_values(ranks, other, images, draws=99)
+    assert (p_values["recall_at_1"], p_values["recall_at_5"]) == (1.0, 1.0)
+    assert p_values["recall_at_10"] < 0.5
 
 
 def test_paired_p_values_of_other_queries_are_rejected() -> None:

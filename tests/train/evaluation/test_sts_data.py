@@ -83,6 +83,8 @@ def test_folder_holds_several_and_equal_names_are_told_apart(task, tmp_path):
     assert [pairs.name for pairs in read_sts(task)] == ["images", "b"]
     years = [tmp_path / year / "test" for year in ("2014", "2015")]
     assert [pairs.name for pairs in read_sts([*years, task / "b.tsv"])] == ["2014/test/images", "2015/test/images", "b"]
+    (task / "b.csv").write_text("1\tone\ttwo\n")
+    assert [pairs.name for pairs in read_sts([task / "b.tsv", task / "b.csv"])] == [str(task / "b.tsv"), str(task / "b.csv")]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
@@ -13,19 +15,19 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
-from train.chance import DIRECTIONS
+from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.evaluation.statistics import bootstrap_intervals
+from train.reports import significance
 from train.reports.comparison import (
-    MEASURES,
     SCORES,
     SUM,
+    ComparedRow,
     ComparedRun,
     Comparison,
     Gallery,
     Measurement,
-    SeedGroup,
-    _groups,
     _notes,
+    _rows,
     compare_runs,
     logged_scores,
     with_tests,
@@ -60,8 +62,8 @@ def test_differences_list_only_differing_settings(runs):
     assert [note for note in comparison.notes if "not better than chance" not in note] == []
 
 
-ENGLISH_VAL = Gallery("en", "comparable", "val", images=12, captions=36)
-GERMAN_VAL = Gallery("de", "comparable", "val", images=12, captions=24)
+ENGLISH_VAL = Gallery("en", ("comparable",), "val", images=12, captions=36)
+GERMAN_VAL = Gallery("de", ("comparable",), "val", images=12, captions=24)
 
 
 @pytest.mark.slow
@@ -78,7 +80,8 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
     assert GERMAN_VAL not in comparison.runs[2].measured
     chance = comparison.chance(GERMAN_VAL)
     assert chance["text_to_image", "recall_at_5"] == pytest.approx(500 / 12)
-    assert chance[SUM] == pytest.approx(sum(value for pair, value in chance.items() if pair != SUM))
+    assert chance["text_to_image", "median_rank"] == 6
+    assert chance[SUM] == pytest.approx(sum(value for pair, value in chance.items() if pair[1] in RECALLS))
 
 
 @pytest.mark.slow
@@ -90,7 +93,7 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
     assert group.scores(GERMAN_VAL, mean)["image_to_text", "recall_at_10"] == mean(values)
     assert group.scores(GERMAN_VAL, stdev)["image_to_text", "recall_at_10"] == stdev(values)
     assert group.scores(GERMAN_VAL._replace(language="fr"), mean) == {}
-    assert [comparison.label(run) for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
+    assert [comparison.row_of(run).label for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
 
 
 @pytest.mark.slow
@@ -111,7 +114,7 @@ def test_tables(runs):
     found = comparison.runs[2].measured[ENGLISH_VAL].scores
     expected = [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
     assert [text.rstrip("≈ ") for text in scores.values[3][1:]] == expected
-    assert [text.strip() for text in scores.values[8][1:]] == ["8.3", "37.0", "63.6", "", "8.3", "41.7", "83.3", "", "242.3"]
+    assert [text.strip() for text in scores.values[8][1:]] == ["8.3", "37.0", "63.6", "8", "8.3", "41.7", "83.3", "6", "242.3"]
 
 
 @pytest.mark.slow
@@ -233,7 +236,8 @@ def test_picture(monkeypatch, tmp_path):
     history = History(tuple({**entry, "score": entry["step"]} if "score" in entry else entry for entry in HISTORY.entries))
     runs = tuple(compared(f"x/seed-{n}", {"seed": n}, history) for n in range(2))
     runs += (compared("other", {"seed": 0, "loss.margin": 1}, History(HISTORY.entries[:4]), "unfinished"),)
-    plot_comparison(Comparison(runs, {}, (SeedGroup("x", runs[:2]),)), tmp_path / "a.png")
+    rows = ComparedRow("x", runs[:2]), ComparedRow("other", runs[2:])
+    plot_comparison(Comparison(runs, {}, rows), tmp_path / "a.png")
     losses, english, german, last = figures[0].axes
     assert [panel.get_ylabel() for panel in (losses, english, german)] == [
         *("loss per query", "sum of recalls, en", "sum of recalls, de")
@@ -250,9 +254,9 @@ def test_picture(monkeypatch, tmp_path):
 def test_picture_of_evaluations_has_their_scores(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
-    gallery, scores = Gallery("en", "comparable", "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
+    gallery, scores = Gallery("en", ("comparable",), "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
     run = ComparedRun("a", "a", {}, "evaluation", History(()), (), {gallery: Measurement(scores, {SUM: 12.25})})
-    plot_comparison(Comparison((run,), {}), tmp_path / "a.png")
+    plot_comparison(Comparison((run,), {}, (ComparedRow("a", (run,)),)), tmp_path / "a.png")
     _, panel = figures[0].axes
     assert [set(line.get_ydata()) for line in panel.lines] == [{30.0}, {12.25}]
     assert panel.get_title(loc="right") == "chance: 12.2"
@@ -279,7 +283,7 @@ def test_place_of_the_picture(output, folder, name):
 # --- intervals and tests -----------------------------------------------------------------------------------------------
 
 
-VAL = Gallery("en", "comparable", "val", images=50, captions=100)
+VAL = Gallery("en", ("comparable",), "val", images=50, captions=100)
 
 
 def ranked(name: str, share: float, seed: int, settings: dict, *, per_image: int = 2) -> ComparedRun:
@@ -296,7 +300,7 @@ def ranked(name: str, share: float, seed: int, settings: dict, *, per_image: int
 
 
 def compare_ranked(*runs: ComparedRun) -> Comparison:
-    return with_tests(Comparison(runs, {}, _groups(runs)))
+    return with_tests(Comparison(runs, {}, _rows(runs)))
 
 
 @pytest.mark.slow
@@ -304,20 +308,20 @@ def test_groups_and_runs_are_tested_against_each_other():
     good = [ranked(f"good/seed-{n}", 0.5, n, {"loss.margin": 1}) for n in range(3)]
     other = [ranked(f"other/seed-{n}", 0.45, 10 + n, {"loss.margin": 2}) for n in range(3)]
     comparison = compare_ranked(*good, *other, ranked("bad", 0.03, 20, {"loss.margin": 3}))
-    texts = comparison.intervals[VAL, "text_to_image"]
+    texts = {row.name: intervals for row, intervals in comparison.intervals[VAL, "text_to_image"].items()}
     ranks = np.concatenate([run.measured[VAL].queries["text_to_image"].ranks for run in good])
     assert list(texts) == ["good", "other", "bad"]
     assert texts["good"] == bootstrap_intervals(ranks, np.repeat(np.arange(50), 2))
-    tests = {(test.place[1], test.measure, frozenset(test.rows)): test for test in comparison.tests}
+    tests = {(test.place[1], test.measure, frozenset(row.name for row in test.rows)): test for test in comparison.tests}
     assert len(tests) == len(comparison.tests) == 2 * 3 * 3
     test = tests["text_to_image", "recall_at_1", frozenset(("good", "bad"))]
     assert test.p_value < 0.01
     assert test.seed_p_value is None
     assert tests["text_to_image", "recall_at_1", frozenset(("good", "other"))].seed_p_value >= 0.1
     place = VAL, "text_to_image"
-    rows = {row for other, measure, row in not_worse(comparison.tests) if (other, measure) == (place, "recall_at_5")}
-    assert "bad" not in rows
-    assert len(rows & {"good", "other"}) == 1  # The other one is the best.
+    rows = {row.name for other, measure, row in not_worse(comparison.tests) if (other, measure) == (place, "recall_at_5")}
+    assert len(rows) == 1  # Of good and other the one that is not the best; a single run is tested over images.
+    assert rows < {"good", "other"}
 
     *_, scores, differences = comparison_tables(comparison)
     (marked,) = ([row[6].rstrip("≈ ") for row in scores.values if "≈" in str(row[6])] for _ in range(1))
@@ -333,6 +337,40 @@ def test_groups_and_runs_are_tested_against_each_other():
     console = Console(width=80, file=io.StringIO())
     render_tables(console, comparison_tables(comparison))
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("seeds", "least"), [(2, 1.0), (3, 0.6), (4, 0.171), (5, 0.0476)])
+def test_least_p_value_over_seeds_is_that_of_the_page(seeds, least, monkeypatch):
+    monkeypatch.setattr(significance, "bootstrap_intervals", lambda ranks, images: None)
+    good = [ranked(f"good-{n}", 0.9, n, {"loss.margin": 1}) for n in range(seeds)]
+    bad = [ranked(f"bad-{n}", 0.02, 50 + n, {"loss.margin": 2}) for n in range(seeds)]
+    comparison = compare_ranked(*good, *bad)
+    assert [test.seed_p_value for test in comparison.tests] == pytest.approx([least] * 6, abs=0.0005)
+    assert [test.rows[0].name for test in comparison.tests] == ["good"] * 6
+    marked = not_worse(comparison.tests)
+    assert {row.name for _, _, row in marked} == ({"bad"} if least > 0.05 else set())
+    page = (Path(__file__).parents[3] / "docs/reference/intervals.md").read_text()
+    assert re.search(rf"\| {seeds} \| [\d.]+ \| {least:.2g} \|", page)
+
+
+def test_deviation_of_seeds_is_that_of_a_sample():
+    runs = [ranked(f"x-{n}", 0.3, n, {"loss.margin": 1}) for n in range(3)]
+    values = [run.measured[VAL].scores["text_to_image", "recall_at_5"] for run in runs]
+    (*_, row) = compare_ranked(*runs).to_dict()["galleries"][0]["scores"]
+    assert row["mean"]["text_to_image"]["recall_at_5"] == pytest.approx(sum(values) / 3)
+    variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
+    assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
+    assert variance > 0
+    deviation = next(line for line in comparison_tables(compare_ranked(*runs))[2].values if line[0] == "   deviation")
+    assert deviation[6].strip() == f"{variance**0.5:.1f}"
+
+
+@pytest.mark.parametrize(("images", "remarks"), [(6, 0), (5, 1)])
+def test_intervals_of_few_images_are_remarked(images, remarks):
+    run = ranked("x", 0.3, 0, {})
+    gallery = VAL._replace(images=images)
+    (scores,) = comparison_tables(compare_ranked(replace(run, measured={gallery: run.measured[VAL]})))[2:3]
+    assert scores.notes.count("intervals of fewer than 6 images are too narrow") == remarks
 
 
 def test_runs_of_other_queries_are_not_tested():

@@ -69,7 +69,7 @@ def test_ranks_of_seeds_have_one_order_of_queries(write_seed, tmp_path):
     write_seed(0, {"b": ("y", 2), "a": ("x", 1), "c": ("x", 3)})
     write_seed(1, {"c": ("x", 6), "b": ("y", 5), "a": ("x", 4)})
     ((place, row),) = read_row(str(tmp_path), "p").ranks.items()
-    assert (place, list(row.ids)) == (("en", "comparable", "text_to_image"), ["a", "b", "c"])
+    assert (place, list(row.ids)) == (("en", "comparable", "s", "text_to_image"), ["a", "b", "c"])
     assert row.ranks.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert list(row.images) == ["x", "y", "x"]
 
