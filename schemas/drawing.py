@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from schemas.errors import InputError
 
@@ -49,7 +50,10 @@ with _hidden_backend():
     from matplotlib.ticker import MaxNLocator as MaxNLocator
     from matplotlib.transforms import Affine2D as Affine2D
 
-_STYLE = {**{name: value for name, value in rcParamsDefault.items() if name != "backend"}, "svg.hashsalt": "imagepivot"}
+_STYLE: dict[Any, Any] = {
+    **{name: value for name, value in rcParamsDefault.items() if name != "backend"},
+    "svg.hashsalt": "imagepivot",
+}
 """The defaults of matplotlib; without a salt, SVG has random ids."""
 
 

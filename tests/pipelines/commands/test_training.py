@@ -237,7 +237,7 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
     report = json.loads(out)
     assert report["with_duplicates"] == {name: plain[name] for name in ("scores", "averages")}
     assert [report["scores"][0]["excluded"]["images"], report["scores"][0]["text_to_image"]["queries"]] == [1, 11]
-    assert "left out of split val: 1 images and 0 captions with duplicates in other splits" in " ".join(err.split())
+    assert "left out of split val: 1 image and 0 captions with duplicates in other splits" in " ".join(err.split())
     shown = "".join(command(*arguments, "--exclude", path)[0].split())  # A long path is broken anywhere.
     assert f"{Path(run).name},withoutduplicates" in shown
     assert f"{Path(run).name},withduplicates" in shown
