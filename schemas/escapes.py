@@ -1,4 +1,4 @@
-r"""Displayed text: escapes for control characters and directional overrides, and counts.
+r"""Displayed text: escapes for control characters and directions, counts.
 
 Ids, captions, tokens and file names are untrusted. Text that is printed, logged, raised or drawn passes through `escape_text`. JSON
 passes through `to_json` and its JSON escapes: parsed values equal the data.

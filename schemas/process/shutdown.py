@@ -103,7 +103,7 @@ _deferred: DeferredSignal | None = None
 
 
 def stop_at_closed_pipe() -> None:
-    """Stop the command because the reader of its output has ended: at a safe point, or now.
+    """Stop, at a safe point or now, since the reader of the output has ended.
 
     Raises:
         SystemExit: in the main thread outside of `defer_signals`; other threads continue.
