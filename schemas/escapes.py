@@ -1,4 +1,4 @@
-r"""Escapes for control characters and directional overrides in displayed text.
+r"""Displayed text: escapes for control characters and directions, counts.
 
 Ids, captions, tokens and file names are untrusted. Text that is printed, logged, raised or drawn passes through `escape_text`. JSON
 passes through `to_json` and its JSON escapes: parsed values equal the data.
@@ -34,3 +34,12 @@ def to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON that is safe to print, with options of `json.dumps`."""
     text = json.dumps(value, **{"ensure_ascii": False, **options})
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "image"), counted(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from schemas.errors import InputError, first_line
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -45,7 +47,11 @@ def font_files() -> list[str]:
 
 
 def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:
-    """Draw a matplotlib figure with fallback to system fonts; warn of missing glyphs."""
+    """Draw a matplotlib figure with fallback to system fonts; warn of missing glyphs.
+
+    Raises:
+        InputError: matplotlib or a font of this machine is broken.
+    """
     drawing, missing = _draw(draw)
     if missing and (families := _families_of(missing)):
         from matplotlib.text import Text
@@ -61,7 +67,12 @@ def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
     """Return a drawing, and the characters that matplotlib reports as missing."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING.pattern)
-        drawing = draw()
+        try:
+            drawing = draw()
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            advice = "delete matplotlib's cache (~/.cache/matplotlib), or install matplotlib again"
+            raise InputError(f"matplotlib cannot draw the picture ({reason}): {advice}") from error
     missing = set()
     for warning in caught:
         if match := _MISSING.match(str(warning.message)):

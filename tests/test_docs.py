@@ -23,9 +23,9 @@ from PIL import Image
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions
 from pipelines.commands.app import app
-from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
 from schemas.kinds import schema_of, vector_bytes
+from schemas.process.shutdown import CLOSED_PIPE
 from tests import reference
 from tests.test_messages import COMMANDS, OPTION, SOURCES, literals, options_of
 
@@ -336,7 +336,7 @@ def test_features_report_their_disk_space(row: int, name: str, options: dict[str
 def test_exit_codes() -> None:
     codes = {int(row[0]) for row in rows_of("docs/reference/events.md", "Exit codes")}
     stopped = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    assert codes == {0, 1, 2, 3, BROKEN_PIPE} | stopped
+    assert codes == {0, 1, 2, 3, CLOSED_PIPE} | stopped
     [line] = [text for text in PAGES["docs/reference/events.md"].split("\n- ") if text.startswith("`status` is")]
     said = {
         int(code): status

@@ -29,7 +29,8 @@ ALLOWED = {"schemas": {*sys.stdlib_module_names, "numpy", "pyarrow", "schemas"}}
 EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     **{f"pipelines/commands/{name}.py": {"train"} for name in ("app", "demo", "training")},
-    "schemas/fonts.py": {"matplotlib"},  # Loaded to draw text.
+    "schemas/drawing.py": {"matplotlib"},  # Loaded to draw.
+    "schemas/fonts.py": {"matplotlib"},
     "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
     "schemas/console/tables.py": {"rich"},
     "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
@@ -253,6 +254,14 @@ def clients(source: str) -> set[str]:
 def test_only_the_console_package_draws_tables_and_progress(sources):
     drawing = [name for name, text in sources.items() if re.search(r"rich(\.| import )(table|progress|live|status)\b", text)]
     assert sorted(drawing) == ["schemas.console.progress", "schemas.console.tables"]
+
+
+def test_figures_are_created_with_the_names_and_the_style_of_drawing(sources):
+    importing = {name for name, text in sources.items() if re.search(r"(from|import) matplotlib\b", text)}
+    assert importing == {"schemas.drawing", "schemas.fonts"}
+    creating = {name for name, text in sources.items() if re.search(r"\b(Figure|new_figure)\(", text)}
+    assert creating >= {"pipelines.datasets.view", "train.reports.plots", "train.runs.curves"}
+    assert creating == {name for name in creating if re.search(r"^@own_style|with own_style", sources[name], re.MULTILINE)}
 
 
 def test_only_the_storage_package_imports_store_clients(sources):

@@ -27,10 +27,10 @@ from typer.core import TyperGroup
 from pipelines.commands import build, data, datasets, demo, doctor, training
 from pipelines.commands.exit_codes import run
 from pipelines.commands.results import console, print_line, remark
-from pipelines.commands.signals import BROKEN_PIPE
 from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
+from schemas.process.shutdown import CLOSED_PIPE, stop_at_closed_pipe
 from train.rank_output import RankOutput
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise SystemExit(BROKEN_PIPE) from None
+            raise SystemExit(CLOSED_PIPE) from None
 
 
 app = typer.Typer(
@@ -156,4 +156,4 @@ def _render_escaped(self: Console, renderable: RenderableType, options: ConsoleO
 
 def _exit_on_closed_pipe(self: Console) -> None:
     self.quiet = True
-    raise SystemExit(BROKEN_PIPE)
+    stop_at_closed_pipe()

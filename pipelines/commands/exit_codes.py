@@ -10,10 +10,10 @@ from typing import Any
 from rich.markup import escape
 
 from pipelines.commands.results import console, notes, remark
-from pipelines.commands.signals import BROKEN_PIPE, flush_streams, stop_signal, stopped_line
+from pipelines.commands.signals import flush_streams, stop_signal, stopped_line
 from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
-from schemas.process.shutdown import DetachedError
+from schemas.process.shutdown import CLOSED_PIPE, DetachedError
 
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
 _EXTRAS = {
@@ -63,7 +63,7 @@ def run(app: Callable[..., Any]) -> int:
         remark(message, style="")
     failed = flush_streams()
     if isinstance(failed, BrokenPipeError):
-        code = BROKEN_PIPE
+        code = CLOSED_PIPE
     elif failed is not None:
         code, message = 1, f"cannot write the output: {failed.strerror}"
         _report(failed, message)

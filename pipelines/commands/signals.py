@@ -24,9 +24,6 @@ from typing import Any
 from schemas.console import events
 from schemas.process import shutdown
 
-BROKEN_PIPE = 141
-"""Exit code if the reader of the output has ended, e.g. ``head``: 128 plus the number of SIGPIPE."""
-
 _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT_WORK = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "token-features", "features", "import", "embed"), _SHARDS),
@@ -209,7 +206,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 def _end() -> None:
     """Exit immediately; the last line bypasses Python's buffers, which may be in use."""
     code = 128 + _received[0]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, SystemExit):
         if events.emit("remark", message=stopped_line()):
             events.finish(code, stopped_line())
             os._exit(code)

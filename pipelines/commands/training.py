@@ -17,7 +17,7 @@ from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.tables import Column, Table, render_tables
 from schemas.errors import DatasetError
-from schemas.escapes import escape_text, to_json
+from schemas.escapes import counted, escape_text, to_json
 from schemas.options import Opt
 from schemas.parameters import untrained_remark
 from schemas.process.shutdown import shutdown_notice
@@ -267,7 +267,7 @@ def sts(
         render_tables(console, sts_tables(result))
     for pairs in result.data:
         if pairs.unscored:
-            remark(f"{pairs.name}: {pairs.unscored:,} pairs without a score are skipped")
+            remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
     if output:
         names, picture = write_sts(result, output), plot_sts(result, output)
         sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}

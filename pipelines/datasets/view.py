@@ -174,10 +174,14 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     size. The first box is drawn on top of the others. Its label is placed first; a label that would cover an earlier one moves
     down, or to the first free place above, or is omitted.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-    from matplotlib.transforms import Affine2D
+    from schemas.drawing import own_style
+
+    with own_style():
+        return _draw_boxes(image, boxes)
+
+
+def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
+    from schemas.drawing import Affine2D, Figure, FigureCanvasAgg, Rectangle
 
     scale = min(max(1.0, _MIN_SIDE / max(image.size)), _MAX_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))

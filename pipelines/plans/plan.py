@@ -199,6 +199,7 @@ def read_plan(
             for key, value in table.get("paths", {}).items()
         }
         outputs = {key: _output_of(key, section, output) for key, section in sections.items()}
+        _check_distinct(outputs)
         reader = _Reader(paths, outputs, commands, folder)
         steps = {
             key: reader.step(key, section, {parts[2] for parts in overrides if parts[:2] == ("steps", key)})
@@ -225,6 +226,15 @@ def _output_of(name: str, section: Any, folder: str) -> str:
     if output in ("", "."):
         raise UsageError(f"{place}.output is {output!r}, expected a location, relative to the output folder of the plan")
     return output if is_remote(output) or output.startswith("/") else f"{folder.rstrip('/')}/{output}"
+
+
+def _check_distinct(outputs: Mapping[str, str]) -> None:
+    """Check that no two steps write one output; an output inside another one is valid."""
+    steps: dict[str, str] = {}
+    for name, output in outputs.items():
+        place = output.rstrip("/") if is_remote(output) else os.path.realpath(output)
+        if (other := steps.setdefault(place, name)) != name:
+            raise UsageError(f"steps.{other} and steps.{name} both write {output!r}: give one of them another output")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from schemas.escapes import to_json
+from schemas.process import shutdown
 
 
 def _write_log(message: str, style: str) -> None:
@@ -64,6 +65,8 @@ def emit(event: str, **fields: Any) -> bool:
     if _log is None:
         return False
     _log.write(line(event, **fields))
+    if _log.is_closed:
+        shutdown.stop_at_closed_pipe()
     return True
 
 
@@ -97,6 +100,8 @@ def finish(exit_code: int, message: str | None = None) -> None:
         log, _log = _log, None
         status = _STATUS.get(exit_code, "failed")
         log.close(line("end", **{"status": status, **log.end}, exit_code=exit_code, message=message))
+        if log.is_closed:
+            shutdown.stop_at_closed_pipe()
 
 
 class _EventLog:
@@ -110,6 +115,7 @@ class _EventLog:
         self.end: dict[str, Any] = {"command": None, "output": None, "counts": {}}
         self._stream = stream
         self._lock = threading.RLock()  # A signal may end the process while its main thread is writing.
+        self.is_closed = False  # The reader has ended.
         self._descriptor: int | None = None
         self._reader: threading.Thread | None = None
         self._show_warning = warnings.showwarning
@@ -140,8 +146,11 @@ class _EventLog:
                 self._stream.flush()
                 return
             remaining = data.encode()
-            while remaining:
-                remaining = remaining[os.write(self._descriptor, remaining) :]
+            try:
+                while remaining:
+                    remaining = remaining[os.write(self._descriptor, remaining) :]
+            except BrokenPipeError:
+                self.is_closed = True
 
     def close(self, last: str) -> None:
         warnings.showwarning, logging.root.handlers[:] = self._show_warning, self._handlers

@@ -17,6 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""Exit code if the reader of the output has ended, e.g. ``head``."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -96,6 +99,21 @@ class DeferredSignal:
     agreed: int = 0
 
 
+_deferred: DeferredSignal | None = None
+
+
+def stop_at_closed_pipe() -> None:
+    """Stop, at a safe point or now, since the reader of the output has ended.
+
+    Raises:
+        SystemExit: in the main thread outside of `defer_signals`; other threads continue.
+    """
+    if _deferred is not None:
+        _deferred.received = _deferred.received or signal.SIGPIPE
+    elif threading.current_thread() is threading.main_thread():
+        raise SystemExit(CLOSED_PIPE)
+
+
 @contextlib.contextmanager
 def defer_signals() -> Iterator[DeferredSignal]:
     """Defer Ctrl-C, SIGTERM and SIGHUP inside the block.
@@ -106,8 +124,10 @@ def defer_signals() -> Iterator[DeferredSignal]:
 
     Raises:
         KeyboardInterrupt: a signal was agreed on, and its handler returned.
+        SystemExit: the reader of the output has ended.
     """
-    deferred = DeferredSignal()
+    global _deferred
+    _deferred = deferred = DeferredSignal()
     alone = {signal.SIG_IGN, None} if multiprocessing.parent_process() is None else {signal.SIG_IGN, None, signal.SIG_DFL}
     signums = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {signum: handler for signum in signums if (handler := signal.getsignal(signum)) not in alone}
@@ -127,9 +147,12 @@ def defer_signals() -> Iterator[DeferredSignal]:
     try:
         yield deferred
     finally:
+        _deferred = None
         restore()
     raised = deferred.agreed or deferred.received
     if raised in before:
         signal.raise_signal(raised)
+    if raised == signal.SIGPIPE:
+        raise SystemExit(CLOSED_PIPE)
     if deferred.agreed:
         raise KeyboardInterrupt  # The handler returned: interrupted work must not count as finished.

@@ -1,9 +1,12 @@
 """``--log-json``: standard error is nothing but lines of JSON, and the last one says how the command ended."""
 
+import functools
 import io
 import json
+import os
 import signal
 import sys
+import threading
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -13,8 +16,10 @@ import typer
 from pipelines.commands import app
 from pipelines.commands.exit_codes import run
 from schemas.features import FeatureSpec
+from schemas.storage.folder import Folder
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
+from train.runs.checkpoints import LAST, read_checkpoint
 
 LONG = (
     *(
@@ -66,6 +71,76 @@ def folder(tmp_path_factory):
 
 def captions(folder, output, name="good", *arguments):
     return ("captions", folder / f"{name}.tsv", output, "--format", "table", "--shards", "4", "--log-json", *arguments)
+
+
+def end_reader_after(lines: int) -> None:
+    """Make standard error a pipe whose reader ends."""
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    sys.stderr = os.fdopen(2, "w", closefd=False)
+
+    def read() -> None:
+        with os.fdopen(reading) as reader:
+            for _ in range(lines):
+                reader.readline()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    if not lines:
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [0, 1])
+@pytest.mark.parametrize("name", ["captions", "vocabulary", "encode", "import", "export", "evaluate", "search"])
+def test_reader_that_ends_stops_the_command(forked, corpus, tmp_path, name, lines):
+    run, output = corpus / "run", tmp_path / "out"
+    data = ("--captions", corpus / "encoded", "--features", corpus / "features")
+    arguments = {
+        "captions": (corpus / "captions.tsv", output, "--format", "table", "--shards", "4", "--workers", "1"),
+        "vocabulary": (corpus / "captions", output, "--min-count", "1"),
+        "encode": (corpus / "captions", corpus / "vocabulary", output, "--workers", "1"),
+        "import": (corpus / "x.npy", output, "--name", "x"),
+        "export": (corpus / "features", output, "--format", "npy"),
+        "evaluate": (run, *data, "--split", "val", "--output", output),
+        "search": (run, "a b", "--language", "en", "--features", corpus / "features"),
+    }[name]
+    forked(name, *arguments, "--log-json", code=141, before=functools.partial(end_reader_after, lines))
+    forked(name, *arguments)  # The same command continues.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--log-json",), ()])
+def test_reader_that_ends_leaves_the_checkpoint_of_the_logged_step(forked, corpus, tmp_path, options):
+    data = ("--captions", corpus / "encoded", "--features", corpus / "features", "--vocabulary", corpus / "vocabulary")
+    words = ("train", corpus / "small.toml", tmp_path / "run", *data, "--device", "cpu", "--no-tensorboard", "--no-curves")
+    forked(*words, *options, code=141, before=functools.partial(end_reader_after, 0))
+    *_, last = (json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines())
+    assert 0 < last["step"] < 40
+    assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step == last["step"]
+    forked(*words, "--resume")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, imagepivot):
+    """Captions, features and a run on them."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rows = [f"img{n:02d}\ten\t{'val' if n > 30 else 'train'}\tw{n % 7} w{n % 5}" for n in range(40)]
+    (folder / "captions.tsv").write_text("\n".join(["image_id\tlanguage\tsplit\ttext", *rows]) + "\n")
+    np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
+    (folder / "x.txt").write_text("".join(f"img{n:02d}\n" for n in range(40)))
+    (folder / "small.toml").write_text(
+        '[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "vse"\nembed_dim = 4\nword_dim = 4\n'
+        "[schedule]\nbatch_size = 8\nmax_steps = 40\neval_every_steps = 10\npatience = 0\n"
+    )
+    imagepivot("captions", "captions.tsv", "captions", "--format", "table", "--workers", "1", cwd=folder)
+    imagepivot("vocabulary", "captions", "vocabulary", "--min-count", "1", cwd=folder)
+    imagepivot("encode", "captions", "vocabulary", "encoded", "--workers", "1", cwd=folder)
+    imagepivot("import", "x.npy", "features", "--name", "x", cwd=folder)
+    data = ("--captions", "encoded", "--features", "features", "--vocabulary", "vocabulary")
+    imagepivot("train", "small.toml", "run", *data, "--device", "cpu", "--no-tensorboard", "--no-curves", cwd=folder)
+    return folder
 
 
 @pytest.mark.parametrize("name", LONG)

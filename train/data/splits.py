@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.duplicates import Duplicate, read_duplicates
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, InputError
+from schemas.escapes import counted
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
 from schemas.parameters import VocabularyParameters
@@ -60,7 +61,7 @@ class MissingFeatures:
     @property
     def remark(self) -> str:
         """A sentence for people."""
-        counts = f"{self.captions:,} captions of {self.images:,} images without features"
+        counts = f"{counted(self.captions, 'caption')} of {counted(self.images, 'image')} without features"
         return f"left out of split {self.split!r}: {counts}: {self.names}{self.hint and f': {self.hint}'}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,11 +76,15 @@ class Exclusion:
     Attributes:
         sha256: SHA-256 of the list that `imagepivot duplicates` wrote.
         items: images, to exclude with all captions, and single captions.
+        images: number of images that `apply` left out with all captions.
+        captions: number of single captions that `apply` left out.
     """
 
     location: str
     sha256: str
     items: tuple[Duplicate, ...]
+    images: int = 0
+    captions: int = 0
 
     @classmethod
     def read(cls, location: str, splits: Sequence[str], is_other: Callable[[str], bool]) -> Exclusion:
@@ -95,26 +100,44 @@ class Exclusion:
         return cls(location, sha256, tuple(item for item in inside if counts[item.group] > (item in others)))
 
     def to_dict(self) -> dict[str, int | str]:
-        """Return the numbers of items, and the digest of the list."""
-        images = sum(not item.language for item in self.items)
-        return {"images": images, "captions": len(self.items) - images, "list_sha256": self.sha256}
+        """Return the numbers of images and captions left out, and the digest of the list."""
+        return {"images": self.images, "captions": self.captions, "list_sha256": self.sha256}
 
     def remark(self, splits: Sequence[str]) -> str:
         """Return a sentence for people."""
-        counts = self.to_dict()
-        items = f"{counts['images']:,} images and {counts['captions']:,} captions"
+        items = f"{counted(self.images, 'image')} and {counted(self.captions, 'caption')}"
         return f"left out of split {', '.join(splits)}: {items} with duplicates in other splits, by {self.location!r}"
 
-    def apply(self, captions: Captions) -> Captions:
-        """Return the captions without the items.
+    def apply(self, captions: Captions, dataset: Dataset) -> tuple[Exclusion, Captions]:
+        """Return the exclusion with its numbers, and the captions without the items.
+
+        Images of the dataset without captions among these are not counted.
 
         Raises:
+            InputError: an image is not in the dataset.
             DatasetError: a language or portion has no captions left.
         """
+        if unknown := {item.image_id for item in self.items}.difference(captions.image_ids):
+            self._check_known(unknown, dataset)
         ids = {f"{item.image_id}/{item.language}/{item.portion}/{item.index}" for item in self.items}
         has_image = np.array([f"{image_id}///" not in ids for image_id in captions.image_ids])[captions.images]
         kept = has_image & np.array([caption_id not in ids for caption_id in captions.ids()])
-        return _select(captions, kept, f"{self.location!r} excludes all", "shorten the list, or choose other captions")
+        images, singles = len(np.unique(captions.images[~has_image])), int((has_image & ~kept).sum())
+        chosen = _select(captions, kept, f"{self.location!r} excludes all", "shorten the list, or choose other captions")
+        return replace(self, images=images, captions=singles), chosen
+
+    def _check_known(self, image_ids: set[str], dataset: Dataset) -> None:
+        known = set(dataset.image_ids())
+        if not (unknown := sorted(image_ids - known)):
+            return
+        bare = unknown[0].lstrip("0")
+        cause = normalization_hint(unknown, known) or "it is a list of other datasets"
+        if similar := min((image_id for image_id in known if image_id.lstrip("0") == bare), default=""):
+            cause = f"{similar!r} is, and spreadsheets drop leading zeros"
+        raise InputError(
+            f"{self.location!r} lists {counted(len(unknown), 'image')} of which {dataset.folder.location!r} has no captions, e.g. "
+            f"{unknown[0]!r}: {cause}. Write the list again with imagepivot duplicates, and edit it as text"
+        )
 
 
 def _select(captions: Captions, kept: np.ndarray, fault: str, advice: str) -> Captions:
@@ -198,6 +221,7 @@ def open_data(
     Raises:
         DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a fingerprint is not the expected
             one, the dataset lacks these captions, or images lack features.
+        InputError: the exclusion names an image that the captions lack.
         UsageError: the arguments do not fit together.
     """
     encoded = open_dataset(captions, kind="encoded")
@@ -227,7 +251,7 @@ def open_data(
     if words is not None:
         _check_languages(words, chosen)
     if exclusion is not None:
-        chosen = exclusion.apply(chosen)
+        exclusion, chosen = exclusion.apply(chosen, encoded)
     if captions_per_image == "one":
         chosen = one_caption_per_image(chosen, seed)
     if images != "all":

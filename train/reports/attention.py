@@ -14,12 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from matplotlib import patheffects
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from schemas.dataset import Dataset
+from schemas.drawing import Axes, Figure, Rectangle, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
@@ -145,6 +142,7 @@ _MAX_TICKS = 20  # Below a heat map; of more cells the first, the fifth and so o
 _CHARACTER, _LINE = 0.045, 0.1  # Width and height of a label's characters in inches.
 
 
+@own_style()
 def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
     """Draw the attention to an image and its captions.
 

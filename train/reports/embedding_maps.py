@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib import patheffects
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 
+from schemas.drawing import Figure, LineCollection, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
@@ -117,6 +115,7 @@ def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray
 _SIDE = 5.0  # Inches.
 
 
+@own_style()
 def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
     """Draw a map, with the numbers of the examples.
 

@@ -6,10 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
+from schemas.drawing import Axes, Figure, Line2D, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.evaluation.sts import StsResult
@@ -33,6 +30,7 @@ _COLOURS = {"image_to_text": "tab:blue", "text_to_image": "tab:orange"}
 _MEASURE = "recall_at_10"
 
 
+@own_style()
 def plot_report(report: Report, path: Path) -> None:
     """Draw a panel for each table: dots are measured, rings are published."""
     heights = [len(section.lines) + 2 for section in report.sections]
@@ -42,8 +40,7 @@ def plot_report(report: Report, path: Path) -> None:
         _draw(section, panel)
     panels[-1].set_xlabel("R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image")
     figure.suptitle(f"{report.paper}: measured beside published")
-    with Folder(str(path.parent)).replace(path.name) as file:
-        figure.savefig(file, format="png", dpi=150)
+    save(figure, Folder(str(path.parent)), path.name, dpi=150)
 
 
 def _draw(section: Section, panel: Axes) -> None:
@@ -65,6 +62,7 @@ def _draw(section: Section, panel: Axes) -> None:
 _TITLE, _LABEL = 17, 32  # Maximum characters above a panel and along its height.
 
 
+@own_style()
 def plot_sts(result: StsResult, output: str) -> str:
     """Draw ``sts.png`` into a folder, by system (rows) and data set (columns).
 
@@ -123,6 +121,7 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
     return Folder(folder or ("/" if location.startswith("/") else ".")), name
 
 
+@own_style()
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
     """Draw losses and validation recalls of runs.
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
+from schemas.drawing import Axes, Figure, Rectangle, own_style
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
 from train.evaluation.evaluation import Count, encode_captions, no_progress, scores_between, take_rows
@@ -99,6 +97,7 @@ _CHARACTERS_PER_INCH = 17  # Of the note.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
 
+@own_style()
 def plot_rankings(
     rankings: Sequence[Ranking], pictures: Mapping[str, Picture], folder: Folder, name: str, *, note: str
 ) -> None:

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
-
+from schemas.drawing import Axes, Figure, Line2D, MaxNLocator, own_style
 from schemas.escapes import escape_text
 from schemas.fonts import draw_with_fonts
 from schemas.storage.folder import Folder
@@ -22,6 +17,7 @@ _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image
 _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
 
 
+@own_style()
 def draw_curves(history: History, folder: Folder, name: str) -> None:
     """Draw the log of a run.
 
@@ -216,7 +212,8 @@ def mark_empty(panel: Axes) -> None:
         panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
 
 
-def save(figure: Figure, folder: Folder, name: str) -> None:
+@own_style()
+def save(figure: Figure, folder: Folder, name: str, dpi: int = 200) -> None:
     """Write a figure atomically as ``.png``, ``.pdf`` or ``.svg``, by its name.
 
     Equal figures give equal bytes, since dates and the version of matplotlib are left out. Characters that matplotlib's font lacks
@@ -227,8 +224,7 @@ def save(figure: Figure, folder: Folder, name: str) -> None:
 
     def draw() -> bytes:
         data = io.BytesIO()
-        with rc_context({"svg.hashsalt": "imagepivot"}):  # Ids of elements are random otherwise.
-            figure.savefig(data, format=kind, dpi=200, metadata=metadata)
+        figure.savefig(data, format=kind, dpi=dpi, metadata=metadata)
         return data.getvalue()
 
     data = draw_with_fonts(figure, draw)

@@ -28,7 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from schemas.errors import ImagepivotError, UsageError
+from schemas.console.events import remark
+from schemas.errors import DatasetError, ImagepivotError, UsageError, first_line
 from schemas.escapes import to_json
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
@@ -128,9 +129,15 @@ class RunLog:
         history = read_history(self._folder)
         self._folder.write(METRICS, history.to_csv().encode())
         if self._curves:
-            from train.runs.curves import draw_curves
+            try:
+                from train.runs.curves import draw_curves
 
-            draw_curves(history, self._folder, CURVES)
+                draw_curves(history, self._folder, CURVES)
+            except DatasetError:  # E.g. a full disk, on which the training cannot continue either.
+                raise
+            except Exception as error:  # noqa: BLE001 -- whatever matplotlib or a font of this machine raises
+                self._curves = False
+                remark(f"training continues without {CURVES}, --resume draws it: {type(error).__name__}: {first_line(error)}")
         self._drawn = time.monotonic()
         self._cost = self._drawn - started
         return history

@@ -18,6 +18,7 @@ from pipelines.exchange.exporters.base import Staging, read_captions
 from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
+from schemas.escapes import counted
 from schemas.keys import normalization_hint
 
 NUMBERS = ("width", "height", "num_regions")
@@ -52,11 +53,11 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
                     staging.meter.add(images=1)
     if captions is not None and (missing := pc.count_distinct(captions["image_id"]).as_py() - num_images):
         staging.on_warning(
-            f"{missing:,} images with a chosen caption have no row in {dataset.folder.location!r}: they were skipped"
+            f"skipped {counted(missing, 'image')} with a chosen caption and without a row in {dataset.folder.location!r}"
         )
     if captions is not None and skipped:
         hint = normalization_hint(skipped, pc.unique(captions["image_id"]).to_pylist())
-        staging.on_warning(f"{len(skipped):,} images without a chosen caption were skipped{hint and f': {hint}'}")
+        staging.on_warning(f"skipped {counted(len(skipped), 'image')} without a chosen caption{hint and f': {hint}'}")
     return staging.paths(names)
 
 

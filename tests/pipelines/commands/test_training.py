@@ -237,7 +237,7 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
     report = json.loads(out)
     assert report["with_duplicates"] == {name: plain[name] for name in ("scores", "averages")}
     assert [report["scores"][0]["excluded"]["images"], report["scores"][0]["text_to_image"]["queries"]] == [1, 11]
-    assert "left out of split val: 1 images and 0 captions with duplicates in other splits" in " ".join(err.split())
+    assert "left out of split val: 1 image and 0 captions with duplicates in other splits" in " ".join(err.split())
     shown = "".join(command(*arguments, "--exclude", path)[0].split())  # A long path is broken anywhere.
     assert f"{Path(run).name},withoutduplicates" in shown
     assert f"{Path(run).name},withduplicates" in shown
@@ -481,7 +481,7 @@ def test_evaluate_reports_missing_features(command, write_run, gappy):
     with pytest.raises(DatasetError, match="--allow-missing-features"):
         command(*arguments, "--device", "cpu")
     out, notes = command(*arguments, "--device", "cpu", "--allow-missing-features", "--json")
-    assert notes == "left out of split 'test': 6 captions of 1 images without features: test-004\n"
+    assert notes == "left out of split 'test': 6 captions of 1 image without features: test-004\n"
     assert {score["missing_features"]["images"] for score in json.loads(out)["scores"]} == {1}
 
 
@@ -524,7 +524,7 @@ def test_runs_and_sentence_pairs_are_told_apart_in_any_order(command, write_run,
     for order in ((*folders, pairs), (pairs, *folders), (folders[0], pairs, *folders)):
         assert json.loads(command("sts", *order, "--tokenized", "--device", "cpu", "--json")[0]) == expected
     out, err = command("sts", *folders, pairs, "--tokenized", "--device", "cpu")
-    assert "pairs: 1 pairs without a score are skipped" in err
+    assert "pairs: skipped 1 pair without a score" in err
     assert "4 pairs" in out
     baseline = expected["systems"][0]["scores"]["pairs"]
     assert f"word overlap {baseline['pearson']:.1f} ({baseline['spearman']:.1f})" in " ".join(out.split())

@@ -331,8 +331,8 @@ def test_webdataset_takes_images_with_a_row_and_a_chosen_caption(tmp_path, featu
     job = ExportJob(str(few), str(tmp_path / "few out"), "webdataset", captions=str(captions))
     export_dataset(job, on_warning=notes.append)
     assert notes == [
-        "4 images without a chosen caption were skipped",
-        f"4 images with a chosen caption have no row in {str(few)!r}: they were skipped",
+        "skipped 4 images without a chosen caption",
+        f"skipped 4 images with a chosen caption and without a row in {str(few)!r}",
     ]
 
 

@@ -47,6 +47,26 @@ def test_location_below_a_step_and_a_folder_of_its_name(folder):
     assert (beside.values["source"], beside.dependencies) == (str(folder / "scenes"), ())
 
 
+@pytest.mark.parametrize(
+    "output",
+    ["encoded", "./encoded/", "x/../encoded", "{folder}/build/plan/encoded", "file://{folder}/build/plan/encoded", "link"],
+)
+def test_two_steps_with_one_output_are_an_error(folder, output):
+    (folder / "build/plan").mkdir(parents=True)
+    (folder / "build/plan/link").symlink_to("encoded")
+    step = "[steps.again]\ncommand = 'encode'\ncaptions = 'captions'\nvocabulary = 'vocabulary'\noutput = '{}'\n"
+    with pytest.raises(UsageError, match=r"steps\.encoded and steps\.again both write '.*': give one of them another output"):
+        read(folder, PLAN + step.format(output.format(folder=folder)))
+    inside = read(folder, PLAN + step.format("encoded/again"))
+    assert inside.steps["again"].output == str(folder / "build/plan/encoded/again")
+
+
+def test_two_steps_with_one_output_in_a_store_are_an_error(folder):
+    step = "[steps.again]\ncommand = 'encode'\ncaptions = 'captions'\nvocabulary = 'vocabulary'\noutput = 's3://b/encoded/'\n"
+    with pytest.raises(UsageError, match="both write 's3://b/encoded"):
+        read(folder, PLAN + step, output="s3://b")
+
+
 def test_shards_like_those_of_another_step(folder):
     plan = read(folder, PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\nshards = 'like:captions'\n")
     assert plan.steps["f"].values["shards"] == f"like:{folder}/build/plan/captions"

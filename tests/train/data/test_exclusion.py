@@ -1,6 +1,7 @@
 """Trainings and evaluations without duplicates equal those on datasets that never had them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_training_without_duplicates_equals_one_on_data_without_them(toy, pruned
     stored, other = (read_checkpoint(Folder(str(folder)), LAST) for folder in (tmp_path / "run", expected))
     assert stored.model.keys() == other.model.keys()
     assert all(np.array_equal(stored.model[name], other.model[name]) for name in stored.model)
-    counts = f"2 images and 1 captions with duplicates in other splits, by {exclude!r}"
+    counts = f"2 images and 1 caption with duplicates in other splits, by {exclude!r}"
     assert f"left out of split train: {counts}" in remarks
     with Path(exclude).open("rb") as file:
         digest = sha256_of_file(file)
@@ -132,6 +133,54 @@ def test_scores_without_duplicates_equal_those_of_data_without_them(write_run, t
         assert (excluded["images"], excluded["captions"]) == (1, 1)
     queries = {(score.language, score.portion): score.retrieval.text_to_image.queries for score in scores}
     assert queries == {("en", "comparable"): 23, ("de", "comparable"): 16, ("en", "translation"): 8, ("fr", "translation"): 8}
+
+
+def test_numbers_are_those_of_removed_captions(write_run, toy, tmp_path):
+    """A list may name images of other languages, and captions of languages that the dataset lacks: they are not counted."""
+    rows = [Duplicate(0, "bytes", 1.0, "train-004", "train"), Duplicate(0, "bytes", 1.0, "test-002", "test")]
+    # In a list that is older than the dataset, this image was of the test split.
+    rows += [Duplicate(1, "bytes", 1.0, "train-010", "train"), Duplicate(1, "bytes", 1.0, "train-011", "test")]
+    rows += [Duplicate(2, "text", 1.0, "train-020", "train", "cs", "comparable", "0")]
+    rows += [Duplicate(2, "text", 1.0, "test-003", "test", "cs", "comparable", "0")]
+    (tmp_path / "list.csv").write_text(duplicates_csv(rows))
+    run = open_run(write_run())
+    options = {"captions": toy.captions, "features": toy.features, "splits": ["test"], "languages": ["en"]}
+    [score, *_] = score_run(run, **options, exclude=str(tmp_path / "list.csv"))
+    assert score.exclusion is not None
+    assert score.to_dict()["excluded"] == {"images": 1, "captions": 0, "list_sha256": score.exclusion.sha256}
+    assert score.exclusion.remark(["test"]).startswith("left out of split test: 1 image and 0 captions with duplicates")
+    [complete, *_] = score_run(run, **options)
+    assert complete.retrieval.image_to_text.queries - score.retrieval.image_to_text.queries == 1
+
+
+@pytest.mark.parametrize(
+    ("image_id", "known", "cause"),
+    [
+        ("7", "007", "'007' is, and spreadsheets drop leading zeros"),
+        ("cafe\u0301", "caf\xe9", "Unicode normalization differs: "),
+        ("other", "007", "it is a list of other datasets"),
+    ],
+)
+def test_unknown_image_of_a_list_is_an_error(write_run, toy, tmp_path, image_id, known, cause):
+    def rename(rows):
+        return [{**row, "image_id": known if row["image_id"] == "test-002" else row["image_id"]} for row in rows]
+
+    captions = rewrite(toy.captions, tmp_path / "captions", rename)
+    rows = [Duplicate(0, "bytes", 1.0, "train-004", "train"), Duplicate(0, "bytes", 1.0, image_id, "test")]
+    path = tmp_path / "list.csv"
+    path.write_text(duplicates_csv(rows))
+    words = f"{str(path)!r} lists 1 image of which {captions!r} has no captions, e.g. {image_id!r}: {cause}"
+    with pytest.raises(
+        InputError, match=f"^{re.escape(words)}.*Write the list again with imagepivot duplicates, and edit it as text"
+    ):
+        score_run(open_run(write_run()), captions=captions, features=toy.features, splits=["test"], exclude=str(path))
+    job = TrainJob(from_toml(SHORT, "test"), toy, str(tmp_path / "trained"), device="cpu", curves=False, exclude=str(path))
+    path.write_text(duplicates_csv([replace(rows[0], image_id="4"), replace(rows[1], image_id="test-002")]))
+    with pytest.raises(
+        InputError, match=r"lists 1 image of which .* has no captions, e.g. '4': it is a list of other datasets"
+    ):
+        train(job)
+    assert not (tmp_path / "trained").exists()
 
 
 def test_lists_that_exclude_everything_or_are_no_lists_are_errors(write_run, toy, tmp_path):
