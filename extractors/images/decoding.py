@@ -103,6 +103,8 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """
     from PIL import Image, ImageFile
 
+    from extractors.images.jpeg import decode_rgb
+
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise UsageError(
             "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True in this process, so that truncated images would be filled with grey: set "
@@ -126,8 +128,8 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         _check_pixels(*image.size, max_pixels)
         if kind == "JPEG2000":
             _check_depth(data, image.mode)
-        if kind == "JPEG" and (decoded := _decode_jpeg(data, image.mode)) is not None:
-            return decoded
+        if kind == "JPEG" and (rgb := decode_rgb(data, image.mode)) is not None:
+            return Image.fromarray(rgb)
         image.load()
         if kind == "PNG":
             _check_crc(data)
@@ -159,16 +161,6 @@ def _open(data: bytes, kind: str) -> ImageFile.ImageFile:
         raise Image.UnidentifiedImageError(str(error)) from error
     Image._decompression_bomb_check(image.size)
     return image
-
-
-def _decode_jpeg(data: bytes, mode: str) -> Image.Image | None:
-    """Decode an intact JPEG file to RGB; None leaves the file to Pillow."""
-    from PIL import Image as PilImage
-
-    from extractors.images.jpeg import decode_rgb
-
-    pixels = decode_rgb(data, mode)
-    return None if pixels is None else PilImage.fromarray(pixels)
 
 
 def _check_pixels(width: int, height: int, max_pixels: int) -> None:

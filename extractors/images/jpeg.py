@@ -1,24 +1,7 @@
 """JPEG decoding that reports the warnings of libjpeg, which Pillow ignores.
 
-libjpeg fills missing pixels with grey or noise, and warns. All warnings that its decoder emits (``JWRN_*`` in ``jerror.h``):
-
-=====================================  ====================================================================================
-warning                                decision
-=====================================  ====================================================================================
-``HIT_MARKER``                         ``truncated``: a marker follows before the data of all pixels
-``HUFF_BAD_CODE``, ``ARITH_BAD_CODE``  ``decode_error``: the rest of the interval or scan is grey or noise
-``MUST_RESYNC``                        ``decode_error``: a restart marker, and the pixels before it, are missing
-``BOGUS_PROGRESSION``                  ``decode_error``: a progressive scan refines one that is missing
-``JPEG_EOF``                           decoded if the end mark alone is missing, otherwise ``truncated``
-``EXTRANEOUS_DATA``                    decoded: cameras and scanners fill up files; ``decode_error`` if a scan contains a run of
-                                       `_NUM_ZEROS` zeros, which are then a hole and not padding, or lacks a restart marker
-``NOT_SEQUENTIAL``                     decoded: old encoders leave three unused bytes 0
-``ADOBE_XFORM``, ``JFIF_MAJOR``        decoded: unusual values of an optional marker
-``BOGUS_ICC``                          decoded: colour profiles are ignored
-``TOO_MUCH_DATA``, ``GIF_*``           do not occur when JPEG is decoded
-=====================================  ====================================================================================
-
-simplejpeg stops at the first warning. If that one is decoded, the pixel data are checked again without the segments that caused it.
+libjpeg fills missing pixels with grey or noise, and warns. docs/reference/image-files.md lists the decision on each of its warnings.
+simplejpeg stops at the first one. If it is harmless, the pixel data are checked again without the bytes that caused it.
 """
 
 from __future__ import annotations
@@ -31,7 +14,7 @@ import numpy as np
 import simplejpeg
 
 _LOSS = re.compile("premature end of data|bad (Huffman|arithmetic) code|instead of RST|Inconsistent progression")
-_NUM_ZEROS = 32
+_NUM_ZEROS = 32  # Before other data; cameras and scanners fill up files with shorter runs, or at the end.
 _PROCESSES = {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}  # baseline, sequential and progressive, the last two arithmetic
 _SEQUENTIAL = {0xC0, 0xC1, 0xC9}
 _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
@@ -42,12 +25,7 @@ _NEEDED = {*_START_OF_FRAME, 0xC4, 0xCC, 0xDB, 0xDD}  # frame, Huffman and arith
 def decode_rgb(data: bytes, mode: str) -> np.ndarray | None:
     """Decode an intact JPEG file as Pillow does; None leaves the file to Pillow.
 
-    Args:
-        data: the file.
-        mode: Pillow's mode of the image. Pillow converts ``CMYK``, which is only checked here.
-
-    Returns:
-        RGB, uint8 ``[height, width, 3]``.
+    ``mode`` is Pillow's mode of the image; ``CMYK`` is only checked. Pixels are uint8 ``[height, width, 3]``.
 
     Raises:
         OSError: pixels are missing or damaged; the message is libjpeg's.
@@ -56,10 +34,8 @@ def decode_rgb(data: bytes, mode: str) -> np.ndarray | None:
     if warning and not _LOSS.search(warning):
         pixel_data, scans = _pixel_data(data)
         _, warning = _decode(pixel_data, mode)
-        if "extraneous" in warning and bytes(_NUM_ZEROS) in scans:
-            raise OSError(f"{_NUM_ZEROS} zeros or more within the data of the pixels; {warning}")
-        if "extraneous" in warning and not _has_all_restarts(scans):
-            raise OSError(f"restart markers are missing; {warning}")
+        if "extraneous" in warning and (bytes(_NUM_ZEROS) in scans or not _has_all_restarts(scans)):
+            raise OSError(f"zeros within the data of the pixels, or a missing restart marker; {warning}")
     if _LOSS.search(warning):
         raise OSError(f"truncated or with a hole: {warning}" if "premature" in warning else warning)
     return None if mode == "CMYK" else pixels
@@ -119,8 +95,5 @@ def _pixel_data(data: bytes) -> tuple[bytes, bytes]:
 
 def _has_all_restarts(scans: bytes) -> bool:
     """Return whether restart markers count from 0 to 7 again and again in each scan."""
-    for scan in scans.split(b"\xff\xda"):
-        indices = [marker[1] - 0xD0 for marker in re.findall(rb"\xff[\xd0-\xd7]", scan)]
-        if indices != [index % 8 for index in range(len(indices))]:
-            return False
-    return True
+    counted = [[marker[1] & 7 for marker in re.findall(rb"\xff[\xd0-\xd7]", scan)] for scan in scans.split(b"\xff\xda")]
+    return all(indices == [index % 8 for index in range(len(indices))] for indices in counted)
