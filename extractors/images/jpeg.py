@@ -1,6 +1,6 @@
 """JPEG decoding that reports the warnings of libjpeg, which Pillow ignores.
 
-libjpeg fills missing pixels with grey or noise, and warns. docs/reference/image-files.md lists the decision on each of its warnings.
+libjpeg fills missing pixels with grey or noise, and warns. docs/reference/image-files.md lists the decision on each warning.
 simplejpeg stops at the first one. If it is harmless, the pixel data are checked again without the bytes that caused it.
 """
 
