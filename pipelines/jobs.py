@@ -435,7 +435,8 @@ class FeaturesJob(Options):
         """Return the distributions whose versions affect the features."""
         regions = self.extractor.regions
         origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
-        return ("apache-beam", "pillow", "torch", "torchvision", *(name for name in ("timm", "detectron2") if name in origins))
+        optional = (name for name in ("timm", "detectron2") if name in origins)
+        return ("apache-beam", "pillow", "simplejpeg", "torch", "torchvision", *optional)
 
 
 @dataclass(frozen=True, repr=False)

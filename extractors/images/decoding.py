@@ -69,8 +69,6 @@ _UNSUPPORTED = re.compile(
     r"^(unknown (pixel mode|raw mode|TGA)|unrecognized raw mode|cannot handle \d+-layer|Unsupported BMP|cannot load this image|"
     r"unable to determine J2K|Windows Media Photo|Unknown compression method)"
 )
-_JPEG_PROCESSES = {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}  # baseline, sequential and progressive, the last two arithmetic
-_START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 
 
 class DecodeError(InputError):
@@ -105,6 +103,8 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """
     from PIL import Image, ImageFile
 
+    from extractors.images.jpeg import decode_rgb
+
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise UsageError(
             "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True in this process, so that truncated images would be filled with grey: set "
@@ -128,7 +128,11 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         _check_pixels(*image.size, max_pixels)
         if kind == "JPEG2000":
             _check_depth(data, image.mode)
+        if kind == "JPEG" and (rgb := decode_rgb(data, image.mode)) is not None:
+            return Image.fromarray(rgb)
         image.load()
+        if kind == "PNG":
+            _check_crc(data)
     except DecodeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -195,6 +199,23 @@ def _check_depth(data: bytes, mode: str) -> None:
         )
 
 
+def _check_crc(data: bytes) -> None:
+    """Check the checksums of a PNG's pixel data, which Pillow ignores.
+
+    Raises:
+        ValueError: a checksum differs, as after a hole that was filled with zeros.
+    """
+    position, view = 8, memoryview(data)
+    while position + 12 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, position)
+        end = position + 8 + length
+        if name == b"IDAT" and view[end : end + 4] != zlib.crc32(view[position + 4 : end]).to_bytes(4, "big"):
+            raise ValueError("the checksum of the pixel data differs")
+        if name == b"IEND":
+            return
+        position = end + 4
+
+
 def _upright(image: Image.Image) -> Image.Image:
     """Apply ``irot`` and ``imir`` of an AVIF image, which Pillow returns as EXIF."""
     from PIL import ImageOps
@@ -250,24 +271,14 @@ def _check_range(values: np.ndarray, max_value: int) -> None:
 
 def _unsupported_property(data: bytes, kind: str, error: Exception) -> str | None:
     """Return the unsupported property that caused an error; None for a corrupt file."""
-    if kind == "JPEG" and (process := _jpeg_process(data)) is not None:
-        return process
+    if kind == "JPEG":
+        from extractors.images.jpeg import unsupported_process
+
+        if (process := unsupported_process(data)) is not None:
+            return process
     if isinstance(error, NotImplementedError):
         return str(error)
     return f"a layout that is not supported ({error})" if _UNSUPPORTED.search(str(error)) else None
-
-
-def _jpeg_process(data: bytes) -> str | None:
-    """Return a JPEG file's process and depth if libjpeg does not support it."""
-    position = 2
-    while data[position : position + 1] == b"\xff" and position + 5 <= len(data):
-        marker, length, bits = struct.unpack_from(">BHB", data, position + 1)
-        if marker in _START_OF_FRAME:
-            if marker in _JPEG_PROCESSES and bits == 8:
-                return None
-            return f"samples of {bits} bits in JPEG's process SOF{marker - 0xC0}, expected 8 in SOF0 to SOF2"
-        position += 2 + length
-    return None
 
 
 def _decode_error(data: bytes, kind: str, error: Exception) -> DecodeError:

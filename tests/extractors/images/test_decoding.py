@@ -354,6 +354,12 @@ def test_decode_damaged_header_is_decode_error():
     assert reason_of(b"\x89PNG\r\n\x1a\n" + bytes(50), "begin like PNG, but the header cannot be read") == "decode_error"
 
 
+def test_decode_png_with_another_checksum_of_pixels_is_decode_error():
+    data = encode(noise())
+    at = data.index(b"IEND") - 8
+    assert reason_of(data[:at] + bytes(4) + data[at + 4 :], "checksum of the pixel data differs") == "decode_error"
+
+
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
 @pytest.mark.parametrize("format", FORMATS)
 def test_decode_random_damage_gives_pixels_or_a_reason(format):  # noqa: A002
@@ -491,7 +497,7 @@ def test_decode_pillow_without_codec_is_unsupported(monkeypatch, name):
 
 @pytest.mark.parametrize(
     ("name", "options", "codec"),
-    [("JPEG2000", {}, "jpeg2k"), ("JPEG", {}, "jpeg"), ("TIFF", {"compression": "tiff_lzw"}, "libtiff")],
+    [("JPEG2000", {}, "jpeg2k"), ("TIFF", {"compression": "tiff_lzw"}, "libtiff")],
 )
 def test_decode_missing_codec_is_unsupported(monkeypatch, name, options, codec):
     data = encode_as(name, **options)
