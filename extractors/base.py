@@ -136,6 +136,13 @@ class Extractor(ABC):
         """Run the model and return ``[B, ...]`` by column, by default only ``feature``."""
         return {"feature": self.extract(batch)}
 
+    def sample(self, image: Image.Image) -> np.ndarray:
+        """Compute values of an image that tell versions of the code apart, in any shape.
+
+        See `extractors.sample_outputs`. The default is the feature.
+        """
+        return self.extract(self.collate([self.preprocess(image)]))
+
     def extract_async(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
         """Run the model without waiting for a GPU.
 
@@ -160,6 +167,10 @@ class RegionExtractor(Extractor):
     def extract(self, batch: Sequence[Any]) -> np.ndarray:
         """Return region features, ``[B, R, D]`` in the spec's dtype, padded with zeros."""
         return self.extract_columns(batch)["features"]
+
+    def sample(self, image: Image.Image) -> np.ndarray:
+        """Compute the sum of the regions' features, which rounding does not reorder."""
+        return super().sample(image).sum(axis=1)
 
     @abstractmethod
     def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:

@@ -63,7 +63,7 @@ def cached_description(
         request: JSON values; the weights must not be remote.
         describe: computes the description; also returns the weights file, if any, and its stamp.
     """
-    key = {"request": request, "made by": [platform.node(), *_sources()]}
+    key = {"request": request, "made by": source_stamps()}
     with suppress(KeyError, TypeError, DatasetError):
         cached = load_json("descriptions", key)
         if cached["path"] is None or FileStamp.of(Path(cached["path"])) == FileStamp(*cached["stamp"]):
@@ -87,7 +87,7 @@ def cached_folder_description(
         "folder": str(folder.absolute()),
         # Before `describe` reads the files: later changes then invalidate the entry.
         "files": [[path.name, FileStamp.of(path)] for path in sorted(folder.iterdir()) if path.is_file()],
-        "made by": [platform.node(), *_versions(libraries), *_sources()],
+        "made by": source_stamps(libraries),
     }
     with suppress(KeyError, TypeError, DatasetError):
         return _described(load_json("descriptions", key))
@@ -140,10 +140,11 @@ def _versions(libraries: tuple[str, ...] = _LIBRARIES) -> Iterator[str]:
             yield f"{name} {metadata.version(name)}"
 
 
-def _sources() -> Iterator[str]:
+def source_stamps(libraries: tuple[str, ...] = ()) -> list[str]:
+    """Return the host name, versions of libraries, and stamps of our source files, for a key."""
     root = Path(__file__).parents[1]
     paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
-    return (f"{path} {FileStamp.of(path)}" for path in sorted(paths))
+    return [platform.node(), *_versions(libraries), *(f"{path} {FileStamp.of(path)}" for path in sorted(paths))]
 
 
 def _stored(description: Description) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from extractors.options import ExtractorOptions, RegionOptions
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.options import Opt, Options
+from schemas.sample_outputs import SampleOutputs
 from schemas.storage.locations import absolute_location, is_remote
 
 if TYPE_CHECKING:
@@ -137,6 +138,13 @@ class ExtractorRequest(Options):
         if weights.remark:
             warn_once(weights.remark)
         return module.load(settings, weights.in_memory(), torch_device)
+
+    def sample_outputs(self, device: str) -> SampleOutputs:
+        """Return the sample outputs on a device, from the cache or else of the loaded extractor; errors are those of `load`."""
+        from extractors.sample_outputs import sample_outputs, stored_sample_outputs
+
+        cached = stored_sample_outputs(self.describe().fingerprint, self.check_device(device))
+        return cached or sample_outputs(self.load(device))
 
     def check_device(self, device: str) -> torch.device:
         """Return a device that this machine has and that supports the request.

@@ -80,6 +80,7 @@ class Manifest:
         parameters: all parameters that determine the content.
         inputs: names of the inputs, with fingerprints or digests.
         failures: files of failures, in the order of their shards.
+        sample_outputs: sample outputs of the model that computed the rows; empty if unknown, see `schemas.sample_outputs`.
 
     Examples:
         >>> manifest = imagepivot.open_dataset("features").manifest
@@ -97,6 +98,7 @@ class Manifest:
     failure_reasons: Mapping[str, int] = field(default_factory=dict)
     files: tuple[FileEntry, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    sample_outputs: tuple[float, ...] = ()
     version: int = FORMAT_VERSION
 
     def input_fingerprint(self, name: str) -> str | None:
@@ -132,6 +134,8 @@ class Manifest:
         for entry in (*content["shards"], *content["failures"]):
             if not entry["footer_sha256"]:
                 del entry["footer_sha256"]
+        if not self.sample_outputs:
+            del content["sample_outputs"]
         content["sha256"] = sha256_of_json(content)
         return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

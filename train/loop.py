@@ -128,6 +128,7 @@ def train(
             started_from={} if source is None else provenance(source),
             contents=training_inputs.contents,
             untrained=training_inputs.training.untrained if isinstance(training_inputs, TrainingInputs) else (),
+            sample_outputs=training_inputs.training.sample_outputs if isinstance(training_inputs, TrainingInputs) else {},
         )
         remarks, is_whole = [], False
         if before is not None:

@@ -45,7 +45,7 @@ from extractors.regions.bottom_up.res5_head import (
 )
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.boxes import STRIDE
-from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
+from extractors.regions.selection import SAMPLE_BOXES, SAMPLE_SIDE, Detections, columns, empty_regions, gather_regions
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
@@ -136,6 +136,17 @@ class FasterRCNNRegions(RegionExtractor):
         detect = self._detect_on_cpu if self._device.type == "cpu" else self._detect_on_gpu
         regions = detect(batch) if batch else empty_regions(self.spec)
         return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
+
+    def sample(self, image: Image.Image) -> np.ndarray:
+        """Compute the features of fixed boxes: another choice of boxes by rounding has no effect."""
+        original = send(self.preprocess(image), self._device)
+        with precision_context(self._precision, self._device), torch.inference_mode():
+            pixels = prepare(original)[:, :, :SAMPLE_SIDE, :SAMPLE_SIDE]
+            maps = self._model.backbone(pixels.contiguous(memory_format=torch.channels_last))
+            boxes = SAMPLE_BOXES.to(self._device)
+            if self._device.type == "cpu":
+                return self._features(maps.to(self._model.head.dtype), boxes).numpy()
+            return self._head(pool(maps, boxes[None])).float().cpu().numpy()
 
     def _detect_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run single-threaded forwards on one image or on a few regions of one image."""

@@ -22,6 +22,12 @@ from extractors.options import RegionOptions
 from extractors.regions.boxes import best_scores_after_nms, first_true
 from schemas.features import FeatureSpec
 
+SAMPLE_SIDE = 160
+"""Side of the input of which `extractors.base.Extractor.sample` computes features, in pixels."""
+
+SAMPLE_BOXES = torch.tensor([[0, 0, 159, 159], [16, 32, 100, 120], [64, 8, 150, 60], [5, 70, 60, 155]], dtype=torch.float32)
+"""Boxes of these features, in pixels of the input."""
+
 NMS_IOU_THRESHOLD = 0.3
 """Minimum IoU that suppresses within a class."""
 

@@ -11,6 +11,7 @@ from extractors.base import Description
 from extractors.description_cache import cached_folder_description
 from schemas.errors import InputError, UsageError
 from schemas.features import DTYPES
+from schemas.sample_outputs import SampleOutputs
 from schemas.storage.locations import is_remote, local_path
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ class TokenRequest:
             return self.load(device).description
         request = {"sub_words": self.pooling, "dtype": self.dtype, "precision": self.precision}
         return cached_folder_description(request, folder, lambda: self.load(device).description, libraries=_LIBRARIES)
+
+    def sample_outputs(self, device: str) -> SampleOutputs:
+        """Return the sample outputs on a device, see `extractors.sample_outputs`; errors are those of `load`."""
+        from extractors.computing.devices import check_request
+        from extractors.sample_outputs import sample_outputs, stored_sample_outputs
+
+        cached = stored_sample_outputs(self.describe(device).fingerprint, check_request(device, self.precision))
+        return cached or sample_outputs(self.load(device))
 
     def load(self, device: str = "cpu") -> TokenExtractor:
         """Load the model on ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.

@@ -35,6 +35,7 @@ from schemas.fingerprints import sha256_of_bytes, sha256_of_json
 FORWARD_CAPTIONS = 8
 """Captions per forward on a CPU."""
 
+_SAMPLE = ("two", "dogs", "run", "through", "the", "deep", "snow", ",", "überall", "1984", ".")  # A caption.
 _UNUSED_WEIGHTS = ("pooler.",)
 # Config keys without effect on the computation.
 _IGNORED_CONFIG = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
@@ -92,6 +93,16 @@ class TokenExtractor:
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
         self._model = model.eval().requires_grad_(False).to(self._device)
         cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self._device
+
+    def sample(self) -> np.ndarray:
+        """Compute the vectors of a fixed caption, which tell versions of the code apart."""
+        parts, _ = self.read([_SAMPLE])
+        return self.extract(parts)[0]
 
     def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
         """Convert tokens of captions to sub-words and parts.

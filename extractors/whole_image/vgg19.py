@@ -216,6 +216,12 @@ class VGG19TenCrop(Extractor):
             features = run_with_oom_retry(lambda part: self._forward([batch[i] for i in part]), indices, self._limits)
             return self.spec.rounded(features.numpy())
 
+    def sample(self, image: Image.Image) -> np.ndarray:
+        """Compute the features of a few crops of an image: all ten would take seconds on a CPU."""
+        with precision_context(self._precision, self._device), torch.inference_mode():
+            crops = self._crops(self.preprocess(image))[:FORWARD_CROPS]
+            return self._connected(self._convolve(crops)).float().cpu().numpy()
+
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run convolutions on `FORWARD_CROPS` crops per thread, other layers on ten."""
         chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]

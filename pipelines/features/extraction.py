@@ -69,6 +69,7 @@ def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_
         states=listing.states if job.open_images().has_versions else None,
         files=names,
         other_files=NAMES_FILES,
+        sample_outputs=partial(job.extractor.sample_outputs, job.device),
     )
 
 
@@ -97,6 +98,8 @@ def extract_features(
     gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
     output = plan_features(job, listing, on_warning)
+    if not execution.is_local:  # Only the workers need the device and the network.
+        output = replace(output, sample_outputs=None)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:

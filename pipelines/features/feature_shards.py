@@ -25,6 +25,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.failures import failures_name, parse_failures
 from schemas.footers import Footer, shard_entry
 from schemas.kinds import batch_rows
+from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset
@@ -231,6 +232,8 @@ def write_feature_shard(
         )
     refs = images.with_versions(refs)
     reuse = reusable_rows(output, shard, refs, policy, read=images.read)
+    if reuse.stored is not None and reuse.rows and reuse.todo:
+        _check_same_model(output, reuse.stored.record, loaded.sample_outputs)
     if (reuse.rows or reuse.failures) and not read_state(output, shard, read_all=True).is_intact:
         reuse = Reuse(todo=refs)
     removed = reuse.dropped - reuse.changed
@@ -259,8 +262,21 @@ def write_feature_shard(
         writer.add_failures(tally.failures)
         sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]
         writer.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
-        writer.sources, writer.state = sources, _state(sources)
+        writer.sources, writer.state, writer.sample_outputs = sources, _state(sources), loaded.sample_outputs
     return tally
+
+
+def _check_same_model(output: OutputDataset, record: Record, now: SampleOutputs) -> None:
+    """Check again on the worker: its libraries may be of another version than the launcher's.
+
+    Raises:
+        InputError: the extractor computes other values than that of the stored rows.
+    """
+    if not are_equal(record.sample_outputs, now, precision_of(output.parameters)):
+        raise InputError(
+            f"a worker computes other values than those stored in {output.folder.location!r}: it has another version of the model's"
+            " code; finished shards are kept. Install the version that wrote them on all machines, or give --overwrite"
+        )
 
 
 def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
@@ -273,7 +289,8 @@ def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
     if reuse.stored.record.state != state:
         with output.folder.open(name) as file:
             entry = shard_entry(file, name, footer.rows)
-        write_record(output.folder, name, Record.of(entry, footer, state, reuse.sources))
+        record = Record.of(entry, footer, state, reuse.sources, reuse.stored.record.sample_outputs)
+        write_record(output.folder, name, record)
     return True
 
 

@@ -28,6 +28,7 @@ from pipelines.inputs.images import ImageRef
 from schemas.errors import DatasetError
 from schemas.failures import failure_row
 from schemas.kinds import count_nonfinite, table_of_arrays
+from schemas.sample_outputs import SampleOutputs
 from schemas.storage.storage_errors import StoreError
 
 
@@ -75,12 +76,14 @@ class LoadedExtractor:
         batch_size: images per batch; the last batch of a shard may be smaller.
         threads: number of decoding threads without ``processes``.
         processes: decoding processes, with a thread for each; None to decode in threads.
+        sample_outputs: the extractor's sample outputs.
     """
 
     extractor: extractors.Extractor
     batch_size: int
     threads: int = 1
     processes: DecodingProcesses | None = None
+    sample_outputs: SampleOutputs = ()
 
 
 @dataclass

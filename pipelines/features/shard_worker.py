@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from extractors import Extractor
+from extractors.sample_outputs import sample_outputs
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import LoadedExtractor, Tally
@@ -108,7 +109,8 @@ class ExtractorPool:
         self._free: SimpleQueue[LoadedExtractor] = SimpleQueue()
         for extractor in networks:
             processes = decoding_processes(extractor, threads)
-            self._free.put(LoadedExtractor(extractor, batch_size or find_batch_size(extractor), threads, processes))
+            size = batch_size or find_batch_size(extractor)
+            self._free.put(LoadedExtractor(extractor, size, threads, processes, sample_outputs(extractor)))
 
     @contextmanager
     def extractor(self) -> Iterator[LoadedExtractor]:

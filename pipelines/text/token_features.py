@@ -71,6 +71,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
+        sample_outputs=partial(job.request().sample_outputs, job.device) if execution.runs_here else None,
     ).made_from(captions)
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=1)
@@ -117,10 +118,13 @@ class TokenFeatureExtractor:
         """
         import torch
 
+        from extractors.sample_outputs import sample_outputs
+
         if self.threads:
             torch.set_num_threads(self.threads)
         self._extractor: TokenExtractor = share(partial(self.job.request().load, self.job.device))
         self.job.check_model(self.output, self._extractor)
+        self._sample_outputs = sample_outputs(self._extractor)
 
     def write(self, shard: int, writer: ShardWriter) -> None:
         """Write the token features of a shard."""
@@ -134,7 +138,7 @@ class TokenFeatureExtractor:
             for language, counts in statistics.items():
                 total.setdefault(language, Counter()).update(counts)
             self.meter.add(captions=batch.num_rows, failed=len(failures))
-        writer.statistics = total
+        writer.statistics, writer.sample_outputs = total, self._sample_outputs
         self.meter.flush()
 
 

@@ -27,6 +27,7 @@ from schemas.fingerprints import sha256_of_bytes, sum_digests
 from schemas.footers import Footer
 from schemas.manifest import FileEntry, Manifest
 from schemas.process.shutdown import DetachedError
+from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import PROBE_NAME, OutputDataset, is_leftover
 from schemas.writing.output_state import OutputState, ShardState, Status
@@ -102,6 +103,8 @@ def complete_dataset(
         if manifest is not None:
             return manifest
         state.check_compatible()
+        if len(state.finished_shards()) < output.shards:
+            state.check_model()
         _probe(output.folder)
         check()
         finished = state.finished_shards()
@@ -149,6 +152,8 @@ def _complete_task(
             state = read_compatible(output, policy, task, written=written)
             todo = frozenset(state.selected) - state.finished_shards()
             try:
+                if todo:
+                    state.check_model()
                 if todo or not state.is_committed():
                     _probe(output.folder)
                     check()
@@ -304,6 +309,7 @@ def commit(
             failure_reasons=dict(reasons),
             files=tuple(FileEntry(name, len(data), sha256_of_bytes(data)) for name, data in contents),
             statistics=(statistics or sum_statistics)(footers),
+            sample_outputs=_common_sample_outputs(state, states),
         )
         stray_failures = {failures_name(shard.name) for shard in states if shard.failures is None}
         # Leftovers of a replaced dataset, of killed or overtaken attempts, and of exchange between workers.
@@ -315,6 +321,22 @@ def commit(
         folder.map(folder.delete, leftovers)
         publish_manifest(folder, manifest, state.entries)
     return manifest
+
+
+def _common_sample_outputs(state: OutputState, states: list[ShardState]) -> SampleOutputs:
+    """Return the sample outputs of all shards, those of the first one that has any.
+
+    Raises:
+        DatasetError: shards were computed by different versions of the model's code.
+    """
+    known = [(shard.name, shard.record.sample_outputs) for shard in states if shard.record and shard.record.sample_outputs]
+    for name, outputs in known[1:]:
+        if not are_equal(outputs, known[0][1], precision_of(state.output.parameters)):
+            raise DatasetError(
+                f"{state.output.folder.location!r} cannot be committed: {known[0][0]} and {name} were computed by different "
+                "versions of the model's code, which differ beyond rounding. Use one version on all machines, and give --overwrite"
+            )
+    return known[0][1] if known else ()
 
 
 def _check_finished(state: OutputState, states: list[ShardState]) -> None:

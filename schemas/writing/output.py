@@ -7,7 +7,7 @@ deletes them. Foreign files named like shards are refused, since readers of a wh
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from schemas.keys import shard_name
 from schemas.kinds import schema_of
 from schemas.manifest import MANIFEST_NAMES
 from schemas.parameters import feature_of
+from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.vocabulary import TEXT_NAMES
 
@@ -42,6 +43,8 @@ class OutputDataset:
         files: content by name of files beside the shards, known before the run and not part of the fingerprint.
         other_files: regular expression for the names of all files that a run may write beside the shards.
         sources: locations of the datasets behind listings and states, for messages; empty for images.
+        sample_outputs: function that returns the sample outputs of the model on this machine; None without a model, or if workers
+            on other machines compute them.
 
     Examples:
         >>> parameters = {"feature": imagepivot.FeatureSpec("zeros", (3,)).to_json()}
@@ -61,6 +64,7 @@ class OutputDataset:
     files: Mapping[str, bytes] = field(default_factory=dict)
     other_files: str = ""
     sources: tuple[str, ...] = ()
+    sample_outputs: Callable[[], SampleOutputs] | None = field(default=None, compare=False)
 
     def made_from(self, *sources: Dataset) -> OutputDataset:
         """Return the output with the digest of its source datasets' content as state.

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from schemas.console import events
@@ -29,6 +30,7 @@ from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
+from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
 from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
 from schemas.writing.records import Record, read_record, record_name, write_record
@@ -327,6 +329,55 @@ class OutputState:
         if not self._policy.update:
             self._check_not_stale(written)
 
+    def check_model(self) -> None:
+        """Check that the model still computes the values of the rows that stay.
+
+        Raises:
+            DatasetError: it does not, or nothing tells and the policy does not accept that.
+        """
+        output, precision = self.output, precision_of(self.output.parameters)
+        if output.sample_outputs is None or self._policy.overwrite:
+            return
+        kept = [shard for shard in self.shards().values() if shard.is_intact]
+        if self._is_task:
+            kept += islice(self._intact_of_other_tasks(), 1)
+        if not kept:
+            return
+        stored = {shard.name: self.sample_outputs_of(shard) for shard in kept}
+        unknown = [name for name, outputs in stored.items() if not outputs]
+        location = output.folder.location
+        if unknown and not self._policy.accept_unknown:
+            raise DatasetError(
+                f"{location!r} does not say which values its model computed for a fixed input, e.g. {unknown[0]}: it is of an "
+                "earlier imagepivot, and rows of two versions of a model's code could mix; nothing was written. Give --overwrite "
+                "to write it again, or --accept-unknown to keep its rows"
+            )
+        now = output.sample_outputs()
+        if other := [name for name, outputs in stored.items() if not are_equal(outputs, now, precision)]:
+            raise DatasetError(
+                f"{location!r} was computed by another version of the model's code ({self._libraries(other[0])}): for a fixed "
+                f"input {other[0]} has other values than this version computes, beyond rounding; nothing was written. Install that "
+                "version, give --overwrite to write all rows again, or choose another folder"
+            )
+
+    def sample_outputs_of(self, shard: ShardState) -> SampleOutputs:
+        """Return the sample outputs of a shard, from its record or else the manifest."""
+        if shard.record is not None and shard.record.sample_outputs:
+            return shard.record.sample_outputs
+        return () if self._own_manifest is None else self._own_manifest.sample_outputs
+
+    def _intact_of_other_tasks(self) -> Iterator[ShardState]:
+        others = (index for index in range(self.output.shards) if index not in self.selected)
+        present = (index for index in others if self.output.name(index) in self.entries)
+        return (shard for index in present for shard in self.shards([index]).values() if shard.is_intact)
+
+    def _libraries(self, shard: str) -> str:
+        """Describe the versions with which a dataset was committed, if it was."""
+        manifest = self._own_manifest
+        if manifest is None:
+            return f"the version that wrote {shard}"
+        return ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
+
     def clear(self) -> None:
         """Delete manifest, outdated shards and leftovers, and write the output's files.
 
@@ -370,7 +421,8 @@ class OutputState:
         shard = read_state(self.output, index, self._own_manifest) if folder.is_local else self._states[index]
         if not shard.is_intact or shard.record is not None or shard.entry is None or shard.footer is None:
             return
-        record, beside = Record.of(shard.entry, shard.footer), record_name(name)
+        outputs = () if self._own_manifest is None else self._own_manifest.sample_outputs
+        record, beside = Record.of(shard.entry, shard.footer, sample_outputs=outputs), record_name(name)
         if folder.has_tags:
             folder.swap(beside, record.to_json_lines().encode(), self.entries[beside].tag if beside in self.entries else None)
         else:

@@ -26,6 +26,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
+from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import Entry, Folder
 
 _FORMAT = "shard record 1"
@@ -59,6 +60,7 @@ class Record:
             of the fingerprint.
         sources_sha256: SHA-256 of the lines of the sources.
         shard: entry of the manifest and content of the footer without parameters. See `as_footer`.
+        sample_outputs: sample outputs of the model that computed the rows; empty if unknown.
         tags: tags of the shard and its failures by name, in a store; see `matches_tags`.
         sources: source of each row and failure, in any order; None if not read.
     """
@@ -69,11 +71,19 @@ class Record:
     state: str = ""
     sources_sha256: str = ""
     shard: Mapping[str, Any] = field(default_factory=dict)
+    sample_outputs: SampleOutputs = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     sources: Sequence[Source] | None = None
 
     @classmethod
-    def of(cls, entry: ShardEntry, footer: Footer, state: str = "", sources: Sequence[Source] = ()) -> Record:
+    def of(
+        cls,
+        entry: ShardEntry,
+        footer: Footer,
+        state: str = "",
+        sources: Sequence[Source] = (),
+        sample_outputs: SampleOutputs = (),
+    ) -> Record:
         """Create the record of a shard."""
         shard = {
             "path": entry.path,
@@ -86,15 +96,16 @@ class Record:
             "failures": asdict(footer.failures),
         }
         statistics = sha256_of_json(footer.statistics)
-        return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sources=sources)
+        return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sample_outputs=sample_outputs, sources=sources)
 
     def to_json_lines(self) -> str:
         """Return the content of the file, with sources sorted by image id."""
         lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(self.sources or ()))
         content = {"format": _FORMAT, **vars(self), "sources_sha256": sha256_of_bytes(lines.encode())}
         del content["sources"]
-        if not self.tags:
-            del content["tags"]
+        for name in ("tags", "sample_outputs"):
+            if not content[name]:
+                del content[name]
         first = canonical_json({**content, "record_sha256": sha256_of_json(content)})
         return f"{first}\n{lines}"
 
@@ -144,7 +155,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         digest = content.pop("record_sha256")
         if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
             return None
-        record = Record(**content, sources=None)
+        record = Record(**{**content, "sample_outputs": tuple(content.get("sample_outputs", ()))}, sources=None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
         return None
     if not whole:

@@ -104,7 +104,8 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
                 missing.append(entry.path)
     for shard in intact:
         if shard.record is None and shard.entry is not None and shard.footer is not None and version == FORMAT_VERSION:
-            write_record(folder, shard.name, Record.of(shard.entry, shard.footer))
+            outputs = () if manifest is None else manifest.sample_outputs
+            write_record(folder, shard.name, Record.of(shard.entry, shard.footer, sample_outputs=outputs))
             mended.append(record_name(shard.name))
     if manifest is None or missing:
         missing.append(MANIFEST_NAME)

@@ -49,6 +49,7 @@ from schemas.footers import Footer, footer_metadata, shard_entry
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
 from schemas.process.shutdown import critical_section
+from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import Entry, Folder
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME, OutputDataset
@@ -313,6 +314,7 @@ class ShardWriter:
         failures: failures so far, rows of kind ``failures``.
         sources: source of each row and failure, if later runs should detect changes.
         state: digest of the sources, see `Record`.
+        sample_outputs: sample outputs of the model of the rows, see `schemas.sample_outputs`.
 
     Examples:
         >>> parameters = {"feature": imagepivot.FeatureSpec("zeros", (3,)).to_json()}
@@ -327,6 +329,7 @@ class ShardWriter:
         self.failures: list[Mapping[str, str]] = []
         self.sources: Sequence[Source] = ()
         self.state = ""
+        self.sample_outputs: SampleOutputs = ()
         self._writer = writer
         self._output = output
         self._group_rows = group_rows
@@ -412,6 +415,7 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
         try:
             with pa.memory_map(file.name) as written:
                 entry = shard_entry(written, name, shard.rows)
-            attempt.publish(file, Record.of(entry, footer, shard.state, shard.sources), failures)
+            record = Record.of(entry, footer, shard.state, shard.sources, shard.sample_outputs)
+            attempt.publish(file, record, failures)
         except FileNotFoundError as error:  # A commit deletes temporary files, also of running attempts.
             raise attempt.committed() from error

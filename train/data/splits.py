@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -165,6 +165,7 @@ class SplitData:
             ``token_features`` and ``token_model``.
         missing_features: excluded images without features, or None.
         untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
+        sample_outputs: sample outputs of the models of features and token features, by name of their fingerprint.
         exclusion: excluded duplicates, or None.
     """
 
@@ -174,6 +175,7 @@ class SplitData:
     fingerprints: Mapping[str, str]
     missing_features: MissingFeatures | None = None
     untrained: tuple[str, ...] = ()
+    sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     exclusion: Exclusion | None = None
 
 
@@ -267,6 +269,10 @@ def open_data(
         fingerprints=fingerprints,
         missing_features=missing_features,
         untrained=extracted.untrained,
+        sample_outputs={
+            "extractor": extracted.manifest.sample_outputs,
+            **({} if tokens is None else {"token_model": tokens.manifest.sample_outputs}),
+        },
         exclusion=exclusion,
     )
 

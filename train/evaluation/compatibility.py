@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.sample_outputs import are_equal, precision_of
 from train.data.features import extractor_fingerprint
 from train.data.splits import check_fingerprints
 from train.data.token_features import check_token_features
@@ -30,6 +31,27 @@ def check_dataset(run: Run, dataset: Dataset, name: Literal["vocabulary", "extra
     fingerprint = vocabulary if name == "vocabulary" else extractor_fingerprint(dataset)
     location = dataset.folder.location
     check_fingerprints({name: fingerprint}, {name: run.fingerprints[name]}, captions=location, features=location)
+    if name == "extractor":
+        check_sample_outputs(run, features=location)
+
+
+def check_sample_outputs(run: Run, *, features: str = "", token_features: str = "") -> None:
+    """Check that the code of extractor and text model computes the values that a run was trained on; unknown ones pass.
+
+    Raises:
+        DatasetError: equal weights and options give other values, since features were extracted by another version.
+    """
+    for name, location in (("extractor", features), ("token_model", token_features)):
+        if not location:
+            continue
+        manifest, expected = open_dataset(location).manifest, run.sample_outputs.get(name, ())
+        if not are_equal(manifest.sample_outputs, expected, precision_of(manifest.parameters)):
+            versions = ", ".join(f"{library} {version}" for library, version in manifest.libraries.items())
+            raise DatasetError(
+                f"{location!r} was computed by another version of the model's code ({versions}) than the features that "
+                f"{run.folder.location!r} was trained on: the values for a fixed input differ beyond rounding. Extract them with "
+                "the versions of the training, or train on these"
+            )
 
 
 def check_vectors(run: Run) -> None:

@@ -35,7 +35,7 @@ from train.data.features import missing_images, shard_features
 from train.data.splits import check_fingerprints
 from train.data.token_features import open_token_features, shard_token_vectors, token_fingerprints
 from train.devices import resolve_device
-from train.evaluation.compatibility import check_dataset, check_languages, check_tokens, check_vectors
+from train.evaluation.compatibility import check_dataset, check_languages, check_sample_outputs, check_tokens, check_vectors
 from train.evaluation.evaluation import Count, encode_captions, encode_images, no_progress
 from train.jobs import EmbedJob
 from train.runs.checkpoints import weights_digest
@@ -122,6 +122,7 @@ def _open_tokens(run: Run, captions: Dataset, location: str) -> Dataset | None:
     tokens = open_token_features(location, captions, width=width)
     expected = {"token_model": run.fingerprints["token_model"]}
     check_fingerprints(token_fingerprints(tokens), expected, captions=captions.folder.location, features=location)
+    check_sample_outputs(run, token_features=location)
     return tokens
 
 

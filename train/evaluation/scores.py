@@ -18,7 +18,13 @@ from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, open_data
 from train.devices import resolve_device
-from train.evaluation.compatibility import check_languages, check_members, check_tokens, expected_fingerprints
+from train.evaluation.compatibility import (
+    check_languages,
+    check_members,
+    check_sample_outputs,
+    check_tokens,
+    expected_fingerprints,
+)
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
 from train.evaluation.evaluation import Count, Members, chance, no_progress, rank_folds
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
@@ -167,6 +173,8 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
                 )
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
             }
+            for run in runs:
+                check_sample_outputs(run, features=job.features, token_features=job.token_features)
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
                 _score(members, language, name, job.folds, definitions, on_progress)

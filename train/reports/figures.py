@@ -17,7 +17,13 @@ from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, open_data
 from train.devices import resolve_device
-from train.evaluation.compatibility import check_languages, check_tokens, check_vectors, expected_fingerprints
+from train.evaluation.compatibility import (
+    check_languages,
+    check_sample_outputs,
+    check_tokens,
+    check_vectors,
+    expected_fingerprints,
+)
 from train.evaluation.evaluation import Count, encode_images, no_progress
 from train.evaluation.scores import portions_in
 from train.jobs import FIGURES, FiguresJob
@@ -176,7 +182,7 @@ def _open(run: Run, job: FiguresJob) -> SplitData:
     common = set.intersection(*map(set, portions.values()))
     if common and not job.caption_ids:
         portions = dict.fromkeys(portions, (min(common),))  # Alphabetically, comparable precedes translation.
-    return open_data(
+    data = open_data(
         job.captions,
         job.features,
         split=wanted,
@@ -188,3 +194,5 @@ def _open(run: Run, job: FiguresJob) -> SplitData:
         token_features=job.token_features,
         token_width=token_width,
     )
+    check_sample_outputs(run, features=job.features, token_features=job.token_features)
+    return data

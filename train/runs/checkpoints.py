@@ -91,6 +91,7 @@ class Checkpoint:
         contents: `schemas.manifest.Manifest.content_sha256` of the training datasets, by name; of datasets that changed, also the
             former ones, with the step of the change.
         untrained: features of random weights that the run was trained on, see `schemas.dataset.Dataset.untrained`.
+        sample_outputs: those of the training data by model, ``extractor`` or ``token_model``, see `schemas.sample_outputs`.
     """
 
     config: str
@@ -108,6 +109,7 @@ class Checkpoint:
     started_from: Mapping[str, Any] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def checkpoint_settings(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _load(file: pa.NativeFile, location: str) -> Any:
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of all content of a checkpoint, and return it."""
-    content.setdefault("untrained", ())  # Checkpoints of version 0.2 have no such field.
+    content = {"untrained": (), "sample_outputs": {}, **content}  # Checkpoints of version 0.2 have no such fields.
     known = {item.name for item in fields(Checkpoint)}
     if missing := sorted(known - content.keys()):
         raise damaged(location, f"{missing[0]} is missing")

@@ -45,6 +45,7 @@ class Run:
     started_from: Mapping[str, Any] = field(default_factory=dict)
     language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         kind, languages = self.config.model.kind, self.model.languages
@@ -104,6 +105,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         started_from=stored.started_from,
         language_ids=stored.dimensions.language_ids,
         untrained=stored.untrained,
+        sample_outputs=stored.sample_outputs,
     )
 
 

@@ -28,7 +28,7 @@ from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up.preprocessing import MIN_SIDE
 from extractors.regions.bottom_up.weights import detectron2_names
 from extractors.regions.detectron2_backend.networks import CONFIG, Network, VisualGenomeNetwork, build, load_config
-from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
+from extractors.regions.selection import SAMPLE_BOXES, Detections, columns, empty_regions, gather_regions
 from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 
@@ -77,6 +77,12 @@ class Detectron2Regions(RegionExtractor):
         with precision_context(self._precision, self._device), torch.inference_mode():
             regions = torch.cat([self._detect(image) for image in batch]) if batch else empty_regions(self.spec)
         return columns([(image.width, image.height) for image in batch], regions, self.spec)
+
+    def sample(self, image: Image.Image) -> np.ndarray:
+        """Compute the features of fixed boxes: another choice of boxes by rounding has no effect."""
+        with precision_context(self._precision, self._device), torch.inference_mode():
+            maps = self._run(self._maps, self.preprocess(image))
+            return self._features(maps, SAMPLE_BOXES.to(self._device)).cpu().numpy()
 
     def _detect(self, image: Sized) -> Tensor:
         """Return the result of `gather_regions` for an image."""

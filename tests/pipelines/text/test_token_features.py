@@ -143,3 +143,16 @@ def test_command(captions, model, tmp_path, call):
     assert str(open_dataset(tmp_path / "bert").schema.field("vectors").type) == "list<item: halffloat not null>"
     for command, said in (("inspect", "captions read in parts"), ("validate", "everything holds")):
         assert said in " ".join(call(command, tmp_path / "bert")[1].split())
+
+
+def test_resume_with_another_version_of_the_model_code_is_refused(job, monkeypatch, tmp_path):
+    from extractors.tokens.transformer import TokenExtractor
+
+    extract_token_features(job, ONE)
+    for name in ("_manifest.json", "part-00001-of-00004.parquet"):
+        (Path(job.output) / name).unlink()
+    forward = TokenExtractor._forward
+    monkeypatch.setattr(TokenExtractor, "_forward", lambda model, ids: forward(model, ids) * 1.01)
+    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "cache of another version"))
+    with pytest.raises(DatasetError, match=r"was computed by another version of the model's code .*nothing was written"):
+        extract_token_features(job, ONE)

@@ -1,11 +1,16 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.manifest import MANIFEST_NAME, Manifest
+from schemas.storage.folder import Folder
 from tests.train.trainings import evaluate_ensemble, score_runs
 from train.data.splits import open_data
+from train.evaluation.compatibility import check_dataset
 from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
 from train.jobs import EvaluateJob
 from train.runs.run import open_run
@@ -213,3 +218,25 @@ def test_report_is_json(scores):
     assert (first["split"], first["portion"], first["languages"]) == ("val", "comparable", ["de", "en"])
     assert first["mean_recall"] == averages(scores)[0].mean_recall
     assert len(first["image_to_text"]) == 3
+
+
+def test_features_of_another_version_of_the_model_code_are_refused(run, toy, tmp_path):
+    before, same, other = (1.0, 2.0), (1.0, 2.0005), (1.0, 2.1)
+    trained = replace(run, sample_outputs={"extractor": before})
+    arguments = {"captions": toy.captions, "splits": ["val"], "languages": ["fr"]}
+
+    def features(outputs: tuple[float, ...]) -> str:
+        folder = Folder(str(tmp_path / str(outputs[1])))
+        shutil.copytree(toy.features, folder.location)
+        folder.write(MANIFEST_NAME, replace(Manifest.read(folder), sample_outputs=outputs).to_json().encode())
+        return folder.location
+
+    expected = score_run(run, features=toy.features, **arguments)
+    assert score_run(trained, features=toy.features, **arguments) == expected  # The features are of an earlier version.
+    assert score_run(trained, features=features(same), **arguments) == expected
+    refused = features(other)
+    assert score_run(run, features=refused, **arguments) == expected  # The run is of an earlier version.
+    with pytest.raises(DatasetError, match=r"by another version of the model's code .* was trained on: .* beyond rounding"):
+        score_run(trained, features=refused, **arguments)
+    with pytest.raises(DatasetError, match="another version of the model's code"):
+        check_dataset(trained, open_dataset(refused), "extractor")

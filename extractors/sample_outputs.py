@@ -1,0 +1,72 @@
+"""Computation of sample outputs, see `schemas.sample_outputs`, with a cache per machine."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from extractors.base import Extractor
+from extractors.description_cache import load_json, source_stamps, store_json
+from schemas.sample_outputs import NUM_OUTPUTS, SampleOutputs
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from extractors.tokens.transformer import TokenExtractor
+
+_LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy", "detectron2", "transformers", "tokenizers")
+_SIZE_WH = (96, 72)  # Small, so that region extractors resize it to few pixels.
+
+
+def sample_image() -> Image.Image:
+    """Return a fixed RGB image with smooth colours, edges and texture, of integer arithmetic."""
+    import numpy as np
+    from PIL import Image
+
+    y, x = np.mgrid[: _SIZE_WH[1], : _SIZE_WH[0]]
+    red, green, blue = 2 * x, 3 * y, 40 + 160 * ((x // 12 + y // 9) % 2) + (7 * x * y) % 31
+    return Image.fromarray(np.stack([red, green, blue], axis=-1).astype(np.uint8), "RGB")
+
+
+def summarize(values: np.ndarray) -> SampleOutputs:
+    """Return up to `NUM_OUTPUTS` means, each over every 32nd value, with six significant digits.
+
+    Means depend on all values, so that sparse features tell, too.
+    """
+    flat = values.ravel().astype("float64")
+    means = (float(flat[start::NUM_OUTPUTS].mean()) for start in range(min(NUM_OUTPUTS, flat.size)))
+    # No infinity or NaN, which JSON cannot hold.
+    return tuple(float(f"{mean:.6g}") if math.isfinite(mean) else 0.0 for mean in means)
+
+
+def sample_outputs(extractor: Extractor | TokenExtractor) -> SampleOutputs:
+    """Return the sample outputs of a loaded extractor.
+
+    They are cached for extractors of this package. Those of others are computed, since nothing tells whether their code changed.
+    """
+    fingerprint = extractor.description.fingerprint
+    is_own = type(extractor).__module__.partition(".")[0] == __name__.partition(".")[0]
+    outputs = stored_sample_outputs(fingerprint, extractor.device) if is_own else ()
+    if not outputs:
+        outputs = summarize(extractor.sample(sample_image()) if isinstance(extractor, Extractor) else extractor.sample())
+        if is_own:
+            store_json("sample-outputs", _key(fingerprint, extractor.device), outputs)
+    return outputs
+
+
+def stored_sample_outputs(fingerprint: str, device: torch.device | None) -> SampleOutputs:
+    """Return the cached sample outputs of a model of this package on a device; empty without any."""
+    cached = load_json("sample-outputs", _key(fingerprint, device))
+    return tuple(map(float, cached)) if isinstance(cached, list) else ()
+
+
+def _key(fingerprint: str, device: torch.device | None) -> dict[str, Any]:
+    """Return the key: the fingerprint has the digest of the weights, the stamps have the versions of the code."""
+    name = "cpu"
+    if device is not None and device.type == "cuda":
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    return {"fingerprint": fingerprint, "device": name, "made by": source_stamps(_LIBRARIES)}

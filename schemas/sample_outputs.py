@@ -1,0 +1,40 @@
+"""Sample outputs of a model: some 32 numbers that it computes for a fixed input.
+
+A fingerprint covers weights and options, not the code of libraries: another version of timm may compute other values from them.
+Records of shards and manifests keep the sample outputs, so that values of two versions are not mixed. Digests would also differ
+between processors, which round differently; sample outputs are compared with a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+SampleOutputs: TypeAlias = tuple[float, ...]
+"""Sample outputs; empty if unknown."""
+
+NUM_OUTPUTS = 32
+
+TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 1e-1}
+"""Largest difference by precision, relative to the largest number.
+
+fp32 leaves room for a hundred times the rounding of processors, batch sizes and Winograd convolutions (1e-5), and for features
+stored as float16 (5e-4). The units of rounding are 2**-11 for tf32 and fp16 and 2**-8 for bf16, over tens of layers.
+"""
+
+
+def are_equal(a: Sequence[float], b: Sequence[float], precision: str) -> bool:
+    """Return whether sample outputs differ only by rounding; True if one is unknown."""
+    if not a or not b:
+        return True
+    largest = max(map(abs, (*a, *b)))
+    # Negated, so that NaN differs.
+    return len(a) == len(b) and not any(
+        not abs(x - y) <= TOLERANCES.get(precision, TOLERANCES["fp32"]) * largest for x, y in zip(a, b, strict=True)
+    )
+
+
+def precision_of(parameters: Mapping[str, Any]) -> str:
+    """Return the precision in the parameters of features or token features; ``fp32`` if none is stored."""
+    model = parameters.get("extractor") or parameters.get("model") or {}
+    return str(model.get("precision", "fp32")) if isinstance(model, Mapping) else "fp32"
