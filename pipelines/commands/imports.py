@@ -68,4 +68,4 @@ def _digests(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_installed(file: Path) -> bool:
-    return any(file.is_relative_to(folder) for folder in (*_INSTALLED, *(_OURS / name for name in _PACKAGES)))
+    return any(map(file.is_relative_to, (*_INSTALLED, *(str(_OURS / name) for name in _PACKAGES))))
