@@ -40,7 +40,8 @@ class MadeFrom(dict[str, Any]):
 
         Left out are the output, and what the description covers: files given as inputs, and shards, manifests and checkpoints.
         """
-        result, files = f"{absolute_location(output.location)}/", {}
+        files: dict[str, dict[str, str | None]] = {}
+        result = f"{absolute_location(output.location)}/"
         reads = [read for read in map(absolute_location, self._reads.locations) if not read.startswith(result)]
         for place, (folder, given) in self.folders.items():
             prefix = absolute_location(folder.location).rstrip("/") + "/"
