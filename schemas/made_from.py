@@ -1,29 +1,59 @@
 """Provenance of exports and figures: command, options and input digests.
 
-``_made_from.json`` stores it, so that an unchanged command is skipped. It has no locations and no times.
+``_made_from.json`` stores it, so that an unchanged command is skipped. It has no locations and no times. ``read`` holds the digests
+of further files that the command read or looked for below its inputs or beside them, e.g. gold scores beside sentences.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from schemas.fingerprints import sha256_of_file, sha256_of_json
 from schemas.manifest import MANIFEST_NAMES, Manifest
 from schemas.storage.folder import Folder, file_at
-from schemas.storage.locations import check_location
+from schemas.storage.locations import absolute_location, check_location
+from schemas.storage.reads import Reads
 from schemas.storage.storage_errors import storage_errors
+from schemas.user_code import user_code
 
 MADE_FROM_NAME = "_made_from.json"
 
 _WEIGHTS = "best.pt"  # File of a training run that determines its results.
 
 
-def made_from(
-    command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], *, images: str = ""
-) -> dict[str, Any]:
-    """Describe a command by its options and the digests of its inputs.
+class MadeFrom(dict[str, Any]):
+    """A description, with the folders of its inputs and a record of what is read from now on.
+
+    Attributes:
+        folders: folders of the inputs by option and position, e.g. ``data 0``; of a file, its parent and its name.
+    """
+
+    def __init__(self, content: Mapping[str, Any], folders: Mapping[str, tuple[Folder, str]]) -> None:
+        super().__init__(content)
+        self.folders, self._reads = folders, Reads()
+
+    def files_read(self, output: Folder) -> dict[str, dict[str, str | None]]:
+        """Return digests of the files read below the folders, by folder and name; None for a missing file.
+
+        Left out are the output, and what the description covers: files given as inputs, and shards, manifests and checkpoints.
+        """
+        files: dict[str, dict[str, str | None]] = {}
+        result = f"{absolute_location(output.location)}/"
+        reads = [read for read in map(absolute_location, self._reads.locations) if not read.startswith(result)]
+        for place, (folder, given) in self.folders.items():
+            prefix = absolute_location(folder.location).rstrip("/") + "/"
+            names = [read.removeprefix(prefix) for read in reads if read.startswith(prefix)]
+            names = [name for name in names if "/" not in name and name != given] if given else names
+            digests = {name: _digest_or_none(folder, name) for name in sorted(names) if not _is_counted(name)}
+            files |= {place: digests} if digests else {}
+        return files
+
+
+def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], *, images: str = "") -> MadeFrom:
+    """Describe a command by its options, the digests of its inputs, and the user's modules.
 
     The options are those that change the result. The inputs are locations of datasets, runs, files and folders by option; empty
     locations are skipped. Images are described by names and sizes only.
@@ -36,8 +66,11 @@ def made_from(
     if images:
         contents["images"] = [_listing(images)]
     described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
-    stored: dict[str, Any] = json.loads(json.dumps(described))
-    return stored
+    modules = user_code()
+    described |= {"modules": modules} if modules else {}
+    places = {f"{name} {index}": place for name, places in inputs.items() for index, place in enumerate(places) if place}
+    folders = {name: file_at(place) if _is_file(place) else (Folder(place), "") for name, place in places.items()}
+    return MadeFrom(json.loads(json.dumps(described)), folders)
 
 
 def read_made_from(folder: Folder) -> dict[str, Any]:
@@ -50,14 +83,24 @@ def read_made_from(folder: Folder) -> dict[str, Any]:
 
 
 def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
-    """Return whether a folder has the output of this description, by file sizes."""
+    """Return whether a folder has the output of this description, by file sizes, made from files that are unchanged."""
     stored = read_made_from(folder)
-    files = stored.pop("files", None)
-    return stored == now and isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
+    files, read = stored.pop("files", None), stored.pop("read", {})
+    if stored != now or not isinstance(read, dict):
+        return False
+    folders = getattr(now, "folders", {})
+    for place, digests in read.items():
+        if place not in folders or not isinstance(digests, dict):
+            return False
+        if any(_digest_or_none(folders[place][0], name) != digest for name, digest in digests.items()):
+            return False
+    return isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
 
 
 def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    """Write ``_made_from.json``: a description, and file sizes in bytes by name."""
+    """Write ``_made_from.json``: a description, files read, and output sizes in bytes by name."""
+    read = now.files_read(folder) if isinstance(now, MadeFrom) else {}
+    now = {**now, "read": read} if read else now
     folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -68,7 +111,7 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     before, after = stored.get("options", {}), now["options"]
     names = [name for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
     found = [f"{name}: was {before.get(name)!r}, now {after.get(name)!r}" for name in names]
-    before, after = stored.get("inputs", {}), now["inputs"]
+    before, after = ({**content.get("inputs", {}), **content.get("modules", {})} for content in (stored, now))
     return found + [f"{name} changed" for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
 
 
@@ -84,6 +127,20 @@ def _content(location: str) -> Any:
     if folder.size(_WEIGHTS) is not None:
         return {_WEIGHTS: _digest(folder, _WEIGHTS)}
     return {name: _digest(folder, name) for name in folder.names()} or None
+
+
+def _is_file(location: str) -> bool:
+    beside, name = file_at(location)
+    return bool(name) and beside.size(name) is not None
+
+
+def _is_counted(name: str) -> bool:
+    """Return whether a file counts by the digest of its dataset or run."""
+    return PurePosixPath(name).name in (*MANIFEST_NAMES, _WEIGHTS) or name.endswith(".parquet")
+
+
+def _digest_or_none(folder: Folder, name: str) -> str | None:
+    return None if folder.size(name) is None else _digest(folder, name)
 
 
 def _listing(location: str) -> Any:

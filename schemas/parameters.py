@@ -145,12 +145,14 @@ class EmbeddingModel(_Stated):
         similarity: name of the similarity that compares its embeddings.
         languages: languages of the text encoder; None for embeddings of images.
         untrained: features of random weights that the model was trained on; None if trained.
+        modules: SHA-256 of the user's modules by name; None without ``--import``.
     """
 
     weights_sha256: str
     similarity: str
     languages: tuple[str, ...] | None = None
     untrained: tuple[str, ...] | None = None
+    modules: Mapping[str, str] | None = None
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.errors import DatasetError, InputError
 from schemas.storage.locations import check_regular
+from schemas.storage.reads import record_read
 
 HEAD = 4
 """Number of bytes that `mark_length` needs."""
@@ -82,6 +83,7 @@ def read_text(path: Path) -> str:
     Raises:
         InputError: the file cannot be read, or is not UTF-8.
     """
+    record_read(str(path))
     try:
         check_regular(path)
         data = path.read_bytes()

@@ -21,6 +21,7 @@ from schemas.parameters import untrained_remark
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.user_code import user_code
 from schemas.writing.shard_writer import lock_folder
 from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml
@@ -126,7 +127,7 @@ def train(
             progress=TrainingProgress(),
             missing_features={missing.split: missing.to_dict() for missing in training_inputs.missing_features},
             started_from={} if source is None else provenance(source),
-            contents=training_inputs.contents,
+            contents={**training_inputs.contents, **{f"module {name}": digest for name, digest in user_code().items()}},
             untrained=training_inputs.training.untrained if isinstance(training_inputs, TrainingInputs) else (),
             sample_outputs=training_inputs.training.sample_outputs if isinstance(training_inputs, TrainingInputs) else {},
         )

@@ -28,6 +28,7 @@ from schemas.storage import object_store
 from schemas.storage.filesystems import filesystem_of
 from schemas.storage.locations import absolute_location, check_location, check_regular, is_remote, local_path, plain_location
 from schemas.storage.object_store import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
+from schemas.storage.reads import record_read
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -192,6 +193,7 @@ class Folder:
 
     def entry(self, name: str) -> Entry | None:
         """Return size and modification time of a file; None if it does not exist."""
+        record_read(self.path_of(name))
         if self._needs_client(name):
             with storage_errors(self.path_of(name)):
                 stored = object_store.find_object(self._bucket, self._key(name))
@@ -214,6 +216,7 @@ class Folder:
 
     def read_tagged(self, name: str) -> tuple[bytes, str] | None:
         """Return content and tag of an object; None if it does not exist."""
+        record_read(self.path_of(name))
         with storage_errors(self.path_of(name)):
             return self._bucket.get(self._key(name))
 
@@ -236,6 +239,7 @@ class Folder:
             FileNotFoundError: the file does not exist.
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
+        record_read(self.path_of(name))
         if self._needs_client(name):
             return pa.PythonFile(self.stream(name), mode="r")
         filesystem, path = self._find(name)
@@ -252,6 +256,7 @@ class Folder:
 
     def stream(self, name: str) -> Any:
         """Open a file for sequential reading; errors are those of `open`."""
+        record_read(self.path_of(name))
         if self._takes_ranges or self._needs_client(name):
             size = self.size(name)
             if size == 0:  # Perhaps a response with truncated headers, which reading detects.
@@ -290,6 +295,7 @@ class Folder:
 
     def read_part(self, name: str, start: int, size: int) -> bytes:
         """Return up to ``size`` bytes of a file from ``start``; fewer at its end."""
+        record_read(self.path_of(name))
         if size and self.has_tags:
             with storage_errors(self.path_of(name)):
                 part = self._bucket.part(self._key(name), start, start + size)

@@ -79,3 +79,29 @@ def test_damaged_description_is_none(tmp_path, text):
     (tmp_path / MADE_FROM_NAME).write_text(text)
     assert read_made_from(Folder(str(tmp_path))) == {}
     assert not is_current(Folder(str(tmp_path)), made_from("export", {}, {}))
+
+
+def test_is_current_with_changed_file_beside_an_input_returns_false(tmp_path):
+    pairs, output = tmp_path / "pairs", Folder(str(tmp_path / "out"))
+    pairs.mkdir()
+    (pairs / "STS.input.x.txt").write_text("a red circle\ta circle\n")
+    (pairs / "STS.gs.x.txt").write_text("5\n")
+    inputs = {"data": (str(pairs / "STS.input.x.txt"),)}
+    now = made_from("sts", {}, inputs)
+    Folder(str(pairs)).read("STS.gs.x.txt")
+    assert Folder(str(pairs)).size("later.txt") is None
+    write_made_from(output, now, {})
+    assert str(tmp_path) not in output.read(MADE_FROM_NAME).decode()
+    assert is_current(output, made_from("sts", {}, inputs))
+    (pairs / "later.txt").write_text("new")
+    assert not is_current(output, made_from("sts", {}, inputs))
+    (pairs / "later.txt").unlink()
+    (pairs / "STS.gs.x.txt").write_text("0\n")
+    assert not is_current(output, made_from("sts", {}, inputs))
+
+
+def test_made_from_with_changed_user_module_differs(monkeypatch):
+    monkeypatch.setattr("schemas.user_code._digests", {"own": "1"})
+    before = made_from("evaluate", {}, {})
+    monkeypatch.setattr("schemas.user_code._digests", {"own": "2"})
+    assert differences(before, made_from("evaluate", {}, {})) == ["own changed"]

@@ -25,6 +25,7 @@ from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage.folder import Folder
+from schemas.user_code import user_code
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
@@ -188,7 +189,7 @@ def _write(
     spec = FeatureSpec(name=job.name, shape=(run.model.width,), source=run.config.description)
     languages = run.model.languages if kind == "embeddings" else None
     untrained = tuple(dict.fromkeys((*run.untrained, *sources[0].untrained))) or None
-    model = EmbeddingModel(digest, run.model.similarity, languages, untrained)
+    model = EmbeddingModel(digest, run.model.similarity, languages, untrained, user_code() or None)
     shards = sources[0].manifest.shards
     others = [source.manifest.content_sha256 for source in sources[1:]]
     # Digest of the input of each output shard: a shard of the first source, and all of the others.

@@ -155,7 +155,7 @@ def holds_a_run(folder: Folder) -> UsageError:
 
 def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
     """Return whether an ended run is complete, and was trained on equal content."""
-    if old.contents != new.contents or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
+    if _changed(old, new) or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
         return False
     history = read_history(folder)
     timings = [entry["step"] for entry in history.of("timing")]
@@ -239,8 +239,8 @@ def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_chang
     sentence = f"the content of {' and '.join(changed)} has changed since {step} (Manifest.content_sha256 of {digests})"
     if not allow_changed:
         raise DatasetError(
-            f"{folder.location!r} cannot be resumed: {sentence}. Give the datasets as they were, delete the run to train it again, "
-            "or continue it on the new content with imagepivot train --resume --allow-changed-content "
+            f"{folder.location!r} cannot be resumed: {sentence}. Give the datasets and modules as they were, delete the run to "
+            "train it again, or continue it on the new content with imagepivot train --resume --allow-changed-content "
             "(allow_changed_content=True); nothing was changed"
         )
     return [f"{sentence}: scores of earlier evaluations, the best one included, are of the content before"]

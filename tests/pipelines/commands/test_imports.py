@@ -9,6 +9,7 @@ import pytest
 from pipelines.commands.app import _PANELS
 from pipelines.commands.imports import import_modules
 from schemas.errors import UsageError
+from schemas.user_code import user_code
 from tests.train.conftest import EDGES
 from train.config.models import model_kinds
 
@@ -90,3 +91,18 @@ def test_module_that_registers_a_kind_is_imported_first(folder, kinds, call, mon
     options = ("--import", "edges") if place == "option" else ()
     code, out, _ = call("train", "own.toml", "--show", *options)
     assert (code, "width = 4" in out, model_kinds()) == (0, True, ("counts", "vse"))
+
+
+def test_user_code_has_all_loaded_modules_of_users_and_changes_with_each(folder):
+    for name, text in (("base_of_own", "import json\nimport schemas.text\n"), ("own_model", "import base_of_own\n")):
+        (folder / f"{name}.py").write_text(text)
+    import_modules(["own_model"])
+    before = user_code()
+    assert list(before) == ["base_of_own", "own_model"]
+    for name in before:
+        with (folder / f"{name}.py").open("a") as file:
+            file.write("sign = -1\n")
+        import_modules(["own_model"])
+        assert user_code()[name] != before[name]
+    import_modules([])
+    assert user_code() == {}

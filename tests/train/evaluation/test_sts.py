@@ -9,8 +9,10 @@ import pytest
 from pipelines.text.moses import recipe
 from pipelines.text.queries import tokenize_query
 from schemas.errors import UsageError
+from schemas.made_from import is_current, write_made_from
+from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, encode_ids
-from train.evaluation.sts import OVERLAP, score_sts, sts, word_overlap
+from train.evaluation.sts import OVERLAP, score_sts, sts, sts_made_from, word_overlap
 from train.evaluation.sts_data import Correlation, StsPairs, read_sts
 from train.jobs import StsJob
 from train.runs.run import open_run
@@ -254,3 +256,21 @@ def test_constant_similarities_have_no_correlation(tmp_path):
     (baseline,) = sts(StsJob((str(tmp_path),))).systems
     assert baseline.correlations[0] == baseline.means == Correlation(None, None)
     assert baseline.correlations[1].pearson == pytest.approx(100)
+
+
+def test_sts_made_from_with_other_gold_scores_beside_the_named_file_is_not_current(tmp_path):
+    pairs = (
+        "a red circle\ta small red circle",
+        "a blue star\ta red circle",
+        "two stars\ttwo blue stars",
+        "a green square\ta blue star",
+    )
+    (tmp_path / "STS.input.x.txt").write_text("\n".join(pairs) + "\n")
+    job, output = StsJob((str(tmp_path / "STS.input.x.txt"),)), Folder(str(tmp_path / "out"))
+    for scores, pearson in (("5 1 4 0", 97.9642), ("0 4 1 5", -97.9642)):
+        (tmp_path / "STS.gs.x.txt").write_text("\n".join(scores.split()) + "\n")
+        made_from = sts_made_from(job)
+        assert not is_current(output, made_from)
+        assert sts(job).systems[0].correlations[0].pearson == pytest.approx(pearson, abs=5e-5)  # Of numpy.corrcoef.
+        write_made_from(output, made_from, {})
+        assert is_current(output, sts_made_from(job))
