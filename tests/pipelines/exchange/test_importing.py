@@ -532,12 +532,23 @@ ROW = npy_bytes(np.ones(3, "f4"))
 def test_broken_tar_files_are_refused(tmp_path, members, message):
     job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
     (tmp_path / "x.tar").write_bytes(b"text" * 1000)
-    with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
+    with pytest.raises(InputError, match=r"x.tar' is not a whole tar: at byte 0: .* Copy or write it again"):
         import_features(job)
     write_tar(tmp_path / "x.tar", members)
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
+
+
+def test_joined_tar_files_are_imported_whole(tmp_path):
+    one, two = (
+        write_tar(tmp_path / name, [(f"{name}{n}.feature.npy", npy_bytes(np.full(3, n, "f4"))) for n in range(3)])
+        for name in "ab"
+    )
+    (tmp_path / "x.tar").write_bytes(one.read_bytes() + two.read_bytes())
+    dataset = imported(ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x"))
+    expected = {f"{name}{n}": [n, n, n] for name in "ab" for n in range(3)}
+    assert {row["image_id"]: row["feature"] for row in dataset.table().to_pylist()} == expected
 
 
 # --- sidecars of exported files --------------------------------------------------------------------------------------
