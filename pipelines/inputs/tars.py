@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 
 
 def tar_members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar; only headers, and the bytes after an end mark, are read.
+    """Yield the members of a tar; only headers and end marks are read.
 
     Further tars after the end mark are read, too, as by ``tar --ignore-zeros``.
 
