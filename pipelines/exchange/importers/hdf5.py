@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -66,7 +67,7 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if names:
-            arrays = [contents.read(contents.place(names[row]), lambda name=names[row]: node[name][()]) for row in rows]
+            arrays = [contents.read(contents.place(names[row]), partial(_values, node, names[row])) for row in rows]
             return {"feature": np.stack(arrays)}
         # h5py accepts only increasing row numbers without duplicates.
         unique, inverse = np.unique(np.asarray(rows), return_inverse=True)
@@ -150,6 +151,10 @@ class _Contents:
             return self.read(self.place(name), lambda: self.file[name])
         except KeyError:
             raise UsageError(f"{self.path.name} holds no {name!r}. {self.summary()}") from None
+
+
+def _values(group: Any, name: str) -> Any:
+    return group[name][()]
 
 
 def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
