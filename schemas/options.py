@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_origin
 
-from schemas.conversion import default_of, hints_of
+from schemas.conversion import alternatives_of, default_of, hints_of
 from schemas.errors import UsageError
 
 
@@ -61,14 +61,17 @@ class Options:
     """Base of dataclasses with ``repr=False``: shows only values beside defaults.
 
     Raises:
-        UsageError: a number is below its minimum.
+        UsageError: a number is below its minimum, or a text is given for a list.
     """
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, hint in hints_of(kind).items():
+            label, value, kinds = f"--{name.replace('_', '-')}", getattr(self, name), alternatives_of(hint)
+            if isinstance(value, str) and str not in kinds and any(get_origin(each) in (tuple, Sequence) for each in kinds):
+                raise UsageError(f"{label} is the text {value!r}, expected a list: give ({value!r},)")
             if (opt := opt_in(hint)) is not None:
-                opt.check(getattr(self, name), f"--{name.replace('_', '-')}")
+                opt.check(value, label)
         self._check()
 
     def _check(self) -> None:

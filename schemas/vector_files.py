@@ -24,7 +24,9 @@ from schemas.storage.folder import file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
-_HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")  # Number of words, width.
+HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
+"""First line of word2vec's and fastText's files: number of words, width."""
+
 _CHUNK = 1 << 20
 _REPORT_LINES = 10_000
 
@@ -118,7 +120,7 @@ class _Lines:
         """Parse a line; raise an `InputError` if it is not a word and its values."""
         if line_number == 1:
             line = line[mark_length(line[:HEAD], self._location) :]
-            if header := _HEADER.fullmatch(line):
+            if header := HEADER.fullmatch(line):
                 self._announced, self.width = int(header[1]), int(header[2])
                 return
         word = next(iter(line.split(None, 1)), b"")
@@ -156,10 +158,11 @@ class _Lines:
             raise InputError(
                 f"{self._location!r} holds no word vectors: expected a word and its numbers on each line, found nothing"
             )
-        if self.words < self._announced and not self._last.endswith(b"\n"):
+        if self.words < self._announced:
+            place = "" if self._last.endswith(b"\n") else "in the middle of a line "
             raise InputError(
-                f"{self._location!r} is cut off: its first line announces {self._announced:,} words, and it ends in the middle of "
-                f"a line after {self.words:,}: fetch it again"
+                f"{self._location!r} is cut off: its first line announces {self._announced:,} words, and it ends {place}after "
+                f"{self.words:,}: fetch it again, or correct the number if words were removed on purpose"
             )
         if self._invalid is not None and not self._is_utf8:
             decode_line(self._invalid[1], self._invalid[0], self._location)

@@ -32,6 +32,10 @@ _HEX2 = rb"[0-9a-fA-F]{2}"
 # JSON escapes: anything but \u, a surrogate pair, a lone surrogate.
 _ESCAPE = re.compile(rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])")
 _LONGEST_ESCAPE = 12
+_LONG_DIGITS = 19
+_LONG_NUMBER = re.compile(rb"[:\[,\s-][0-9]{%d}" % _LONG_DIGITS)
+# In ijson's messages, of its C and of its Python parser.
+_NOT_A_NUMBER = re.compile(r"(?s)lexical error.*[:\[,]\s*-?(NaN|Infinity)|symbol '[-NI]'")
 _MORE = 1 << 12
 
 
@@ -161,7 +165,7 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
     Raises:
         InputError: the file is missing, cut short, not UTF-8 or not JSON.
     """
-    # The C parser replaces lone surrogates by "?". The Python parser is far slower and keeps them; callers refuse them.
+    # The C parser replaces lone surrogates by "?" and refuses whole numbers beyond 64 bits; the Python parser is far slower.
     parser = ijson.get_backend("python") if _scan_json(folder, name) else ijson
     done = 0
     with open_input(folder, name) as stream:
@@ -179,6 +183,8 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
                 advice = (
                     "It holds more than one document: if these are JSON lines, name the file '.jsonl' and read it as a table"
                 )
+            if _NOT_A_NUMBER.search(str(detail)):
+                advice = "NaN and Infinity are not JSON, although Python's json writes them: write null in their place"
             raise InputError(
                 f"{folder.path_of(name)!r} is not well-formed JSON: {' '.join(str(detail).split())!r} "
                 f"after {done} items of {prefix.removesuffix('.item')!r}. {advice}"
@@ -208,9 +214,12 @@ def _skip_mark(stream: BinaryIO, location: str) -> int:
 
 
 def _scan_json(folder: Folder, name: str) -> bool:
-    """Check that a JSON file is UTF-8, and return whether it escapes a lone surrogate."""
+    """Check that a JSON file is UTF-8, and return whether it needs the Python parser.
+
+    These are files with an escaped lone surrogate, or with a whole number that may exceed 64 bits.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    has_half, lines, first = False, 1, b""
+    is_special, lines, first, tail = False, 1, b"", b""
     with open_input(folder, name) as stream:
         start = _skip_mark(stream, folder.path_of(name))
         while True:
@@ -226,8 +235,10 @@ def _scan_json(folder: Folder, name: str) -> bool:
                 place = f"line {line}, byte {start - pending + error.start + 1} of the file"
                 zipped = first == b"\x1f\x8b"
                 raise not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
-            has_half = has_half or any(match["half"] for match in _ESCAPE.finditer(chunk))
+            is_special = is_special or any(match["half"] for match in _ESCAPE.finditer(chunk))
+            is_special = is_special or _LONG_NUMBER.search(tail + chunk) is not None
+            tail = chunk[-_LONG_DIGITS:]
             if not chunk:
-                return has_half
+                return is_special
             start += len(chunk)
             lines += chunk.count(b"\n")

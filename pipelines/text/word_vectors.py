@@ -27,7 +27,7 @@ from schemas.manifest import Manifest
 from schemas.parameters import WordVectorsParameters
 from schemas.storage.folder import Folder
 from schemas.storage.locations import is_remote, local_path
-from schemas.vector_files import VectorFile, open_user_file, read_vector_file
+from schemas.vector_files import HEADER, VectorFile, open_user_file, read_vector_file
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.dataset_writer import write_dataset
 from schemas.writing.output import OutputDataset
@@ -39,6 +39,7 @@ _SUB_WORDS = "; then, of a .bin, by sub-words"
 _EXPECTED = "FILE takes word vectors as text (.vec, .txt, also .gz), or a model of fastText (.bin)"
 _LISTED = 10
 _MODEL_SUFFIX = ".bin"
+_HEADER_BYTES = 64
 _UNREADABLE = (ValueError, AssertionError, EOFError, NotImplementedError, LookupError, MemoryError, OSError, struct.error)
 
 
@@ -196,7 +197,12 @@ def _read_model_file(location: str, wanted: Iterable[str], composed: Iterable[st
         ) from None
     if is_remote(location):
         raise InputError(f"{location!r} is in a store, expected a local file: copy the model of fastText here first")
-    with open_user_file(location, _EXPECTED) as (_, digest):
+    with open_user_file(location, _EXPECTED) as (stream, digest):
+        if HEADER.fullmatch(stream.readline(_HEADER_BYTES)):  # A model of fastText begins with a magic number.
+            raise InputError(
+                f"{location!r} is in word2vec's binary format: convert it to text with gensim: "
+                f"KeyedVectors.load_word2vec_format({location!r}, binary=True).save_word2vec_format('vectors.vec')"
+            )
         sha256 = digest.sha256()
     try:
         model = load_facebook_vectors(str(local_path(location)))

@@ -17,7 +17,7 @@ def read(path, wanted=WANTED):
     return read_vector_file(str(path), wanted, expected="Give another.")
 
 
-@pytest.mark.parametrize(("name", "header"), [("a.txt", ""), ("a.vec", "6 3\n"), ("a.vec", "9 3\n"), ("a.vec.gz", "6 3\n")])
+@pytest.mark.parametrize(("name", "header"), [("a.txt", ""), ("a.vec", "6 3\n"), ("a.vec", "4 3\n"), ("a.vec.gz", "6 3\n")])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_words_are_read_unchanged(tmp_path, name, header, end, mark):
@@ -54,6 +54,7 @@ def test_few_words_not_utf8_are_skipped(tmp_path):
             b"9 2\nthe 1 0\nbig 1 2.",
             r"is cut off: its first line announces 9 words, .* in the middle of a line after 2: fetch it",
         ),
+        (b"30000 2\nthe 1 0\nbig 1 2\n", r"is cut off: its first line announces 30,000 words, and it ends after 2: fetch it"),
         (b"the 1 nan\n", r"line 1: expected a word and its numbers"),
         (b"\n\n", "holds no word vectors: expected a word and its numbers on each line, found nothing"),
         (b"2 3\n", "holds no word vectors"),

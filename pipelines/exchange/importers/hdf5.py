@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,8 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
     place = contents.place(job.array)
     names: list[str] = []
     if is_array:
-        shape, dtype = node.shape[1:], node.dtype
+        shape, dtype = (node.shape or ())[1:], node.dtype
+        contents.check_written(place, node)
         if not shape or not all(node.shape):
             raise InputError(
                 f"{place} has shape {node.shape}, expected an array [N, D] with one row per image and no zero dimension"
@@ -64,10 +67,11 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if names:
-            return {"feature": np.stack([node[names[row]][()] for row in rows])}
+            arrays = [contents.read(contents.place(names[row]), partial(_values, node, names[row])) for row in rows]
+            return {"feature": np.stack(arrays)}
         # h5py accepts only increasing row numbers without duplicates.
         unique, inverse = np.unique(np.asarray(rows), return_inverse=True)
-        return {"feature": node[unique][inverse]}
+        return {"feature": contents.read(place, lambda: node[unique])[inverse]}
 
     return FeatureFiles(
         "features",
@@ -98,12 +102,59 @@ class _Contents:
         names = sorted(self.file)
         return f"{self.path.name} holds {', '.join(map(repr, names[:5]))}{', ...' if len(names) > 5 else ''}"
 
+    def read(self, place: str, load: Callable[[], Any]) -> Any:
+        """Return what a function reads.
+
+        Raises:
+            InputError: HDF5 cannot read it.
+        """
+        try:
+            return load()
+        except (OSError, RuntimeError) as error:
+            raise InputError(
+                f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, install the filter that it was "
+                "compressed with (pip install hdf5plugin), or copy the external files beside it"
+            ) from error
+
+    def check_written(self, place: str, array: Any) -> None:
+        """Check that all values of an array are stored, since HDF5 fills in others.
+
+        Raises:
+            InputError: a chunk was never written, or a file of the values is missing or short.
+        """
+        if array.shape is None or not array.size:
+            return
+        stored, expected, unit = array.id.get_storage_size(), 1, "blocks"
+        if array.is_virtual:
+            sources = [source.file_name for source in array.virtual_sources()]
+            stored, expected, unit = sum(self._size(name) > 0 for name in sources), len(sources), "files"
+        elif array.external:
+            stored = sum(min(max(self._size(name) - start, 0), size) for name, start, size in array.external)
+            expected, unit = array.nbytes, "bytes"
+        elif array.chunks:
+            stored = array.id.get_num_chunks()
+            expected, unit = prod(-(-n // chunk) for n, chunk in zip(array.shape, array.chunks, strict=True)), "chunks"
+        if stored < expected:
+            raise InputError(
+                f"{place} has {stored:,} of {expected:,} {unit}, and HDF5 would fill in the others: write the file again, or copy "
+                "the files beside it that hold its values"
+            )
+
+    def _size(self, name: str) -> int:
+        """Return the bytes of a file named beside this one; 0 if it is missing."""
+        path = self.path if name == "." else self.path.parent / name
+        return path.stat().st_size if path.is_file() else 0
+
     def node(self, name: str) -> Any:
         """Return an array or group by its path."""
         try:
-            return self.file[name]
+            return self.read(self.place(name), lambda: self.file[name])
         except KeyError:
             raise UsageError(f"{self.path.name} holds no {name!r}. {self.summary()}") from None
+
+
+def _values(group: Any, name: str) -> Any:
+    return group[name][()]
 
 
 def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
@@ -113,10 +164,11 @@ def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
             f"the ids of {contents.place(job.array)} are not known: give --id-array or --ids. {contents.summary()}"
         )
     node, place = contents.node(job.id_array), contents.place(job.id_array)
-    if not hasattr(node, "shape") or node.ndim != 1 or node.dtype.kind not in "iuSO":
+    if not hasattr(node, "shape") or node.shape is None or node.ndim != 1 or node.dtype.kind not in "iuSO":
         raise InputError(f"{place} is not a list of image ids, expected strings or whole numbers [N]")
+    contents.check_written(place, node)
     listed = []
-    for row, value in enumerate(node[()].tolist()):
+    for row, value in enumerate(contents.read(place, lambda: node[()]).tolist()):
         row_place = f"{place}, row {row}"
         try:
             text = value.decode() if isinstance(value, bytes) else str(value)
@@ -133,6 +185,7 @@ def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tupl
     names: list[str] = []
     first: Any = None
     for name, array in _walk(contents, group, (group,)):  # Only the first array stays open.
+        contents.check_written(contents.place(name), array)
         names.append(name)
         first = array if first is None else first
         if array.shape != first.shape or array.dtype != first.dtype or not array.shape or not all(array.shape):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pipelines.exchange.image_lists import local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
+from pipelines.inputs.tars import tar_members
 from schemas.errors import InputError
 
 # Key and extension of a member, as WebDataset splits its name.
@@ -102,20 +102,15 @@ def _regions(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) ->
 def _index(path: Path) -> list[_Sample]:
     """Return the samples of a file, in its order."""
     samples: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                match = _MEMBER.fullmatch(member.name)
-                if match is None or not member.isfile():
-                    continue
-                members = samples.setdefault(match[1], {})
-                if match[2] in members:
-                    raise InputError(f"{path.name} holds {member.name!r} twice: write the file again, with each image once")
-                members[match[2]] = (member.offset_data, member.size)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(
-            f"{str(path)!r} cannot be read as an uncompressed tar file ({error}): copy or export it again"
-        ) from error
+    with path.open("rb") as stream:
+        for member in tar_members(stream, path.stat().st_size, str(path)):
+            match = _MEMBER.fullmatch(member.name)
+            if match is None or not member.isfile():
+                continue
+            members = samples.setdefault(match[1], {})
+            if match[2] in members:
+                raise InputError(f"{path.name} holds {member.name!r} twice: write the file again, with each image once")
+            members[match[2]] = (member.offset_data, member.size)
     return [_Sample(path, key, members) for key, members in samples.items()]
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import errno
 import io
 import re
-import tarfile
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePosixPath
+from tarfile import TarInfo
 from typing import Any, BinaryIO, ClassVar, Literal, cast
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from pipelines.inputs.ids import id_of_path
 from pipelines.inputs.images.base import EXTENSIONS, ImageRef, SkippedFiles, is_image
 from pipelines.inputs.images.folders import FolderSource
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
+from pipelines.inputs.tars import tar_members
 from schemas.errors import DatasetError, InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
@@ -40,7 +41,6 @@ ArchiveKind = Literal["tar", "parquet"]
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))$", re.IGNORECASE)
 # A request to an object store takes as long as several MB, so small members are read, not skipped.
 _REMOTE_BUFFER = 4 << 20
-_BLOCK = tarfile.BLOCKSIZE
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
 _ROW_GROUPS = RowGroups()
@@ -163,7 +163,7 @@ class ImagesInTars(_Archives):
             raise InputError(f"{location!r} is in a folder whose name ends in '.tar': rename the folder")
         with storage_errors(location), self._open(name) as raw:
             file = raw if self.folder.is_local else io.BufferedReader(raw, _REMOTE_BUFFER)
-            for member in _members_of(cast("BinaryIO", file), raw.size(), location):
+            for member in tar_members(cast("BinaryIO", file), raw.size(), location):
                 path = f"{name}/{PurePosixPath(member.name)}"
                 if member.isdir():
                     continue
@@ -312,39 +312,7 @@ def _parts_of(uri: str) -> tuple[str, str]:
     return "/".join(parts[: end + 1]), "/".join(parts[end + 1 :])
 
 
-def _members_of(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar; only its headers are read.
-
-    Raises:
-        InputError: the tar is truncated or damaged.
-    """
-    position = 0
-    try:
-        # "r:" accepts no compression. `tarfile` keeps every member in memory unless they are dropped.
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            while (member := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]
-                position = tar.offset
-                if position > size:
-                    raise _broken(location, size, f"it ends within the member {member.name!r}")
-                yield member
-    except tarfile.TarError as error:
-        raise _broken(location, position, str(error)) from error
-    # `tarfile` mistakes any unreadable header but the first for the end.
-    file.seek(position)
-    end = file.read(_BLOCK)
-    if end != bytes(_BLOCK):
-        raise _broken(location, position, "found neither a member nor the end mark of a tar" if end else "it has no end mark")
-
-
-def _broken(location: str, position: int, detail: str) -> InputError:
-    return InputError(
-        f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
-        "write it again"
-    )
-
-
-def _check_member(member: tarfile.TarInfo, location: str) -> None:
+def _check_member(member: TarInfo, location: str) -> None:
     """Check that a member is a regular file with a UTF-8 name."""
     try:
         member.name.encode()

@@ -449,6 +449,42 @@ def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
         import_features(hdf5(arrays, **options))
 
 
+def test_unreadable_and_unwritten_hdf5_arrays_are_refused(tmp_path, hdf5):
+    values = make_rows(6, 4)
+    job = hdf5({"i": list(range(6))}, array="x", id_array="i")
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        x = file.create_dataset("x", data=values, chunks=(2, 4), fletcher32=True)
+        position = x.id.get_chunk_info(1).byte_offset
+    data = bytearray((tmp_path / "f.h5").read_bytes())
+    data[position] ^= 255
+    (tmp_path / "f.h5").write_bytes(data)
+    with pytest.raises(InputError, match=r"f.h5:x cannot be read by HDF5 .*copy the file again"):
+        import_features(job)
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        del file["x"]
+        file.create_dataset("x", (6, 4), "f4", chunks=(2, 4))[:4] = values[:4]
+    with pytest.raises(InputError, match=r"f.h5:x has 2 of 3 chunks, and HDF5 would fill in the others"):
+        import_features(job)
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        del file["x"]
+        external = file.create_dataset("x", (6, 4), "f4", external=[(str(tmp_path / "x.raw"), 0, h5py.h5f.UNLIMITED)])
+        external[:] = values
+    dataset = imported(job)
+    np.testing.assert_array_equal([dataset.get(str(n))["feature"] for n in range(6)], values)
+    (tmp_path / "x.raw").write_bytes((tmp_path / "x.raw").read_bytes()[:80])
+    with pytest.raises(InputError, match=r"f.h5:x has 80 of 96 bytes"):
+        import_features(replace(job, output=str(tmp_path / "other")))
+    (tmp_path / "x.raw").unlink()
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        del file["x"]
+        layout = h5py.VirtualLayout((6, 4), "f4")
+        layout[:] = h5py.VirtualSource("gone.h5", "x", shape=(6, 4))
+        file.create_virtual_dataset("x", layout)
+    with pytest.raises(InputError, match=r"f.h5:x has 0 of 1 files"):
+        import_features(replace(job, output=str(tmp_path / "other")))
+
+
 def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeypatch):
     job = hdf5({"a": np.ones(3)})
     (tmp_path / "f.h5").write_bytes(b"text")
@@ -532,12 +568,23 @@ ROW = npy_bytes(np.ones(3, "f4"))
 def test_broken_tar_files_are_refused(tmp_path, members, message):
     job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
     (tmp_path / "x.tar").write_bytes(b"text" * 1000)
-    with pytest.raises(InputError, match=r"x.tar' cannot be read as an uncompressed tar file"):
+    with pytest.raises(InputError, match=r"x.tar' is not a whole tar: at byte 0: .* Copy or write it again"):
         import_features(job)
     write_tar(tmp_path / "x.tar", members)
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
+
+
+def test_joined_tar_files_are_imported_whole(tmp_path):
+    one, two = (
+        write_tar(tmp_path / name, [(f"{name}{n}.feature.npy", npy_bytes(np.full(3, n, "f4"))) for n in range(3)])
+        for name in "ab"
+    )
+    (tmp_path / "x.tar").write_bytes(one.read_bytes() + two.read_bytes())
+    dataset = imported(ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x"))
+    expected = {f"{name}{n}": [n, n, n] for name in "ab" for n in range(3)}
+    assert {row["image_id"]: row["feature"] for row in dataset.table().to_pylist()} == expected
 
 
 # --- sidecars of exported files --------------------------------------------------------------------------------------

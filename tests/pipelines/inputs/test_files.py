@@ -179,6 +179,20 @@ def test_iter_json_of_malformed_json_fails(tmp_path, data):
         list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))
 
 
+@pytest.mark.parametrize("half", ["", "\\ud800"])
+def test_iter_json_reads_large_numbers_and_names_nan(tmp_path, half):
+    text = f'{{"text": "{half}", "images": [{{"id": {2**70}, "x": [0.5, -{2**65}]}}]}}'
+    write(tmp_path / "a.json", text)
+    assert list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item")) == json.loads(text)["images"]
+    for value in ("NaN", "Infinity", "-Infinity"):
+        write(tmp_path / "b.json", text.replace("0.5", value).replace(str(2**70), "1").replace(str(2**65), "1"))
+        with pytest.raises(InputError, match="NaN and Infinity are not JSON, although Python's json writes them: write null"):
+            list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item"))
+    write(tmp_path / "c.json", text.replace("0.5", "9" * 5000))
+    with pytest.raises(InputError, match="is not well-formed JSON"):
+        list(iter_json(Folder(str(tmp_path)), "c.json", prefix="images.item"))
+
+
 def test_iter_json_of_non_utf8_fails(tmp_path):
     head = json.dumps({"a": "é" * 300_000}, ensure_ascii=False).encode()[:-1]
     file = _write(tmp_path / "a.json", head + b',\n\n"b": "caf\xe9"}')

@@ -224,6 +224,15 @@ def test_broken_models_are_refused(read, model_file, tmp_path, size):
         read(tmp_path / "cut.bin")
 
 
+def test_binary_format_of_word2vec_is_named(read, tmp_path):
+    pytest.importorskip("gensim")
+    (tmp_path / "w.bin").write_bytes(b"1 2\ndog " + np.ones(2, "<f4").tobytes() + b"\n")
+    with pytest.raises(
+        InputError, match=r"w\.bin' is in word2vec's binary format: convert it to text with gensim: KeyedVectors"
+    ):
+        read(tmp_path / "w.bin")
+
+
 def test_gensim_is_an_extra(read, model_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "gensim.models.fasttext", None)
     with pytest.raises(UsageError, match=r"needs gensim, which is not installed: pip install 'imagepivot\[fasttext\]'"):

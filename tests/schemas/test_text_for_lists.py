@@ -1,0 +1,36 @@
+from dataclasses import MISSING, fields
+from typing import get_origin
+
+import pytest
+
+import imagepivot
+from pipelines.exchange.jobs import ImportJob
+from schemas.conversion import alternatives_of, hints_of
+from schemas.errors import UsageError
+from schemas.options import Options
+
+JOBS = [getattr(imagepivot, name) for name in dir(imagepivot) if name.endswith("Job")]
+CASES = [
+    (job, field.name)
+    for job in JOBS
+    if issubclass(job, Options)
+    for field in fields(job)
+    if (kinds := alternatives_of(hints_of(job)[field.name]))
+    and str not in kinds
+    and any(get_origin(kind) is tuple for kind in kinds)
+]
+
+
+@pytest.mark.parametrize(("job", "name"), CASES)
+def test_text_for_a_list_is_refused_by_every_job(job, name):
+    with pytest.raises(UsageError, match=r"is the text '.*', expected a list: give \('.*',\)"):
+        job(**{key: ("x",) if (job, key) in CASES else "x" for key in _needed(job)} | {name: "en"})
+
+
+def _needed(job):
+    return [field.name for field in fields(job) if field.default is MISSING and field.default_factory is MISSING]
+
+
+def test_jobs_with_lists_are_covered():
+    assert len(CASES) >= 20
+    assert (ImportJob, "ids") in CASES
