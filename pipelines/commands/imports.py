@@ -14,7 +14,13 @@ from schemas.options import Opt
 
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
-    Opt("Import this module, e.g. to register a model kind; repeatable.", name="import", metavar="MODULE", is_repeated=True),
+    Opt(
+        "Import this module, e.g. to register a model kind; repeatable.",
+        name="import",
+        metavar="MODULE",
+        is_repeated=True,
+        code_in=tuple,
+    ),
 ]
 
 
