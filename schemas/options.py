@@ -31,6 +31,7 @@ class Opt:
         is_required: whether a field with a default is required.
         is_repeated: whether the option is repeated for several values, which may contain commas.
         is_behind_dashes: whether the values are the words after ``--``.
+        code_in: returns the part of a value that names code to run; such a value in a file needs the user's consent.
     """
 
     help: str
@@ -45,6 +46,7 @@ class Opt:
     is_required: bool = False
     is_repeated: bool = False
     is_behind_dashes: bool = False
+    code_in: Callable[[Any], Sequence[str]] | None = None
 
     def check(self, value: Any, label: str) -> None:
         """Raise a `UsageError` if a value is below the minimum."""

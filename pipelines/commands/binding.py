@@ -125,6 +125,18 @@ class Option:
         self.opt.check(value, self.label)
         return value
 
+    def check_code(self, value: Any, place: str) -> None:
+        """Refuse a value of a file that names code to run.
+
+        Raises:
+            UsageError: it does; the message names its place.
+        """
+        if value and self.opt.code_in is not None and (code := self.opt.code_in(value)):
+            raise UsageError(
+                f"{place} has {self.name} = {code[0]!r}, which runs code: nothing was done. Give --trust if you know the file, or "
+                "give the value on the command line"
+            )
+
     def text(self, value: Any) -> str:
         """Return the text of a value on a command line."""
         if isinstance(value, Mapping):
@@ -333,6 +345,8 @@ class Command(TyperCommand):
         parameters = [option.parameter() for option in self.options.values() if not option.opt.is_behind_dashes]
         if "config" not in self.options:
             parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=_Config))
+        if any(option.opt.code_in for option in self.options.values()) and "config" not in self.options:
+            parameters.append(inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Trust))
         declared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         app = typer.Typer(add_completion=False)
@@ -365,7 +379,18 @@ class Command(TyperCommand):
                 if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
                     _refuse_empty(self.options[key].label if key in self.options else "--config", value)
         ctx.args = [*ctx.args, *args[end + 1 :]]
+        if not (ctx.resilient_parsing or ctx.params.get("trust")):
+            self._check_file(ctx)
         return ctx.args
+
+    def _check_file(self, ctx: Any) -> None:
+        """Refuse values of the file that name code, unless the command line replaces them."""
+        for key, option in self.options.items():
+            if option.opt.is_behind_dashes:
+                value = () if ctx.args else flags_of(ctx)
+            else:
+                value = ctx.params[key] if getattr(ctx.get_parameter_source(key), "name", "") == "DEFAULT_MAP" else ()
+            option.check_code(value, repr(ctx.params.get("config")))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function.
@@ -493,6 +518,8 @@ _Config = Annotated[
     ),
 ]
 """The option for a file; eager, because the file has the defaults of the other options."""
+
+_Trust = Annotated[bool, typer.Option("--trust", show_default=False, help="Allow FILE of --config to name code to run.")]
 
 
 def _values(location: str, context: typer.Context) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def build_plan(
     output: str = "",
     settings: Mapping[str, str] | None = None,
     overwrite: Sequence[str] = (),
+    trust: bool = False,
     dry_run: bool = False,
 ) -> None:
     """Build a plan; arguments are those of the command, and its context.
@@ -36,7 +37,7 @@ def build_plan(
     from schemas.process.steps import run_command
 
     known_commands: Mapping[str, Command] = context.find_root().command.commands  # type: ignore[attr-defined]
-    table = read_plan(plan, known_commands, output=output, settings=settings)
+    table = read_plan(plan, known_commands, output=output, settings=settings, trust=trust)
     steps = table.choose(targets)
     table.choose(overwrite)  # Refuses unknown names.
     names = [step.name for step in steps]
@@ -44,8 +45,9 @@ def build_plan(
         raise UsageError(f"--overwrite {others[0]}: the step is not among those to run: {', '.join(names)}")
     commands = command_lines(steps, known_commands, overwrite)
     if dry_run:
-        for words in commands:
-            console.print(f"imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
+        for step, words in zip(steps, commands, strict=True):
+            variables = "".join(f"{name}={shlex.quote(value)} " for name, value in step.environment.items())
+            console.print(f"{variables}imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
         return
     try:
         build(steps, commands, run_command, lambda text: remark(text, style="bold"))
@@ -73,7 +75,8 @@ def build_(
     overwrite: Annotated[
         tuple[str, ...], Opt("Run this step with --overwrite; repeatable.", metavar="STEP", is_repeated=True)
     ] = (),
-    dry_run: Annotated[bool, Opt("Print the commands in order without running them.")] = False,
+    trust: Annotated[bool, Opt("Allow the plan to name code to run, to set any variable, and to write anywhere.")] = False,
+    dry_run: Annotated[bool, Opt("Print the commands in order, with their variables, without running them.")] = False,
     list_plans: Annotated[bool, Opt("List the plans of the package.", name="list")] = False,
 ) -> None:
     """Run the commands of a plan in order.
@@ -99,5 +102,6 @@ def build_(
         output=output,
         settings=key_value_pairs(settings, "steps.vocabulary.min-count=5"),
         overwrite=overwrite,
+        trust=trust,
         dry_run=dry_run,
     )

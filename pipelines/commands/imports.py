@@ -18,7 +18,13 @@ from schemas.user_code import set_user_code
 
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
-    Opt("Import this module, e.g. to register a model kind; repeatable.", name="import", metavar="MODULE", is_repeated=True),
+    Opt(
+        "Import this module, e.g. to register a model kind; repeatable.",
+        name="import",
+        metavar="MODULE",
+        is_repeated=True,
+        code_in=tuple,
+    ),
 ]
 
 

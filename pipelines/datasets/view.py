@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 import extractors
 from pipelines.datasets.region_names import RegionNames, named_regions
@@ -27,7 +27,7 @@ from schemas.escapes import escape_text
 from schemas.fonts import draw_with_fonts
 from schemas.keys import normalization_hint
 from schemas.parameters import FeaturesParameters
-from schemas.storage.folder import file_at
+from schemas.storage.folder import Folder, file_at
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
@@ -35,6 +35,7 @@ _MIN_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their lo
 _MAX_SIDE = 2**16 - 1  # Of a canvas of matplotlib.
 _PAD = 2  # Pixels around the text of a label.
 _Place: TypeAlias = tuple[int, int, int, int]
+_SOFTWARE = "imagepivot view"  # Exif tag of our pictures: --overwrite replaces no other file.
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -52,8 +53,13 @@ def draw_view(job: ViewJob) -> str:
         raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
     dataset = open_dataset(job.dataset)
     folder.check_bucket()
-    if not job.overwrite and folder.size(name) is not None:
-        raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
+    if folder.size(name) is not None:
+        if not job.overwrite:
+            raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
+        if not _is_view(folder, name):
+            raise UsageError(
+                f"{job.output!r} is not a picture of imagepivot view: choose another name, or delete the file first"
+            )
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
     row = _row(dataset, job.image_id)
@@ -62,9 +68,20 @@ def draw_view(job: ViewJob) -> str:
         drawing, description = _draw_regions(dataset, row, picture, job.max_regions or None)
     else:
         drawing, description = _draw_crops(dataset, picture)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Software] = _SOFTWARE
     with folder.replace(name) as file:
-        drawing.save(file, _FORMATS[extension])
+        drawing.save(file, _FORMATS[extension], exif=exif)
     return f"{description} of {job.image_id!r}"
+
+
+def _is_view(folder: Folder, name: str) -> bool:
+    """Return whether a file is a picture of this module."""
+    try:
+        with folder.open(name) as file, Image.open(file, formats=sorted(set(_FORMATS.values()))) as picture:
+            return picture.getexif().get(ExifTags.Base.Software) == _SOFTWARE
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
 
 
 def center_crop_box(

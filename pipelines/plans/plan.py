@@ -53,6 +53,13 @@ _SUFFIXES = {"view": ".png"}
 _NAMED = {"weights": r"default|[^/]*:.*", "model": r"[\w.-]+(/[\w.-]+)?"}
 """Parameters that may be a name, as a pattern, instead of a location; an existing location wins."""
 
+_VARIABLES = re.compile(
+    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|PYTORCH_(CUDA_)?ALLOC_CONF|MALLOC_(ARENA_MAX|(TRIM|MMAP)_THRESHOLD_)"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS|OMP_(PLACES|PROC_BIND)|KMP_(AFFINITY|BLOCKTIME)|TOKENIZERS_PARALLELISM"
+    r"|IMAGEPIVOT_(?!CACHE$).+"
+)
+"""Variables that a plan may set: devices, threads, memory, and a project's own. The cache holds compiled code."""
+
 
 class StepError(ImagepivotError):
     """The command of a step failed, with an exit code."""
@@ -67,7 +74,7 @@ class Command(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options by key, e.g. ``min_count``; each has a ``name``, e.g. ``min-count``."""
+        """The options by key, e.g. ``min_count``; each has a ``name``, e.g. ``min-count``, and a method ``check_code``."""
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Check a table of options, and return values by key, or raise a `UsageError`."""
@@ -171,7 +178,12 @@ def plan_names() -> tuple[str, ...]:
 
 
 def read_plan(
-    source: str, commands: Mapping[str, Command], *, output: str = "", settings: Mapping[str, str] | None = None
+    source: str,
+    commands: Mapping[str, Command],
+    *,
+    output: str = "",
+    settings: Mapping[str, str] | None = None,
+    trust: bool = False,
 ) -> Plan:
     """Read and check a plan.
 
@@ -180,9 +192,11 @@ def read_plan(
         commands: the commands by name.
         output: folder for the results; the plan's own if empty.
         settings: values by dotted key, as TOML, e.g. ``{"steps.vocabulary.min-count": "5"}``; a word needs no quotes.
+        trust: whether the plan may name code to run, set any variable, and write anywhere. Else outputs lie below the plan's
+            folder, the current one, or that of ``output``. ``settings`` are trusted.
 
     Raises:
-        UsageError: the plan is missing, or a key or value in it is invalid.
+        UsageError: the plan is missing, or a key or value in it is invalid or not trusted.
     """
     table = read_table(source)
     overrides = {_override(table, key, text) for key, text in (settings or {}).items()}
@@ -200,7 +214,10 @@ def read_plan(
         }
         outputs = {key: _output_of(key, section, output) for key, section in sections.items()}
         _check_distinct(outputs)
-        reader = _Reader(paths, outputs, commands, folder)
+        if not trust:
+            roots = [folder, Path(), *([output] if is_override else [])]
+            _check_outputs({key: place for key, place in outputs.items() if ("steps", key, "output") not in overrides}, roots)
+        reader = _Reader(paths, outputs, commands, folder, trust)
         steps = {
             key: reader.step(key, section, {parts[2] for parts in overrides if parts[:2] == ("steps", key)})
             for key, section in sections.items()
@@ -232,9 +249,24 @@ def _check_distinct(outputs: Mapping[str, str]) -> None:
     """Check that no two steps write one output; an output inside another one is valid."""
     steps: dict[str, str] = {}
     for name, output in outputs.items():
-        place = output.rstrip("/") if is_remote(output) else os.path.realpath(output)
-        if (other := steps.setdefault(place, name)) != name:
+        if (other := steps.setdefault(_real(output), name)) != name:
             raise UsageError(f"steps.{other} and steps.{name} both write {output!r}: give one of them another output")
+
+
+def _check_outputs(outputs: Mapping[str, str], roots: Sequence[str | Path]) -> None:
+    """Refuse outputs, by step, that are not below one of the roots; links are followed."""
+    real = [os.path.join(_real(root), "") for root in roots]  # noqa: PTH118 -- a location may be in a store
+    for name, output in outputs.items():
+        if not any(_real(output).startswith(root) for root in real):
+            raise UsageError(
+                f"steps.{name}: the plan would write {output!r}, which is outside its folder and the current one: nothing was "
+                "done. Name a folder with --output, or give --trust if you know the plan"
+            )
+
+
+def _real(location: str | Path) -> str:
+    text = str(location)
+    return text.rstrip("/") if is_remote(text) else os.path.realpath(text)
 
 
 @dataclass(frozen=True)
@@ -245,6 +277,7 @@ class _Reader:
     outputs: Mapping[str, str]
     commands: Mapping[str, Command]
     folder: Path
+    trust: bool
 
     def step(self, name: str, section: Mapping[str, Any], overrides: Collection[str]) -> Step:
         """Read the section of a step."""
@@ -257,6 +290,9 @@ class _Reader:
             raise UsageError(f"{place}.environment is {environment!r}, expected a table of texts")
         values = self.commands[command].convert(table, place)
         keys = {key: option.name for key, option in self.commands[command].options.items()}
+        for key, value in values.items():
+            if not self.trust and keys[key] not in overrides:
+                self.commands[command].options[key].check_code(value, place)
         if empty := [keys[parameter] for parameter, value in values.items() if value in ("", ())]:
             raise UsageError(f"{place}.{empty[0]} is empty: give a value, or leave the key out for its default")
         dependencies: dict[str, None] = {}
@@ -272,6 +308,13 @@ class _Reader:
                 values[parameter] = _locate(value, base)
         values = {**_DEFAULTS.get(command, {}), **values, "output": self.outputs[name]}
         variables = {key: convert(value, str, f"{place}.environment.{key}") for key, value in environment.items()}
+        own = f"IMAGEPIVOT_{command.upper().replace('-', '_')}_"
+        refused = [key for key in variables if not _VARIABLES.fullmatch(key) or key.startswith(own)]
+        if refused and not self.trust:
+            raise UsageError(
+                f"{place}.environment sets {refused[0]}, and a variable can run code: nothing was done. Expected one of devices, "
+                "threads or memory, or IMAGEPIVOT_NAME of your own; give --trust if you know the plan"
+            )
         return Step(name, command, values, tuple(dependencies), self.outputs[name], variables)
 
     def _location(self, value: str, base: Path, key: str, dependencies: dict[str, None], names: str | None = None) -> str:

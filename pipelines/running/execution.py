@@ -118,7 +118,7 @@ class Execution:
     """
 
     workers: Annotated[int, Opt("Start this many local processes; 0: chosen by cores, GPUs and input size.", min_=0)] = 0
-    beam_flags: Annotated[tuple[str, ...], Opt("Pass flags to Beam.", is_behind_dashes=True)] = ()
+    beam_flags: Annotated[tuple[str, ...], Opt("Pass flags to Beam.", is_behind_dashes=True, code_in=_flags_of_code)] = ()
     shared_disk: Annotated[bool, Opt("Assume that workers see local paths as this machine does.", panel=SEVERAL_MACHINES)] = (
         False
     )
@@ -248,6 +248,28 @@ _MODULES = {"dask": "apache_beam.runners.dask.dask_runner"}
 """Modules of runners that declare their flags when they are imported."""
 _WITH_JOB_SERVICE = ("flink", "portable", "prism", "spark")
 """Runners with a job service that declares more flags."""
+
+_HARMLESS_RUNNERS = ("direct", "dataflow", "flink", "prism", "spark")
+_HARMLESS_FLAGS = frozenset(
+    {
+        *("autoscaling_algorithm", "dataflow_service_options", "direct_num_workers", "direct_running_mode", "disk_size_gb"),
+        *("job_name", "labels", "machine_type", "max_num_workers", "network", "no_use_public_ips", "num_workers"),
+        *("number_of_worker_harness_threads", "parallelism", "project", "region", "service_account_email", "staging_location"),
+        *("subnetwork", "temp_location", "use_public_ips", "worker_disk_type", "worker_region", "worker_zone", "zone"),
+    }
+)
+"""Flags that name no program, module, package, image or server to which pipelines are sent."""
+
+
+def _flags_of_code(flags: Sequence[str]) -> list[str]:
+    """Return the flags that may name code, on this machine or on workers: all but the harmless ones."""
+    parts = [(flag, *flag.removeprefix("--").partition("=")[::2]) for flag in flags]
+    runners = {f"{name}{end}" for name in _HARMLESS_RUNNERS for end in ("", "runner")}
+    return [
+        flag
+        for flag, name, value in parts
+        if name not in _HARMLESS_FLAGS and not (name == "runner" and value.lower() in runners)
+    ]
 
 
 def _check_flags(flags: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ Beam's local runner keeps shuffled elements in the launcher's memory; a file ran
 from __future__ import annotations
 
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,10 +16,10 @@ from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.output import LOCK_NAME
 from schemas.writing.shard_writer import lock_folder
 
 FileRange: TypeAlias = tuple[str, int, int]
@@ -27,6 +29,7 @@ Key = TypeVar("Key")
 
 # LZ4 writes a third of the bytes. Workers are processes, and threads are slower for 128 KiB.
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_SPILL_NAME = re.compile(r"\.(captions|images)-.+|[0-9a-f]{32}")
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
@@ -68,12 +71,17 @@ def read_range(file_range: FileRange) -> pa.Table:
 
 @contextmanager
 def spill_folder(folder: Folder) -> Iterator[str]:
-    """Yield a local folder for spill files: the dataset's, or a temporary one."""
+    """Yield a local folder for spill files: the dataset's, or a temporary one.
+
+    Raises:
+        DatasetError: the temporary folder is a link, or not of this user alone.
+    """
     if folder.is_local:
         yield str(folder.local_path)
         return
     # Not a random name: the next run for the dataset deletes files of a killed one.
     path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
+    _create_private(path)
     with lock_folder(Folder(str(path))):
         _clear(path)
         try:
@@ -84,7 +92,21 @@ def spill_folder(folder: Folder) -> Iterator[str]:
         path.rmdir()  # Fails if another run has begun to use it.
 
 
+def _create_private(path: Path) -> None:
+    """Create a folder of this user alone, or check an existing one: others know its name and may have created it."""
+    with storage_errors(str(path)):
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DatasetError(
+            f"{str(path)!r} is not a folder of this user alone (mode 0700, no link), and others could change its files: "
+            "nothing was written. Remove it, or set TMPDIR to a folder of your own"
+        )
+
+
 def _clear(path: Path) -> None:
+    """Delete spill files, and no others."""
     for file in path.iterdir():
-        if file.name != LOCK_NAME:
+        if _SPILL_NAME.fullmatch(file.name):
             file.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ import difflib
 import functools
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -33,7 +34,7 @@ from schemas.parameters import TextRecipe
 
 MOSES_COMMIT = "3a0631a"
 
-_Rule = tuple[re.Pattern[str], str]
+_Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 _TABLE = tomllib.loads(files("pipelines.text").joinpath("letters.toml").read_text())
 _LOWER_OFFSETS: list[tuple[int, int, int, int]] = _TABLE.pop("LOWER_OFFSETS")
@@ -53,7 +54,10 @@ _BEYOND_BMP = re.compile("[^\0-\uffff]")
 # Up to here, every code point is assigned and its case is stable, so `str` methods are exact.
 _LATIN = "\u024f"
 _DOTS = re.compile(r"\.{2,}")
-_DOTS_MARKER = re.compile("(?:DOT)+MULTI")
+_DOTS_MARKER = re.compile("((?:DOT)+)(MULTI)?")  # Also without the end, so that n markers are not tried from each start.
+# The Perl's pattern tries each of n full stops without a quote as the first: n**2 steps. The linear one consumes all at once.
+_MOVED_FULL_STOPS = r'(\.+)"(\s*[^<])'
+_LINEAR_FULL_STOPS = r'(\.+)(?:"(\s*[^<]))?'
 
 # Every rule of the normalizer needs one of these; most captions contain none.
 _NORMALIZABLE = re.compile("[\r()%:;`\"„“”–—´‘’‚…«»\xa0]|  |''")
@@ -231,8 +235,14 @@ def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
     if language not in _OWN_QUOTE_RULES:
         # In all languages but English and Czech, the Perl moves commas and full stops out of quotes before its last rule.
         rules[-1:-1] = normalizer.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
+    linear = {_MOVED_FULL_STOPS: (_LINEAR_FULL_STOPS, _move_full_stops)}
     # The Perl works on bytes: its digits, letters and white space are ASCII.
-    return tuple((re.compile(pattern, re.ASCII), replacement) for pattern, replacement in rules)
+    return tuple((re.compile(pattern, re.ASCII), change) for pattern, change in (linear.get(rule[0], rule) for rule in rules))
+
+
+def _move_full_stops(found: re.Match[str]) -> str:
+    """Move full stops behind the quote that follows them, as the Perl does."""
+    return found[0] if found[2] is None else f'"{found[1]}{found[2]}'
 
 
 def _within(bound: str, content: str) -> str:
@@ -261,6 +271,11 @@ def _apostrophe_rules(language: str, letter: str, number: str) -> tuple[_Rule, .
     else:
         rules = [("'", " ' ")]
     return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
+
+
+def _dots_of(marker: re.Match[str]) -> str:
+    """Return the dots of a placeholder, or text that only resembles one."""
+    return "." * (len(marker[1]) // len("DOT")) if marker[2] else marker[0]
 
 
 class _Tokenizer:
@@ -308,7 +323,7 @@ class _Tokenizer:
         text = " ".join(words)
         if text.endswith(".'"):
             text = text[:-2] + " . ' "
-        return _DOTS_MARKER.sub(lambda marker: "." * (len(marker[0]) // 3 - 1), text) if "MULTI" in text else text
+        return _DOTS_MARKER.sub(_dots_of, text) if "MULTI" in text else text
 
     def _split_full_stops(self, words: list[str]) -> None:
         """Split full stops off words, in place, unless they belong to the word."""

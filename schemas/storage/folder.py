@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
@@ -340,7 +340,7 @@ class Folder:
         """Open a temporary file for `rename`, which is deleted after the block."""
         with storage_errors(self.path_of(name)):
             if self.is_local:
-                target = self.local_path / name
+                target = self._target(name)
                 create_folder(target.parent)
                 # Unique: several attempts may write the file, also on other machines that share the disk.
                 temporary = target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
@@ -414,7 +414,18 @@ class Folder:
                 self._bucket.delete(self._key(name), tag)
             elif self.size(name) is not None:
                 with suppress(FileNotFoundError):  # Another process has deleted it since.
-                    filesystem.delete_file(path)
+                    filesystem.delete_file(str(self._target(name)) if self.is_local else path)
+
+    def _target(self, name: str) -> Path:
+        """Return the local path of a file to write or delete.
+
+        Raises:
+            OSError: a subfolder is a link. In a folder of a stranger it may lead to any folder of the user.
+        """
+        for parent in list(PurePosixPath(name).parents)[:-1]:
+            if (self.local_path / parent).is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path_of(str(parent)))
+        return self.local_path / name
 
 
 class _Ranges(io.RawIOBase):

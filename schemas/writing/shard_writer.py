@@ -119,7 +119,8 @@ def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int
     while True:
         create_folder(path.parent)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            with storage_errors(str(path)):  # A link, which a stranger's folder may hold, is not followed.
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:
             continue  # Another run has deleted the empty folder.
         try:

@@ -102,6 +102,7 @@ def _open(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | 
 def _write(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
     """Write a file atomically, over the partial file of a killed process."""
     part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)  # Written anew, never through a link of this name.
     try:
         array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
         _reserve(part)

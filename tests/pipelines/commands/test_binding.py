@@ -122,7 +122,8 @@ def toml(value: Any) -> str:
 
 def from_file(command: str, values: dict[str, Any]) -> Any:
     Path("run.toml").write_text(toml_of(command, values), encoding="utf-8")
-    return parse(command, "--config", "run.toml")
+    trust = ("--trust",) if any(options_of(command)[key].opt.code_in for key in values) else ()
+    return parse(command, "--config", "run.toml", *trust)
 
 
 def from_environment(command: str, values: dict[str, Any], monkeypatch) -> Any:

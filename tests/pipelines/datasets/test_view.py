@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -261,8 +262,23 @@ def test_draw_view_refuses_existing_files(regions, photos_here, tmp_path):
     with pytest.raises(UsageError, match=r"cat.png' already exists: give --overwrite"):
         draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"))
     assert (photos_here / "cat.png").read_bytes() == original
-    draw_view(regions, open_images(photos_here), "cat", str(photos_here / "cat.png"), overwrite=True)
-    assert (photos_here / "cat.png").read_bytes() != original
+
+
+@pytest.mark.parametrize("name", ["view.png", "view.jpg", "view.webp"])
+def test_draw_view_replaces_only_its_own_pictures(regions, photos_here, tmp_path, name):
+    images, own = open_images(photos_here), tmp_path / name
+    draw_view(regions, images, "cat", str(own))
+    first = own.read_bytes()
+    draw_view(regions, images, "cat", str(own), overwrite=True, max_regions=1)
+    assert own.read_bytes() != first
+    (tmp_path / "thesis.png").write_text("my thesis")
+    shutil.copy(photos_here / "cat.png", tmp_path / "photo.png")
+    (tmp_path / "link.png").symlink_to("thesis.png")
+    for other in ("thesis.png", "photo.png", "link.png"):
+        content = (tmp_path / other).read_bytes()
+        with pytest.raises(UsageError, match=rf"{other}' is not a picture of imagepivot view: choose another name, or delete"):
+            draw_view(regions, images, "cat", str(tmp_path / other), overwrite=True)
+        assert (tmp_path / other).read_bytes() == content
 
 
 @pytest.mark.parametrize(

@@ -75,3 +75,19 @@ def test_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(DatasetError, match="is not a dataset"):
         repair(tmp_path / "nowhere")
     assert tree(tmp_path) == {"notes.txt": b"mine"}
+
+
+@pytest.mark.parametrize("name", [".records", ".lock", ".publishing"])
+def test_repair_writes_nothing_through_links(copy_toy, tmp_path, name):
+    toy = copy_toy("features")
+    decoy = tmp_path / "home"
+    (decoy / "folder").mkdir(parents=True)
+    (decoy / "folder" / f"{SHARD.format(1)}.jsonl").write_text("mine")
+    (decoy / "file").write_text("mine")
+    before = tree(decoy)
+    shutil.rmtree(toy.path / ".records")
+    (toy.path / name).symlink_to(decoy / ("folder" if name == ".records" else "file"))
+    flip(toy.path / f"{SHARD.format(1)}.parquet")
+    with pytest.raises(DatasetError, match=r"the path is a link that is not followed"):
+        repair(toy.path)
+    assert tree(decoy) == before
