@@ -141,7 +141,7 @@ def _versions(libraries: tuple[str, ...] = _LIBRARIES) -> Iterator[str]:
 
 
 def source_stamps(libraries: tuple[str, ...] = ()) -> list[str]:
-    """Return the host name, versions of libraries, and stamps of our source files, for a key."""
+    """Return host name, versions of libraries, and stamps of our sources, for a key."""
     root = Path(__file__).parents[1]
     paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
     return [platform.node(), *_versions(libraries), *(f"{path} {FileStamp.of(path)}" for path in sorted(paths))]

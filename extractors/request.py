@@ -140,7 +140,7 @@ class ExtractorRequest(Options):
         return module.load(settings, weights.in_memory(), torch_device)
 
     def sample_outputs(self, device: str) -> SampleOutputs:
-        """Return the sample outputs on a device, from the cache or else of the loaded extractor; errors are those of `load`."""
+        """Return the sample outputs on a device, by `load` if not cached; raise as `load`."""
         from extractors.sample_outputs import sample_outputs, stored_sample_outputs
 
         cached = stored_sample_outputs(self.describe().fingerprint, self.check_device(device))

@@ -1,4 +1,4 @@
-"""Computation of sample outputs, see `schemas.sample_outputs`, with a cache per machine."""
+"""Sample outputs of extractors, see `schemas.sample_outputs`, with a cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZE_WH = (96, 72)  # Small, so that region extractors resize it to few pixels.
 
 
 def sample_image() -> Image.Image:
-    """Return a fixed RGB image with smooth colours, edges and texture, of integer arithmetic."""
+    """Return a fixed RGB image with ramps, edges and texture, from integers only."""
     import numpy as np
     from PIL import Image
 
@@ -31,9 +31,9 @@ def sample_image() -> Image.Image:
 
 
 def summarize(values: np.ndarray) -> SampleOutputs:
-    """Return up to `NUM_OUTPUTS` means, each over every 32nd value, with six significant digits.
+    """Return up to `NUM_OUTPUTS` means, each over every 32nd value.
 
-    Means depend on all values, so that sparse features tell, too.
+    They depend on all values, so that sparse features tell, too, and have six significant digits.
     """
     flat = values.ravel().astype("float64")
     means = (float(flat[start::NUM_OUTPUTS].mean()) for start in range(min(NUM_OUTPUTS, flat.size)))
@@ -57,13 +57,13 @@ def sample_outputs(extractor: Extractor | TokenExtractor) -> SampleOutputs:
 
 
 def stored_sample_outputs(fingerprint: str, device: torch.device | None) -> SampleOutputs:
-    """Return the cached sample outputs of a model of this package on a device; empty without any."""
+    """Return the cached sample outputs of a model of this package; empty without any."""
     cached = load_json("sample-outputs", _key(fingerprint, device))
     return tuple(map(float, cached)) if isinstance(cached, list) else ()
 
 
 def _key(fingerprint: str, device: torch.device | None) -> dict[str, Any]:
-    """Return the key: the fingerprint has the digest of the weights, the stamps have the versions of the code."""
+    """Return the key: weights are in the fingerprint, versions in the stamps."""
     name = "cpu"
     if device is not None and device.type == "cuda":
         import torch

@@ -25,7 +25,7 @@ _WEIGHTS = "best.pt"  # File of a training run that determines its results.
 
 
 class MadeFrom(dict[str, Any]):
-    """A description, with the folders of its inputs and a record of what is read from now on.
+    """Description of a command, its inputs, and the files read from now on.
 
     Attributes:
         folders: folders of the inputs by option and position, e.g. ``data 0``; of a file, its parent and its name.
@@ -36,7 +36,7 @@ class MadeFrom(dict[str, Any]):
         self.folders, self._reads = folders, Reads()
 
     def files_read(self, output: Folder) -> dict[str, dict[str, str | None]]:
-        """Return digests of the files read below the folders, by folder and name; None for a missing file.
+        """Return digests of the files read below the inputs; None for a missing file.
 
         Left out are the output, and what the description covers: files given as inputs, and shards, manifests and checkpoints.
         """
@@ -53,7 +53,7 @@ class MadeFrom(dict[str, Any]):
 
 
 def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], *, images: str = "") -> MadeFrom:
-    """Describe a command by its options, the digests of its inputs, and the user's modules.
+    """Describe a command by its options, digests of inputs, and modules of users.
 
     The options are those that change the result. The inputs are locations of datasets, runs, files and folders by option; empty
     locations are skipped. Images are described by names and sizes only.
@@ -83,7 +83,7 @@ def read_made_from(folder: Folder) -> dict[str, Any]:
 
 
 def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
-    """Return whether a folder has the output of this description, by file sizes, made from files that are unchanged."""
+    """Return whether a folder has the output of a description, from unchanged files."""
     stored = read_made_from(folder)
     files, read = stored.pop("files", None), stored.pop("read", {})
     if stored != now or not isinstance(read, dict):
@@ -98,7 +98,7 @@ def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
 
 
 def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    """Write ``_made_from.json``: a description, files read, and output sizes in bytes by name."""
+    """Write ``_made_from.json``: a description, files read, and sizes of outputs."""
     read = now.files_read(folder) if isinstance(now, MadeFrom) else {}
     now = {**now, "read": read} if read else now
     folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())

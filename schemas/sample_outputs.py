@@ -35,6 +35,6 @@ def are_equal(a: Sequence[float], b: Sequence[float], precision: str) -> bool:
 
 
 def precision_of(parameters: Mapping[str, Any]) -> str:
-    """Return the precision in the parameters of features or token features; ``fp32`` if none is stored."""
+    """Return the precision in the parameters of a dataset; ``fp32`` if none is stored."""
     model = parameters.get("extractor") or parameters.get("model") or {}
     return str(model.get("precision", "fp32")) if isinstance(model, Mapping) else "fp32"

@@ -1,4 +1,4 @@
-"""Digests of the modules that users import, e.g. with ``--import``: part of what results are made from."""
+"""Digests of modules of users, e.g. of ``--import``, which determine results."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "extractors", "pipelines", "train")
-MAX_MODULES = 285
+MAX_MODULES = 290
 MAX_LINES = 600  # Of a module.
 
 

@@ -138,7 +138,7 @@ class FasterRCNNRegions(RegionExtractor):
         return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
 
     def sample(self, image: Image.Image) -> np.ndarray:
-        """Compute the features of fixed boxes: another choice of boxes by rounding has no effect."""
+        """Compute the features of fixed boxes, since rounding may select other ones."""
         original = send(self.preprocess(image), self._device)
         with precision_context(self._precision, self._device), torch.inference_mode():
             pixels = prepare(original)[:, :, :SAMPLE_SIDE, :SAMPLE_SIDE]

@@ -58,7 +58,7 @@ class TokenRequest:
         return cached_folder_description(request, folder, lambda: self.load(device).description, libraries=_LIBRARIES)
 
     def sample_outputs(self, device: str) -> SampleOutputs:
-        """Return the sample outputs on a device, see `extractors.sample_outputs`; errors are those of `load`."""
+        """Return the sample outputs on a device, by `load` if not cached; raise as `load`."""
         from extractors.computing.devices import check_request
         from extractors.sample_outputs import sample_outputs, stored_sample_outputs
 

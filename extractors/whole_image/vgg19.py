@@ -217,7 +217,7 @@ class VGG19TenCrop(Extractor):
             return self.spec.rounded(features.numpy())
 
     def sample(self, image: Image.Image) -> np.ndarray:
-        """Compute the features of a few crops of an image: all ten would take seconds on a CPU."""
+        """Compute the features of some crops: all ten take seconds on a CPU."""
         with precision_context(self._precision, self._device), torch.inference_mode():
             crops = self._crops(self.preprocess(image))[:FORWARD_CROPS]
             return self._connected(self._convolve(crops)).float().cpu().numpy()

@@ -267,7 +267,7 @@ def write_feature_shard(
 
 
 def _check_same_model(output: OutputDataset, record: Record, now: SampleOutputs) -> None:
-    """Check again on the worker: its libraries may be of another version than the launcher's.
+    """Check on the worker that its code is that of the stored rows.
 
     Raises:
         InputError: the extractor computes other values than that of the stored rows.

@@ -74,7 +74,7 @@ class Command(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options by key, e.g. ``min_count``; each has a ``name``, e.g. ``min-count``, and a method ``check_code``."""
+        """The options by key, e.g. ``min_count``; see `pipelines.commands.binding.Option`."""
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Check a table of options, and return values by key, or raise a `UsageError`."""
@@ -215,7 +215,7 @@ def read_plan(
         outputs = {key: _output_of(key, section, output) for key, section in sections.items()}
         _check_distinct(outputs)
         if not trust:
-            roots = [folder, Path(), *([output] if is_override else [])]
+            roots: list[str | Path] = [folder, Path(), *([output] if is_override else [])]
             _check_outputs({key: place for key, place in outputs.items() if ("steps", key, "output") not in overrides}, roots)
         reader = _Reader(paths, outputs, commands, folder, trust)
         steps = {
@@ -254,7 +254,7 @@ def _check_distinct(outputs: Mapping[str, str]) -> None:
 
 
 def _check_outputs(outputs: Mapping[str, str], roots: Sequence[str | Path]) -> None:
-    """Refuse outputs, by step, that are not below one of the roots; links are followed."""
+    """Refuse outputs, by step, that are not below a root; links are followed."""
     real = [os.path.join(_real(root), "") for root in roots]  # noqa: PTH118 -- a location may be in a store
     for name, output in outputs.items():
         if not any(_real(output).startswith(root) for root in real):

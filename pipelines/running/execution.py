@@ -262,7 +262,7 @@ _HARMLESS_FLAGS = frozenset(
 
 
 def _flags_of_code(flags: Sequence[str]) -> list[str]:
-    """Return the flags that may name code, on this machine or on workers: all but the harmless ones."""
+    """Return the flags that may name code, here or on workers: all but harmless ones."""
     parts = [(flag, *flag.removeprefix("--").partition("=")[::2]) for flag in flags]
     runners = {f"{name}{end}" for name in _HARMLESS_RUNNERS for end in ("", "runner")}
     return [

@@ -93,7 +93,7 @@ def spill_folder(folder: Folder) -> Iterator[str]:
 
 
 def _create_private(path: Path) -> None:
-    """Create a folder of this user alone, or check an existing one: others know its name and may have created it."""
+    """Create a folder of this user alone, or check one: others know its name, too."""
     with storage_errors(str(path)):
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)

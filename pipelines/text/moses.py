@@ -34,7 +34,7 @@ from schemas.parameters import TextRecipe
 
 MOSES_COMMIT = "3a0631a"
 
-_Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+_Rule = tuple[re.Pattern[str], str]
 
 _TABLE = tomllib.loads(files("pipelines.text").joinpath("letters.toml").read_text())
 _LOWER_OFFSETS: list[tuple[int, int, int, int]] = _TABLE.pop("LOWER_OFFSETS")
@@ -225,7 +225,7 @@ def unescape(token: str) -> str:
 
 
 @functools.cache
-def _normalizer_rules(language: str) -> tuple[_Rule, ...]:
+def _normalizer_rules(language: str) -> tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]:
     """Compile the Perl's substitutions in its order, for a primary subtag."""
     from sacremoses import MosesPunctNormalizer
 

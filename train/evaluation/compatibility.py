@@ -36,7 +36,9 @@ def check_dataset(run: Run, dataset: Dataset, name: Literal["vocabulary", "extra
 
 
 def check_sample_outputs(run: Run, *, features: str = "", token_features: str = "") -> None:
-    """Check that the code of extractor and text model computes the values that a run was trained on; unknown ones pass.
+    """Check that features come from the code that a run was trained with.
+
+    Datasets and runs without sample outputs pass.
 
     Raises:
         DatasetError: equal weights and options give other values, since features were extracted by another version.

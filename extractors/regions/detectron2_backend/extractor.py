@@ -79,7 +79,7 @@ class Detectron2Regions(RegionExtractor):
         return columns([(image.width, image.height) for image in batch], regions, self.spec)
 
     def sample(self, image: Image.Image) -> np.ndarray:
-        """Compute the features of fixed boxes: another choice of boxes by rounding has no effect."""
+        """Compute the features of fixed boxes, since rounding may select other ones."""
         with precision_context(self._precision, self._device), torch.inference_mode():
             maps = self._run(self._maps, self.preprocess(image))
             return self._features(maps, SAMPLE_BOXES.to(self._device)).cpu().numpy()

@@ -238,7 +238,11 @@ def test_file_in_place_of_a_folder_is_named(tmp_path):
         ("file/data", None, "a part of the path is a file, not a folder: remove the file, or choose another folder"),
         ("file", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
         ("link", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
-        ("loop/data", None, "the path is a link that is not followed, or a loop of links: remove the link, or choose another folder"),
+        (
+            "loop/data",
+            None,
+            "the path is a link that is not followed, or a loop of links: remove the link, or choose another folder",
+        ),
         ("x" * 300, None, "a name in the path is too long, expected at most 255 bytes: choose a shorter one"),
         ("denied", errno.EACCES, "permission denied: check who owns the folder, or choose another one"),
         ("denied", errno.EPERM, "permission denied: check who owns the folder, or choose another one"),
