@@ -142,9 +142,13 @@ def _versions(libraries: tuple[str, ...] = _LIBRARIES) -> Iterator[str]:
 
 def source_stamps(libraries: tuple[str, ...] = ()) -> list[str]:
     """Return host name, versions of libraries, and stamps of our sources, for a key."""
+    return [platform.node(), *_versions(libraries), *_sources()]
+
+
+def _sources() -> Iterator[str]:
     root = Path(__file__).parents[1]
     paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
-    return [platform.node(), *_versions(libraries), *(f"{path} {FileStamp.of(path)}" for path in sorted(paths))]
+    return (f"{path} {FileStamp.of(path)}" for path in sorted(paths))
 
 
 def _stored(description: Description) -> dict[str, Any]:

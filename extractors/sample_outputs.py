@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from extractors.base import Extractor
+from extractors.base import Description, Extractor
 from extractors.description_cache import load_json, source_stamps, store_json
 from schemas.sample_outputs import NUM_OUTPUTS, SampleOutputs
 
@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
-    from extractors.tokens.transformer import TokenExtractor
+
+class TextModel(Protocol):
+    """A loaded text model, with the fixed input of its own."""
+
+    @property
+    def description(self) -> Description:
+        """Description of the model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+
+    def sample(self) -> np.ndarray:
+        """Compute values of a fixed input."""
+
 
 _LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy", "detectron2", "transformers", "tokenizers")
 _SIZE_WH = (96, 72)  # Small, so that region extractors resize it to few pixels.
@@ -41,7 +55,7 @@ def summarize(values: np.ndarray) -> SampleOutputs:
     return tuple(float(f"{mean:.6g}") if math.isfinite(mean) else 0.0 for mean in means)
 
 
-def sample_outputs(extractor: Extractor | TokenExtractor) -> SampleOutputs:
+def sample_outputs(extractor: Extractor | TextModel) -> SampleOutputs:
     """Return the sample outputs of a loaded extractor.
 
     They are cached for extractors of this package. Those of others are computed, since nothing tells whether their code changed.

@@ -305,9 +305,7 @@ class ImageOptions(Options):
     allow_private_addresses: Annotated[
         bool, Opt("Fetch http addresses from private networks and through proxies, too.", panel=_TABLES)
     ] = False
-    user_agent: Annotated[
-        str, Opt("Send web servers this User-Agent, with an address of yours. Default: imagepivot/VERSION.", panel=_TABLES)
-    ] = ""
+    user_agent: Annotated[str, Opt("Send web servers this User-Agent.", panel=_TABLES)] = ""
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
     quoting: Quoting = "auto"

@@ -47,7 +47,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "options": {"images", "weights"},
         "base": set(),
         "description_cache": {"base"},
-        "sample_outputs": {"base", "description_cache", "tokens"},
+        "sample_outputs": {"base", "description_cache"},
         "weights": {"description_cache"},
         "fixed_size": {"images", "computing", "options", "base"},
         "whole_image": {"images", "computing", "networks", "weights", "options", "base", "fixed_size"},

@@ -519,7 +519,9 @@ _Config = Annotated[
 ]
 """The option for a file; eager, because the file has the defaults of the other options."""
 
-_Trust = Annotated[bool, typer.Option("--trust", show_default=False, help="Allow FILE of --config to name code to run.")]
+_Trust = Annotated[
+    bool, typer.Option("--trust", metavar="", show_default=False, help="Allow FILE of --config to name code to run.")
+]
 
 
 def _values(location: str, context: typer.Context) -> dict[str, Any]:

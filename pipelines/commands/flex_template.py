@@ -22,7 +22,7 @@ LEFT_OUT = {
     **dict.fromkeys(("workers", "task"), "for runs without a runner"),
     **dict.fromkeys(("detach", "start-timeout", "max-failures"), "about the wait for a job, and the launcher does not wait"),
     **dict.fromkeys(
-        ("overwrite", "verify", "update", "keep-removed", "only-add", "check-content", "retry-failed"),
+        ("overwrite", "verify", "update", "keep-removed", "only-add", "accept-unknown", "check-content", "retry-failed"),
         "about the content of OUTPUT, and a launch builds a dataset from its beginning",
     ),
 }

@@ -34,10 +34,8 @@ class ReusePolicy:
     update: Annotated[bool, Opt("Update OUTPUT to new, changed and removed images.", panel=_EXISTING)] = False
     keep_removed: Annotated[bool, Opt("Keep the rows of removed images (--update only).", panel=_EXISTING)] = False
     only_add: Annotated[bool, Opt("Only add new images (--update only).", panel=_EXISTING)] = False
-    accept_unknown: Annotated[
-        bool, Opt("Keep rows though nothing tells whether another version computed them.", panel=_EXISTING)
-    ] = False
-    check_content: Annotated[bool, Opt("Compare digests, not size and time (--update only).", panel=_EXISTING)] = False
+    accept_unknown: Annotated[bool, Opt("Keep rows of an unknown version of the code.", panel=_EXISTING)] = False
+    check_content: Annotated[bool, Opt("Compare digests, not times (--update only).", panel=_EXISTING)] = False
 
     def __post_init__(self) -> None:
         options = {"--keep-removed": self.keep_removed, "--only-add": self.only_add, "--check-content": self.check_content}

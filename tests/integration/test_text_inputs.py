@@ -60,7 +60,7 @@ def right_items(path: Path) -> Any:
     (path.parent / "a_caption_to_image.json").write_text('{"2": [1]}')
     (path.parent / "captions.json").write_text(COCO_IDS)
     annotations = path if path.name == "dataset_x.json" else path.parent / "captions.json"
-    return replace(read_relevance([str(path.parent / "a_image_to_caption.json")], str(annotations))["a"], location="")
+    return replace(read_relevance([str(path.parent / "a_image_to_caption.json")], str(annotations), ())["a"], location="")
 
 
 def word_vectors(path: Path) -> Any:
@@ -73,7 +73,9 @@ COCO = {
     "annotations": [{"image_id": 1, "caption": "Größe"}, {"image_id": 1, "caption": "b"}],
 }
 KARPATHY = {"images": [{"filename": "a.jpg", "split": "train", "sentences": [{"raw": "Größe"}, {"raw": "b"}]}]}
-COCO_IDS = json.dumps({"annotations": [{"image_id": 1, "id": 2}, {"image_id": 1, "id": 3}]}, indent=1)
+COCO_IDS = json.dumps(
+    {"annotations": [{"image_id": 1, "id": 2, "caption": "a dog"}, {"image_id": 1, "id": 3, "caption": "ein Käse"}]}, indent=1
+)
 HEADER = "image_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"
 TRUECASER = "dog (3/4) Dog (1)\nthe (2/2)\n"
 CONFIG = 'extends = "demo"\ndescription = """two\nlines"""\n[schedule]\nmax_steps = 7\n'

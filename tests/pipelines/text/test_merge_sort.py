@@ -278,7 +278,7 @@ def test_staging_deletes_files_of_a_killed_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with spill_folder(Folder("s3://bucket/a")) as folder:
         name = folder
-    Path(name).mkdir()
+    Path(name).mkdir(mode=0o700)
     (Path(name) / ".captions-0a.tmp-1").write_bytes(b"left")
     with spill_folder(Folder("s3://bucket/a")) as folder:
         assert folder == name
