@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,8 @@ from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
 from schemas.errors import InputError, UsageError
+
+_MAX_LINKS = 16  # Links to links that are followed.
 
 
 def open_hdf5(job: ImportJob) -> FeatureFiles:
@@ -112,45 +115,69 @@ class _Contents:
             return load()
         except (OSError, RuntimeError) as error:
             raise InputError(
-                f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, install the filter that it was "
-                "compressed with (pip install hdf5plugin), or copy the external files beside it"
+                f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, or install the filter that it "
+                "was compressed with (pip install hdf5plugin)"
             ) from error
 
     def check_written(self, place: str, array: Any) -> None:
-        """Check that all values of an array are stored, since HDF5 fills in others.
+        """Check that this file stores all values of an array.
+
+        HDF5 fills in values that were never written. Other files may be any of the user, whoever wrote this one.
 
         Raises:
-            InputError: a chunk was never written, or a file of the values is missing or short.
+            InputError: a chunk was never written, or values are in other files.
         """
+        if array.is_virtual or array.external:
+            raise self._outside(place, "its values are in other files")
         if array.shape is None or not array.size:
             return
-        stored, expected, unit = array.id.get_storage_size(), 1, "blocks"
-        if array.is_virtual:
-            sources = [source.file_name for source in array.virtual_sources()]
-            stored, expected, unit = sum(self._size(name) > 0 for name in sources), len(sources), "files"
-        elif array.external:
-            stored = sum(min(max(self._size(name) - start, 0), size) for name, start, size in array.external)
-            expected, unit = array.nbytes, "bytes"
-        elif array.chunks:
+        stored, expected = array.id.get_storage_size(), 1
+        if array.chunks:
             stored = array.id.get_num_chunks()
-            expected, unit = prod(-(-n // chunk) for n, chunk in zip(array.shape, array.chunks, strict=True)), "chunks"
+            expected = prod(-(-n // chunk) for n, chunk in zip(array.shape, array.chunks, strict=True))
         if stored < expected:
             raise InputError(
-                f"{place} has {stored:,} of {expected:,} {unit}, and HDF5 would fill in the others: write the file again, or copy "
-                "the files beside it that hold its values"
+                f"{place} has {stored:,} of {expected:,} chunks, and HDF5 would fill in the others: write the file again"
             )
-
-    def _size(self, name: str) -> int:
-        """Return the bytes of a file named beside this one; 0 if it is missing."""
-        path = self.path if name == "." else self.path.parent / name
-        return path.stat().st_size if path.is_file() else 0
 
     def node(self, name: str) -> Any:
         """Return an array or group by its path."""
+        node = self.file
+        for part in name.split("/"):
+            node = self.child(node, part) if part else node
+        return node
+
+    def child(self, group: Any, name: str, depth: int = 0) -> Any:
+        """Return a member of a group.
+
+        Raises:
+            UsageError: the group has no such member.
+            InputError: it is a link to another file, to nothing, or to too many links.
+        """
+        place = self.place(f"{getattr(group, 'name', '')}/{name}".strip("/"))
         try:
-            return self.read(self.place(name), lambda: self.file[name])
-        except KeyError:
-            raise UsageError(f"{self.path.name} holds no {name!r}. {self.summary()}") from None
+            link = group.get(name, getlink=True) if isinstance(group, self.h5py.Group) else None
+        except TypeError:
+            raise self._outside(place, "it is a link of an unknown kind") from None
+        if link is None:
+            raise UsageError(f"{self.path.name} holds no {place.partition(':')[2]!r}. {self.summary()}")
+        if isinstance(link, self.h5py.ExternalLink):
+            raise self._outside(place, "it is a link to another file")
+        if not isinstance(link, self.h5py.SoftLink):
+            return self.read(place, lambda: group[name])
+        node = self.file if link.path.startswith("/") else group
+        with suppress(UsageError):
+            if depth < _MAX_LINKS:
+                for part in filter(None, link.path.split("/")):
+                    node = self.child(node, part, depth + 1)
+                return node
+        raise InputError(f"{place} is a link to something that does not exist: delete the link")
+
+    def _outside(self, place: str, reason: str) -> InputError:
+        return InputError(
+            f"{place} is refused: {reason}, which could be any file of yours. If you trust it, copy the values into one file, e.g. "
+            "by h5repack or h5py"
+        )
 
 
 def _values(group: Any, name: str) -> Any:
@@ -201,13 +228,8 @@ def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tupl
 
 def _walk(contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and array of every link to an array."""
-    for name, item in group.items():
-        place = contents.place(path + name)
-        if item is None:
-            raise InputError(
-                f"{place} is a link to something that does not exist: copy the file it leads to beside this one, or delete the "
-                "link"
-            )
+    for name in group:
+        place, item = contents.place(path + name), contents.child(group, name)
         if isinstance(item, contents.h5py.Dataset):
             yield path + name, item
         elif isinstance(item, contents.h5py.Group):

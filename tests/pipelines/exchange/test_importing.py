@@ -466,23 +466,43 @@ def test_unreadable_and_unwritten_hdf5_arrays_are_refused(tmp_path, hdf5):
         file.create_dataset("x", (6, 4), "f4", chunks=(2, 4))[:4] = values[:4]
     with pytest.raises(InputError, match=r"f.h5:x has 2 of 3 chunks, and HDF5 would fill in the others"):
         import_features(job)
+
+
+@pytest.mark.parametrize("kind", ["raw", "virtual", "link", "group", "soft link", "ids"])
+def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
+    """A stranger's file names any file of the user, whose bytes would become features."""
+    h5py = pytest.importorskip("h5py")
+    secret, private = tmp_path / "secret.txt", tmp_path / "private.h5"
+    secret.write_text("password" * 8)
+    with h5py.File(private, "w") as file:
+        file["g/x"], file["i"] = np.ones((2, 8), np.float32), [1, 2]
+    arrays = {"i": [1, 2]} if kind != "ids" else {"x": np.ones((2, 8), np.float32)}
+    job = hdf5(arrays, array="g/x" if kind == "group" else "x", id_array="i")
     with h5py.File(tmp_path / "f.h5", "a") as file:
-        del file["x"]
-        external = file.create_dataset("x", (6, 4), "f4", external=[(str(tmp_path / "x.raw"), 0, h5py.h5f.UNLIMITED)])
-        external[:] = values
-    dataset = imported(job)
-    np.testing.assert_array_equal([dataset.get(str(n))["feature"] for n in range(6)], values)
-    (tmp_path / "x.raw").write_bytes((tmp_path / "x.raw").read_bytes()[:80])
-    with pytest.raises(InputError, match=r"f.h5:x has 80 of 96 bytes"):
-        import_features(replace(job, output=str(tmp_path / "other")))
-    (tmp_path / "x.raw").unlink()
+        if kind == "raw":
+            file.create_dataset("x", (2, 8), "<f4", external=[(str(secret), 0, 64)])
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout((2, 8), "f4")
+            layout[:] = h5py.VirtualSource(str(private), "g/x", shape=(2, 8))
+            file.create_virtual_dataset("x", layout)
+        elif kind == "soft link":
+            file["out"], file["x"] = h5py.ExternalLink(str(private), "/"), h5py.SoftLink("/out/g/x")
+        else:
+            name, target = {"link": ("x", "/g/x"), "group": ("g", "/g"), "ids": ("i", "/i")}[kind]
+            file[name] = h5py.ExternalLink(str(private), target)
+    reason = "its values are in other files" if kind in ("raw", "virtual") else "it is a link to another file"
+    with pytest.raises(InputError, match=rf"f\.h5:\w+ is refused: {reason}, which could be any file of yours"):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+
+
+def test_hdf5_links_in_a_circle_are_refused(tmp_path, hdf5):
+    h5py = pytest.importorskip("h5py")
+    job = hdf5({"i": [1, 2]}, array="a", id_array="i")
     with h5py.File(tmp_path / "f.h5", "a") as file:
-        del file["x"]
-        layout = h5py.VirtualLayout((6, 4), "f4")
-        layout[:] = h5py.VirtualSource("gone.h5", "x", shape=(6, 4))
-        file.create_virtual_dataset("x", layout)
-    with pytest.raises(InputError, match=r"f.h5:x has 0 of 1 files"):
-        import_features(replace(job, output=str(tmp_path / "other")))
+        file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+    with pytest.raises(InputError, match="is a link to something that does not exist"):
+        import_features(job)
 
 
 def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeypatch):
