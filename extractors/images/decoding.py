@@ -59,10 +59,10 @@ REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "de
 # Modes that Pillow converts to RGB by the table. Grey of 16 and 32 bits is converted here.
 _CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
 # Pillow's documented errors for corrupt files, those of its plugins for malformed headers (see `PIL.ImageFile.ImageFile`), and
-# those of the AVIF and HEIF decoders (RuntimeError) and of the JPEG 2000 parser (AssertionError).
+# those of the AVIF and HEIF decoders (RuntimeError) and of the JPEG 2000 parser (AssertionError; OverflowError for a box of 2**64).
 _PILLOW_ERRORS = (
-    *(OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
-    *(RuntimeError, AssertionError),
+    *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, struct.error, zlib.error),
+    *(RuntimeError, AssertionError, ArithmeticError),
 )
 # Pillow's messages for intact files that it does not support.
 _UNSUPPORTED = re.compile(
@@ -133,13 +133,17 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         image.load()
         if kind == "PNG":
             _check_crc(data)
+        return _to_rgb(_upright(image) if kind == "AVIF" else image)
     except DecodeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DecodeError("too_large", f"the image exceeds Pillow's own limit of pixels: {error}") from error
+    except MemoryError as error:
+        raise DecodeError(
+            "too_large", "its pixels do not fit into this process's memory: scale it down or leave it out"
+        ) from error
     except _PILLOW_ERRORS as error:
         raise _decode_error(data, kind, error) from error
-    return _to_rgb(_upright(image) if kind == "AVIF" else image)
 
 
 def _open(data: bytes, kind: str) -> ImageFile.ImageFile:

@@ -503,3 +503,21 @@ def test_decode_missing_codec_is_unsupported(monkeypatch, name, options, codec):
     data = encode_as(name, **options)
     monkeypatch.delattr(Image.core, f"{codec}_decoder")
     assert reason_of(data, rf"cannot decode the {name} file .*decoder {codec} not available") == "unsupported"
+
+
+def test_decode_jpeg_2000_with_a_box_of_64_bits_is_decode_error():
+    """Reproduces a file whose box, of 2**64 - 1 bytes, ended a run with an OverflowError."""
+    header = b"\0\0\0\x0cjP  \r\n\x87\n" + struct.pack(">I4s4sI4s", 20, b"ftyp", b"jp2 ", 0, b"jp2 ")
+    with pytest.raises(DecodeError, match=r"the JPEG2000 file of 112 bytes is damaged \(OverflowError") as caught:
+        decode(header + struct.pack(">I4sQ", 1, b"xxxx", 2**64 - 1) + bytes(64))
+    assert caught.value.reason == "decode_error"
+
+
+def test_decode_without_memory_for_the_pixels_is_too_large(monkeypatch):
+    def fail(image):
+        raise MemoryError
+
+    monkeypatch.setattr(decoding, "_to_rgb", fail)
+    with pytest.raises(DecodeError, match="its pixels do not fit into this process's memory") as caught:
+        decode(encode(noise()))
+    assert caught.value.reason == "too_large"
