@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import unicodedata
@@ -70,6 +71,8 @@ def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
         try:
             drawing = draw()
         except (OSError, RuntimeError, ValueError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # Of the picture's own file.
+                raise
             reason = f"{type(error).__name__}: {first_line(error)}"
             advice = "delete matplotlib's cache (~/.cache/matplotlib), or install matplotlib again"
             raise InputError(f"matplotlib cannot draw the picture ({reason}): {advice}") from error

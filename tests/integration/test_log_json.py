@@ -104,7 +104,7 @@ def test_reader_that_ends_stops_the_command(forked, corpus, tmp_path, name, line
         "import": (corpus / "x.npy", output, "--name", "x"),
         "export": (corpus / "features", output, "--format", "npy"),
         "evaluate": (run, *data, "--split", "val", "--output", output),
-        "search": (run, "a b", "--language", "en", "--features", corpus / "features"),
+        "search": (run, "w1 w2", "--language", "en", "--features", corpus / "features"),
     }[name]
     forked(name, *arguments, "--log-json", code=141, before=functools.partial(end_reader_after, lines))
     forked(name, *arguments)  # The same command continues.
