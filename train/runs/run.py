@@ -228,7 +228,7 @@ def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
 
 
 def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return the old and new digests of datasets and modules with changed content, by name."""
+    """Return old and new digests of changed datasets and modules, by name."""
     names = sorted(old.contents.keys() & {*new.contents, MODULES})
     pairs = {name: (old.contents[name], new.contents.get(name, "none")) for name in names}
     return {name: (was, now) for name, (was, now) in pairs.items() if was != now}
