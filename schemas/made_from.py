@@ -28,28 +28,22 @@ class MadeFrom(dict[str, Any]):
     """Description of a command, its inputs, and the files read from now on.
 
     Attributes:
-        folders: folders of the inputs by option and position, e.g. ``data 0``; of a file, its parent and its name.
+        folders: folders of each option's inputs, with an empty name; of a file, its parent and its name.
     """
 
-    def __init__(self, content: Mapping[str, Any], folders: Mapping[str, tuple[Folder, str]]) -> None:
+    def __init__(self, content: Mapping[str, Any], folders: Mapping[str, Sequence[tuple[Folder, str]]]) -> None:
         super().__init__(content)
         self.folders, self._reads = folders, Reads()
 
-    def files_read(self, output: Folder) -> dict[str, dict[str, str | None]]:
-        """Return digests of the files read below the inputs; None for a missing file.
+    def files_read(self, output: Folder) -> dict[str, list[dict[str, str | None]]]:
+        """Return digests of the files read below each input; None for a missing file.
 
         Left out are the output, and what the description covers: files given as inputs, and shards, manifests and checkpoints.
         """
-        files: dict[str, dict[str, str | None]] = {}
         result = f"{absolute_location(output.location)}/"
         reads = [read for read in map(absolute_location, self._reads.locations) if not read.startswith(result)]
-        for place, (folder, given) in self.folders.items():
-            prefix = absolute_location(folder.location).rstrip("/") + "/"
-            names = [read.removeprefix(prefix) for read in reads if read.startswith(prefix)]
-            names = [name for name in names if "/" not in name and name != given] if given else names
-            digests = {name: _digest_or_none(folder, name) for name in sorted(names) if not _is_counted(name)}
-            files |= {place: digests} if digests else {}
-        return files
+        files = {option: [_digests_below(*place, reads) for place in places] for option, places in self.folders.items()}
+        return {option: digests for option, digests in files.items() if any(digests)}
 
 
 def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], *, images: str = "") -> MadeFrom:
@@ -68,8 +62,10 @@ def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Seq
     described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
     modules = user_code()
     described |= {"modules": modules} if modules else {}
-    places = {f"{name} {index}": place for name, places in inputs.items() for index, place in enumerate(places) if place}
-    folders = {name: file_at(place) if _is_file(place) else (Folder(place), "") for name, place in places.items()}
+    folders = {
+        name: [file_at(location) if _is_file(location) else (Folder(location), "") for location in locations if location]
+        for name, locations in inputs.items()
+    }
     return MadeFrom(json.loads(json.dumps(described)), folders)
 
 
@@ -86,14 +82,16 @@ def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
     """Return whether a folder has the output of a description, from unchanged files."""
     stored = read_made_from(folder)
     files, read = stored.pop("files", None), stored.pop("read", {})
-    if stored != now or not isinstance(read, dict):
+    if stored != now:
         return False
     folders = getattr(now, "folders", {})
-    for place, digests in read.items():
-        if place not in folders or not isinstance(digests, dict):
-            return False
-        if any(_digest_or_none(folders[place][0], name) != digest for name, digest in digests.items()):
-            return False
+    try:
+        places = [place for name, digests in read.items() for place in zip(folders[name], digests, strict=True)]
+        digests_by_file = [(folder, *item) for (folder, _), digests in places for item in digests.items()]
+    except (AttributeError, KeyError, TypeError, ValueError):  # Damaged, or of an earlier version.
+        return False
+    if any(_digest_or_none(folder, name) != digest for folder, name, digest in digests_by_file):
+        return False
     return isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
 
 
@@ -111,8 +109,10 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     before, after = stored.get("options", {}), now["options"]
     names = [name for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
     found = [f"{name}: was {before.get(name)!r}, now {after.get(name)!r}" for name in names]
-    before, after = ({**content.get("inputs", {}), **content.get("modules", {})} for content in (stored, now))
-    return found + [f"{name} changed" for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
+    for section in ("inputs", "modules"):
+        before, after = stored.get(section, {}), now.get(section, {})
+        found += [f"{name} changed" for name in dict.fromkeys((*after, *before)) if before.get(name) != after.get(name)]
+    return found
 
 
 def _content(location: str) -> Any:
@@ -132,6 +132,14 @@ def _content(location: str) -> Any:
 def _is_file(location: str) -> bool:
     beside, name = file_at(location)
     return bool(name) and beside.size(name) is not None
+
+
+def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str, str | None]:
+    """Return digests of the files read below a folder, or beside a file in it."""
+    prefix = absolute_location(folder.location).rstrip("/") + "/"
+    names = sorted(read.removeprefix(prefix) for read in reads if read.startswith(prefix))
+    names = [name for name in names if "/" not in name and name != given] if given else names
+    return {name: _digest_or_none(folder, name) for name in names if not _is_counted(name)}
 
 
 def _is_counted(name: str) -> bool:

@@ -114,7 +114,7 @@ class TrainJob(Options):
     precision: Precision = "fp32"
     compile: Annotated[bool, Opt("Compile model and loss (needs a GPU; not for SCAN).")] = False
     resume: Annotated[bool, Opt("Resume the run in OUTPUT, if any.")] = False
-    allow_changed_content: Annotated[bool, Opt("Resume even if datasets, such as features, were updated since.")] = False
+    allow_changed_content: Annotated[bool, Opt("Resume even if datasets or modules of --import changed since.")] = False
     init_from: Annotated[
         str, Opt("Initialize from the best weights of this run; words and languages may differ.", metavar="RUN")
     ] = ""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
+from schemas.fingerprints import sha256_of_json
 from schemas.parameters import untrained_remark
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
@@ -46,7 +47,16 @@ from train.runs.checkpoints import (
 )
 from train.runs.init_from_run import init_from_run, provenance
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
-from train.runs.run import Run, check_same_run, checkpoint_to_resume, contents_since, holds_a_run, is_finished, open_run
+from train.runs.run import (
+    MODULES,
+    Run,
+    check_same_run,
+    checkpoint_to_resume,
+    contents_since,
+    holds_a_run,
+    is_finished,
+    open_run,
+)
 from train.schedules import learning_rate, max_total_steps, steps_per_epoch, stop_reason
 from train.training_data import TrainingInputs, TrainingInputsProtocol, load_training_inputs, overlap_remark
 
@@ -127,7 +137,7 @@ def train(
             progress=TrainingProgress(),
             missing_features={missing.split: missing.to_dict() for missing in training_inputs.missing_features},
             started_from={} if source is None else provenance(source),
-            contents={**training_inputs.contents, **{f"module {name}": digest for name, digest in user_code().items()}},
+            contents={**training_inputs.contents, **({MODULES: sha256_of_json(modules)} if (modules := user_code()) else {})},
             untrained=training_inputs.training.untrained if isinstance(training_inputs, TrainingInputs) else (),
             sample_outputs=training_inputs.training.sample_outputs if isinstance(training_inputs, TrainingInputs) else {},
         )

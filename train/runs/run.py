@@ -21,6 +21,9 @@ from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, dam
 from train.runs.history import LOG, read_history
 from train.runs.log import CONFIG, CURVES, METRICS
 
+MODULES = "modules"
+"""Key of the digest of all modules of ``--import`` among a checkpoint's contents."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -225,9 +228,10 @@ def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
 
 
 def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return the old and new digests of datasets with changed content, by name."""
-    common = sorted(old.contents.keys() & new.contents.keys())
-    return {name: (old.contents[name], new.contents[name]) for name in common if old.contents[name] != new.contents[name]}
+    """Return old and new digests of changed datasets and modules, by name."""
+    names = sorted(old.contents.keys() & {*new.contents, MODULES})
+    pairs = {name: (old.contents[name], new.contents.get(name, "none")) for name in names}
+    return {name: (was, now) for name, (was, now) in pairs.items() if was != now}
 
 
 def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_changed: bool) -> list[str]:
