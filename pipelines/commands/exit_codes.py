@@ -15,7 +15,7 @@ from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
 from schemas.process.shutdown import CLOSED_PIPE, DetachedError
 
-_MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors"})
+_MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors", "simplejpeg"})
 _EXTRAS = {
     "extractors": _MODELS,
     "pipelines": _MODELS

@@ -62,7 +62,7 @@ def _draw_chance(panel: Axes, history: History, direction: str) -> None:
     languages: dict[tuple[float, ...], list[str]] = {}
     for language in history.languages:
         if scores := history.chance(language).get(direction):
-            languages.setdefault(tuple(scores[f"recall_at_{cutoff}"] for cutoff in _CUTOFFS), []).append(language)
+            languages.setdefault(tuple(scores[f"recall_at_{cutoff}"] for cutoff in sorted(_CUTOFFS)), []).append(language)
     texts = [" ".join([*names, *(f"{recall:.1f}" for recall in recalls)]) for recalls, names in languages.items()]
     draw_chance(panel, [recall for recalls in languages for recall in recalls], ", ".join(texts))
 
