@@ -32,7 +32,7 @@ _CUDA_ADVICE = {
     "out of memory": "another process uses its memory: see nvidia-smi",
     "driver": "update the driver, or install a torch for an older CUDA",
 }
-_USER = re.compile(r"(?<=://)[^\s'\"]*:[^\s'\"]*@")
+_USER = re.compile(r"(?<=://)[^\s'\"/:@]*:[^\s'\"/@]*@")
 _CUT_USER = re.compile(r"(?<=s3://)[^\s'\"/@]*:[^\s'\"@]*(?=['\"])")  # Errors may quote half an address.
 _QUERY = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s'\"#,)]+")
 

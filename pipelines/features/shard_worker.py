@@ -45,7 +45,7 @@ def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[
     """
     if gpus:
         return tuple(f"cuda:{index}" for index in range(gpus))
-    index = re.search(r"(\d+)$", worker_id)
+    index = re.search(r"(?<!\d)(\d+)$", worker_id)
     num_gpus = count_gpus(job)
     return (f"cuda:{int(index[1]) % num_gpus}" if num_gpus > 1 and index else job.device,)
 

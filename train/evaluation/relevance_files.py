@@ -27,7 +27,7 @@ from schemas.vocabulary import SPECIALS
 from train.data.captions import Captions
 from train.evaluation.relevance import OWN_CAPTIONS, Pairs
 
-_FILE = re.compile(r"(.*?)([^/]+)_(image_to_caption|caption_to_image)\.json")
+_FILE = re.compile(r"((?:.*/)?)([^/]+)_(image_to_caption|caption_to_image)\.json")
 _MIN_SHARE = 0.75  # Of equal captions all but normalized characters; of other English captions of the same images about a half.
 
 Annotations: TypeAlias = Mapping[tuple[int, int], tuple[int, str]]
@@ -121,7 +121,7 @@ def _pairs(right: Mapping[str, Sequence[int]], queries: Mapping[Any, int], items
 
 
 def _number(image_id: str) -> int:
-    match = re.search(r"\d+$", image_id)
+    match = re.search(r"(?<!\d)\d+$", image_id)
     return int(match[0]) if match else -1
 
 
