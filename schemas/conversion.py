@@ -139,7 +139,7 @@ def _parse_float(text: str) -> float | None:
 
 _BOOLS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 _PARSERS: dict[Any, Any] = {
-    int: lambda text: int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else None,
+    int: lambda text: int(text) if re.fullmatch(r"[+-]?[0-9]{1,1000}", text) else None,  # Python refuses some more digits.
     float: _parse_float,
     bool: lambda text: _BOOLS.get(text.lower()),
 }

@@ -133,7 +133,7 @@ def _read_annotations(location: str) -> Annotations:
             captions[int(item["image_id"])].append((int(item["id"]), item["caption"].lower()))
         for image in () if captions else content["images"]:
             captions[int(image["cocoid"])] += [(int(item["sentid"]), item["raw"].lower()) for item in image["sentences"]]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:  # OverflowError: an infinite id.
         raise InputError(
             f"{location!r} has no ids and texts of captions ({error!r}): give --annotations a captions_*.json of COCO or "
             "dataset_coco.json"

@@ -266,3 +266,26 @@ def test_options_of_the_extractor_reach_its_request():
 def test_every_option_has_a_sentence_of_help(command):
     for option in options_of(command).values():
         assert option.opt.help.endswith(".")
+
+
+@pytest.mark.parametrize("value", [2**70, -(2**70), "nan", "inf", "-inf", "1e400", "1" * 5000])
+def test_numbers_without_a_meaning_are_refused_for_every_option(command, value, monkeypatch):
+    for key, option in options_of(command).items():
+        if not ({int, float} if isinstance(value, str) else {int}).intersection(option.types):
+            continue
+        refused = rf"^{option.label} is (?!below)"
+        values = {**needed(command), key: value}
+        for action, arguments in (
+            (parse, words_of(command, values)),
+            (from_environment, ({**values, key: str(value)}, monkeypatch)),
+        ):
+            with pytest.raises(UsageError, match=refused):
+                action(command, *arguments)
+        if isinstance(value, int) and takes_files(command):
+            with pytest.raises(UsageError, match=refused):
+                from_file(command, values)
+            with pytest.raises(UsageError, match=refused):
+                from_plan(command, values)
+        elif float in option.types and value in ("nan", "inf", "-inf"):
+            with pytest.raises(UsageError, match=refused):
+                BOUND[command].arguments({**values, key: float(value)}, ())

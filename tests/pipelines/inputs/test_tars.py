@@ -52,3 +52,19 @@ def test_a_zeroed_header_is_refused(tmp_path):
     three = write_tar(tmp_path / "3", {"a": b"1", "b": b"", "c": b"2"}.items()).read_bytes()
     with pytest.raises(InputError, match="at byte 1536: found bytes after a single block"):
         read(three[:1024] + bytes(512) + three[1536:])
+
+
+def test_member_of_negative_size_is_an_error():
+    """Reproduces a tar of which the members were listed for ever: a size of -512 leads back to the same header."""
+
+    def header(name: bytes, size: bytes) -> bytes:
+        fields = bytearray(512)
+        fields[: len(name)], fields[100:108], fields[108:124] = name, b"0000644\0", b"0000000\0" * 2
+        fields[124:136], fields[136:148], fields[156:157], fields[257:265] = size, b"%011o\0" % 0, b"0", b"ustar\x0000"
+        fields[148:156] = b" " * 8
+        fields[148:156] = b"%06o\0 " % sum(fields)
+        return bytes(fields)
+
+    data = header(b"a.txt", b"%011o\0" % 0) + header(b"b.jpg", b"\xff" * 10 + b"\xfe\0") + bytes(1024)
+    with pytest.raises(InputError, match=r"'t\.tar' is not a whole tar: at byte \d+"):
+        list(tar_members(io.BytesIO(data), len(data), "t.tar"))

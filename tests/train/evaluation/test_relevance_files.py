@@ -137,6 +137,12 @@ def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
         ("eccv_image_to_caption.json", "[1", InputError, "eccv_image_to_caption.json' is not JSON"),
         ("eccv_image_to_caption.json", '{"1": 5}', InputError, "expected a list"),
         ("captions_val2014.json", '{"annotations": [{"id": 5}]}', InputError, "has no ids and texts of captions"),
+        (
+            "captions_val2014.json",
+            '{"annotations": [{"id": Infinity, "image_id": 1, "caption": "a"}]}',
+            InputError,
+            "has no ids and texts of captions",
+        ),
         ("captions_val2014.json", '{"annotations": [{"image_id": 1, "id": 5}]}', InputError, r"texts of captions \(KeyError"),
         ("captions_image_to_caption.json", "{}", UsageError, "'captions' already names right items .*: rename the file"),
     ],
