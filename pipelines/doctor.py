@@ -32,7 +32,7 @@ _CUDA_ADVICE = {
     "out of memory": "another process uses its memory: see nvidia-smi",
     "driver": "update the driver, or install a torch for an older CUDA",
 }
-_USER = re.compile(r"(?<=://)[^\s'\"/:@]*:[^\s'\"/@]*@")
+_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"]+")  # Of which `_hide_user` takes the user: a pattern would need quadratic time.
 _CUT_USER = re.compile(r"(?<=s3://)[^\s'\"/@]*:[^\s'\"@]*(?=['\"])")  # Errors may quote half an address.
 _QUERY = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s'\"#,)]+")
 
@@ -266,4 +266,10 @@ def _without_keys(text: str) -> str:
         >>> _without_keys("s3://AKIA:wJalr@bucket/x and https://host/w.pth?X-Amz-Signature=12ab")
         's3://***@bucket/x and https://host/w.pth?X-Amz-Signature=***'
     """
-    return _QUERY.sub(r"\1=***", _CUT_USER.sub("***", _USER.sub("***@", text)))
+    return _QUERY.sub(r"\1=***", _CUT_USER.sub("***", _AFTER_SCHEME.sub(_hide_user, text)))
+
+
+def _hide_user(address: re.Match[str]) -> str:
+    """Replace user and password, up to the last ``@``, since both may contain any other character."""
+    user, at, host = address[0].rpartition("@")
+    return f"***@{host}" if at and ":" in user else address[0]

@@ -26,7 +26,8 @@ def tar_members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.Ta
         start = position
         try:
             # "r:" accepts no compression. `tarfile` keeps every member in memory unless they are dropped.
-            file.seek(start)
+            if start:  # A seek to the beginning would make some stores send it twice.
+                file.seek(start)
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 while (member := tar.next()) is not None:
                     tar.members.clear()  # type: ignore[attr-defined]
@@ -42,7 +43,7 @@ def tar_members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.Ta
                 "write it again"
             )
         # `tarfile` mistakes any unreadable header but the first for the end.
-        zeros = _zeros_at(file, position)
+        zeros = _zeros_at(file, position, size)
         if not zeros:
             detail = "found neither a member nor the end mark of a tar" if position < size else "it has no end mark"
             raise _broken(location, position, detail)
@@ -51,11 +52,14 @@ def tar_members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.Ta
             raise _broken(location, position, "found bytes after a single block of zeros, expected two as the end mark")
 
 
-def _zeros_at(file: BinaryIO, position: int) -> int:
-    """Return the number of zeros from a position, in whole blocks or to the end."""
+def _zeros_at(file: BinaryIO, position: int, size: int) -> int:
+    """Return the number of zeros from a position, in whole blocks or to the end.
+
+    Nothing is read at the end, for which a store may send the whole object once more.
+    """
     file.seek(position)
     zeros = 0
-    while chunk := file.read(_CHUNK):
+    while chunk := file.read(min(_CHUNK, size - position - zeros)):
         ends_within = chunk.lstrip(b"\0")
         zeros += len(chunk) - len(ends_within)
         if ends_within:

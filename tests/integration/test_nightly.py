@@ -490,7 +490,7 @@ def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
 
     run()
     before = stored(output)
-    run(words="imagepivot build nightly.toml")
+    run()
     assert stored(output) == before
 
     # New images and captions; of one photo nothing can be read.
