@@ -466,7 +466,8 @@ def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     use(near.environment, monkeypatch)
     steps = ForkedSteps(before=colours)  # With an extractor without a model.
     monkeypatch.setattr("schemas.process.steps.run_command", steps)
-    [line] = blocks("Plan", "sh")
+    [line] = (text.replace("gs://", f"{near.scheme}://") for text in blocks("Plan", "sh"))
+    plain = line.partition(" --overwrite")[0]
     [plan] = blocks("Plan", "toml")
     (tmp_path / "nightly.toml").write_text(plan.replace("gs://", f"{near.scheme}://"), encoding="utf-8")
     captions = [f"{number:03d}\ta dog runs\ttrain\n" for number in range(30)]
@@ -490,13 +491,13 @@ def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
 
     run()
     before = stored(output)
-    run()
+    run(words=plain)
     assert stored(output) == before
 
     # New images and captions; of one photo nothing can be read.
     upload(photos, range(20, 30))
     upload_captions(30)
-    refused = run(words="imagepivot build nightly.toml", code=1)
+    refused = run(words=plain, code=1)
     assert "step captions (imagepivot captions) failed with exit code 1, these steps did not run: encoded, features" in refused
     use(far.environment, monkeypatch)
     far.cut("busy", 600, after=0, only="023.jpg")
