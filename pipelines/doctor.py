@@ -270,6 +270,6 @@ def _without_keys(text: str) -> str:
 
 
 def _hide_user(address: re.Match[str]) -> str:
-    """Replace user and password, up to the last ``@``, since both may contain any other character."""
+    """Replace user and password, up to the last ``@``: either may contain one."""
     user, at, host = address[0].rpartition("@")
     return f"***@{host}" if at and ":" in user else address[0]

@@ -52,7 +52,7 @@ class Opt:
     code_in: Callable[[Any], Sequence[str]] | None = None
 
     def check(self, value: Any, label: str) -> None:
-        """Raise a `UsageError` for a number that is infinite, NaN, beyond 64 bits, or below the minimum."""
+        """Raise a `UsageError` for a number not finite, beyond 64 bits or too small."""
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{label} is {value}, expected a finite number")
         if isinstance(value, int) and not -_MAX_WHOLE <= value <= _MAX_WHOLE:
