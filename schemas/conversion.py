@@ -5,6 +5,7 @@ A whole number is a number; no other types are mixed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -35,6 +36,7 @@ _WRITTEN = {
 }
 _ACCEPTED: dict[Any, Any] = {float: (int, float), list: (list, tuple), dict: Mapping}
 _SIMILAR = 3  # Number of keys that a message suggests.
+_MAX_WHOLE = 2**63 - 1  # Of the whole numbers of Arrow, numpy and torch.
 
 
 class Tagged:
@@ -63,7 +65,8 @@ def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotErr
         error: class of the errors: `UsageError` for values that users write, `DatasetError` for stored ones.
 
     Raises:
-        ImagepivotError: of the class ``error``: a value has another type, or a key of a dataclass is unknown or missing.
+        ImagepivotError: of the class ``error``: a value has another type, a number is not finite or beyond 64 bits, or a key of
+            a dataclass is unknown or missing.
     """
     return _convert(value, hint, place, error, (hint, value, place))
 
@@ -89,7 +92,16 @@ def _convert(value: Any, hint: Any, place: str, error: type[ImagepivotError], ro
         return get_origin(hint)(
             _convert(item, item_hint, f"{place}[{index}]", error, root) for index, (item, item_hint) in pairs
         )
+    check_number(value, place, error)
     return float(value) if hint is float else value
+
+
+def check_number(value: Any, place: str, error: type[ImagepivotError] = UsageError) -> None:
+    """Raise an error of the class for a number that is not finite or beyond 64 bits."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise error(f"{place or 'it'} is {value}, expected a finite number")
+    if isinstance(value, int) and not -_MAX_WHOLE <= value <= _MAX_WHOLE:
+        raise error(f"{place or 'it'} is beyond 64 bits, expected at most {_MAX_WHOLE:,}")
 
 
 def convert_text(text: str, hint: Any, place: str = "") -> Any:
@@ -172,6 +184,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise UsageError(f"not TOML: {error}") from error
     except RecursionError:
         raise UsageError("not TOML: it is nested too deeply") from None
+    except ValueError:  # Python converts no whole number of more than 4,300 digits.
+        raise UsageError("not TOML: it has a number of thousands of digits") from None
 
 
 def parse_value(text: str) -> Any:

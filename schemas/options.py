@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeAlias, get_origin
 
-from schemas.conversion import alternatives_of, default_of, hints_of
+from schemas.conversion import alternatives_of, check_number, default_of, hints_of
 from schemas.errors import UsageError
-
-_MAX_WHOLE = 2**63 - 1  # Of the whole numbers of Arrow, numpy and torch.
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,7 @@ class Opt:
 
     def check(self, value: Any, label: str) -> None:
         """Raise a `UsageError` for a number not finite, beyond 64 bits or too small."""
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{label} is {value}, expected a finite number")
-        if isinstance(value, int) and not -_MAX_WHOLE <= value <= _MAX_WHOLE:
-            raise UsageError(f"{label} is beyond 64 bits, expected at most {_MAX_WHOLE:,}")
+        check_number(value, label)
         if self.min_ is not None and value is not None and not value >= self.min_:
             raise UsageError(f"{label} is {value}, expected {self.min_:g} or more")
 

@@ -94,6 +94,10 @@ def test_values_of_other_types(value, hint, problem, stored, written):
 @pytest.mark.parametrize(
     ("value", "hint", "problem"),
     [
+        (float("inf"), float, "key is inf, expected a finite number"),
+        ({"text": "a", "inner": {"rate": float("nan")}}, Example, "key.inner.rate is nan, expected a finite number"),
+        (10**400, float, "key is beyond 64 bits, expected at most 9,223,372,036,854,775,807"),
+        ([1, -(2**63)], tuple[int, ...], "key[1] is beyond 64 bits, expected at most 9,223,372,036,854,775,807"),
         ([0.9], tuple[float, float], "key has 1 values, expected 2"),
         (
             "finetund",
@@ -123,7 +127,7 @@ def test_stored_fields_may_be_missing_unknown_or_left_out():
 
 
 def test_parse_toml_invalid_text_is_refused():
-    for text in ("a", "a = " + "[" * 100_000):
+    for text in ("a", "a = " + "[" * 100_000, "a = " + "1" * 4301):
         with pytest.raises(UsageError, match=r"^not TOML: "):
             parse_toml(text)
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
-from schemas.conversion import Tagged, convert, hints_of
+from schemas.conversion import Tagged, check_number, convert, hints_of
 from schemas.errors import UsageError
 
 
@@ -35,17 +34,19 @@ def check_choices(section: str, values: Any) -> None:
 
 
 def positive(section: str, values: Any, *keys: str) -> None:
-    """Check that values of a section are positive and finite."""
+    """Check that values of a section are positive numbers of at most 64 bits."""
     for key in keys:
         value = getattr(values, key)
-        require(0 < value < math.inf, f"{section}.{key} is {value}, expected more than 0")
+        check_number(value, f"{section}.{key}")
+        require(value > 0, f"{section}.{key} is {value}, expected more than 0")
 
 
 def not_negative(section: str, values: Any, *keys: str) -> None:
-    """Check that values of a section are non-negative and finite."""
+    """Check that values of a section are numbers of at most 64 bits and not negative."""
     for key in keys:
         value = getattr(values, key)
-        require(0 <= value < math.inf, f"{section}.{key} is {value}, expected 0 or more")
+        check_number(value, f"{section}.{key}")
+        require(value >= 0, f"{section}.{key} is {value}, expected 0 or more")
 
 
 ENTRY_POINTS = "imagepivot.models"
