@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import unicodedata
 import warnings
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FOLDERS = (
-    *("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"),
-    *("/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts"),
-)
-_EXTENSIONS = (".ttf", ".otf", ".ttc")
 _STYLES = ("bold", "black", "light", "thin", "italic", "oblique", "mono", "serif")
 _CJK = ("CJK", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH", "BOPOMOFO", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL")
 """The first words of names of characters that one font has."""
@@ -37,14 +31,9 @@ class FontWarning(UserWarning):
 
 def font_files() -> list[str]:
     """Return the paths of the scalable fonts of this machine, plain ones first."""
-    paths = [
-        os.path.join(folder, name)  # noqa: PTH118
-        for root in _FOLDERS
-        for folder, _, names in os.walk(os.path.expanduser(root))  # noqa: PTH111 -- a user may have no home
-        for name in names
-        if name.lower().endswith(_EXTENSIONS)
-    ]
-    return sorted(paths, key=lambda path: (any(style in Path(path).name.lower() for style in _STYLES), path))
+    from matplotlib.font_manager import findSystemFonts
+
+    return sorted(findSystemFonts(), key=lambda path: (any(style in Path(path).name.lower() for style in _STYLES), path))
 
 
 def draw_with_fonts(figure: Figure, draw: Callable[[], T]) -> T:

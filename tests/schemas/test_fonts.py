@@ -1,6 +1,7 @@
 import warnings
 
 import pytest
+from matplotlib import font_manager
 
 from schemas import fonts
 from schemas.fonts import FontWarning, font_files, warn_of_missing_glyphs
@@ -42,5 +43,6 @@ def test_font_files_lists_plain_fonts_first(monkeypatch, tmp_path):
     for name in ("a/A-Bold.ttf", "a/B.OTF", "C-Regular.ttc", "D.txt", "ASerif.ttf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    monkeypatch.setattr(fonts, "_FOLDERS", (str(tmp_path), str(tmp_path / "nowhere")))
+    monkeypatch.setattr(font_manager, "X11FontDirectories", [str(tmp_path), str(tmp_path / "nowhere")])
+    monkeypatch.setattr(font_manager, "_get_fontconfig_fonts", list)
     assert font_files() == [f"{tmp_path}/{name}" for name in ("C-Regular.ttc", "a/B.OTF", "ASerif.ttf", "a/A-Bold.ttf")]
