@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ _OTHER_FILES = {
     b"PAR1": "a Parquet file",
 }
 _EXPECTED = "a file of torch.save (such as .pth, .pt, .bin, .ckpt, .pth.tar), .safetensors, or a pickle of arrays"
+# Errors of torch and zipfile for corrupt files, which torch's reader of pickles executes; counts in them may be false.
+_ERRORS = (
+    *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AssertionError, zipfile.BadZipFile),
+    *(AttributeError, ArithmeticError, MemoryError, struct.error),
+)
 _MAX_LISTED = 5
 _CHUNK = 2**20  # Values per check.
 # Tensor names that identify architectures, most specific first.
@@ -267,7 +273,7 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
             f"the weights file {str(path)!r} is refused: it is corrupt, or holds Python objects, which could run code when read "
             f"({_refused_object(error)}). If you trust the file, save model.state_dict() alone, or as .safetensors"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AssertionError, zipfile.BadZipFile) as error:
+    except _ERRORS as error:
         raise InputError(f"the weights file {str(path)!r} cannot be read by torch {_reason(error)}") from error
 
 

@@ -162,7 +162,18 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         return record
     if sha256_of_bytes(lines) != record.sources_sha256:
         return None
-    return replace(record, sources=[Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]])
+    try:
+        return replace(record, sources=[_source(line) for line in lines.decode().split("\n")[:-1]])
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _source(line: str) -> Source:
+    """Parse a source; other types than those of its fields are a ValueError."""
+    source = Source(*json.loads(line))
+    if [type(value) for value in source] != [str, str, int, str, str]:
+        raise ValueError
+    return source
 
 
 def _first_line(file: Any) -> bytes:

@@ -20,6 +20,7 @@ from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.tars import tar_members
 from schemas.errors import InputError
+from schemas.vector_files import NPY_ERRORS
 
 # Key and extension of a member, as WebDataset splits its name.
 _MEMBER = re.compile(r"(?:\./)?((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
@@ -130,5 +131,5 @@ def _array(stream: io.BufferedReader, sample: _Sample, extension: str) -> np.nda
     data = _bytes(stream, sample, extension)
     try:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
+    except NPY_ERRORS as error:
         raise InputError(f"{sample.place}: {extension} is not an npy array of numbers: export it again") from error

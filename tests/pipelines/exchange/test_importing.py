@@ -187,6 +187,7 @@ def header_of(shape: str, *, spaces: int = 0) -> bytes:
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
         (header_of("(2, 6)")[:30], "its header is damaged"),
         (header_of("(2, (6"), "its header is damaged"),
+        (header_of(f"({2**64}, 6)") + bytes(48), "its header is damaged"),
         (header_of("(2, 6)", spaces=20_000) + bytes(48), "its header is damaged"),
     ],
 )
@@ -505,6 +506,20 @@ def test_hdf5_links_in_a_circle_are_refused(tmp_path, hdf5):
         import_features(job)
 
 
+@pytest.mark.parametrize("part", [b"HEAP", b"SNOD", b"TREE", b"OHDR"])
+@pytest.mark.parametrize("options", [{"array": "x", "id_array": "i"}, {}])
+def test_hdf5_file_with_damaged_metadata_is_refused(tmp_path, hdf5, part, options):
+    h5py = pytest.importorskip("h5py")
+    job = hdf5({}, **options)
+    with h5py.File(tmp_path / "f.h5", "w", libver="latest" if part == b"OHDR" else "earliest") as file:
+        file["x"], file["i"] = make_rows(2, 4), [1, 2]
+    data = (tmp_path / "f.h5").read_bytes()
+    assert part in data
+    (tmp_path / "f.h5").write_bytes(data.replace(part, b"\xff" * 4))
+    with pytest.raises(InputError, match=r"cannot be read (as|by) HDF5.*copy the file again"):
+        import_features(job)
+
+
 def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeypatch):
     job = hdf5({"a": np.ones(3)})
     (tmp_path / "f.h5").write_bytes(b"text")
@@ -574,7 +589,10 @@ ROW = npy_bytes(np.ones(3, "f4"))
         ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg: import reads tar files as `export` writes them"),
         ([("a.feature.npy", ROW), ("b.cls", b"1")], "x.tar, sample 'b' has no feature.npy, only cls"),
         ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
-        ([("a.feature.npy", ROW[:9])], "x.tar, sample 'a': feature.npy is not an npy array of numbers"),
+        *(
+            ([("a.feature.npy", data)], "x.tar, sample 'a': feature.npy is not an npy array of numbers")
+            for data in (ROW[:9], header_of(f"({2**50},)"), header_of(f"({2**62}, 6)"), header_of("(2, (6"))
+        ),
         (
             [("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))],
             r"sample 'b' has a feature float32 \(4,\), the first",
