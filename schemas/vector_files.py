@@ -25,7 +25,7 @@ from schemas.storage.folder import file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
-HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
+HEADER = re.compile(rb"\s*(\d{1,18})\s+(\d{1,18})\s*")
 """First line of word2vec's and fastText's files: number of words, width."""
 
 NPY_ERRORS = (OSError, ValueError, EOFError, TypeError, SyntaxError, TokenError, OverflowError, MemoryError)

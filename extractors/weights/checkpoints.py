@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
+from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, PICKLE_ERRORS, read_pickle, safe_globals
 from schemas.errors import InputError, first_line
 
 COUNTER = ".num_batches_tracked"
@@ -37,11 +37,6 @@ _OTHER_FILES = {
     b"PAR1": "a Parquet file",
 }
 _EXPECTED = "a file of torch.save (such as .pth, .pt, .bin, .ckpt, .pth.tar), .safetensors, or a pickle of arrays"
-# Errors of torch and zipfile for corrupt files, which torch's reader of pickles executes; counts in them may be false.
-_ERRORS = (
-    *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AssertionError, zipfile.BadZipFile),
-    *(AttributeError, ArithmeticError, MemoryError, struct.error),
-)
 _MAX_LISTED = 5
 _CHUNK = 2**20  # Values per check.
 # Tensor names that identify architectures, most specific first.
@@ -273,7 +268,7 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
             f"the weights file {str(path)!r} is refused: it is corrupt, or holds Python objects, which could run code when read "
             f"({_refused_object(error)}). If you trust the file, save model.state_dict() alone, or as .safetensors"
         ) from error
-    except _ERRORS as error:
+    except (*PICKLE_ERRORS, OSError, struct.error, zipfile.BadZipFile) as error:
         raise InputError(f"the weights file {str(path)!r} cannot be read by torch {_reason(error)}") from error
 
 

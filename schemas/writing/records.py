@@ -31,6 +31,7 @@ from schemas.storage.folder import Entry, Folder
 
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
+_SOURCE_TYPES = [str, str, int, str, str]
 
 
 class Source(NamedTuple):
@@ -163,17 +164,11 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
     if sha256_of_bytes(lines) != record.sources_sha256:
         return None
     try:
-        return replace(record, sources=[_source(line) for line in lines.decode().split("\n")[:-1]])
+        sources = [Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]]
     except (ValueError, TypeError, RecursionError):
         return None
-
-
-def _source(line: str) -> Source:
-    """Parse a source; other types than those of its fields are a ValueError."""
-    source = Source(*json.loads(line))
-    if [type(value) for value in source] != [str, str, int, str, str]:
-        raise ValueError
-    return source
+    has_types = all(list(map(type, source)) == _SOURCE_TYPES for source in sources)
+    return replace(record, sources=sources) if has_types else None
 
 
 def _first_line(file: Any) -> bytes:

@@ -5,6 +5,7 @@ each target always run, and more with ``make cluster``. ``IMAGEPIVOT_FUZZ_MINUTE
 ``IMAGEPIVOT_FUZZ_SEED`` is the first of them, to see one again.
 """
 
+import base64
 import gzip
 import hashlib
 import io
@@ -57,6 +58,7 @@ from schemas.writing.validation import validate
 from tests.builders import sign, tree
 from tests.extractors.weights.test_caffemodel import LAYERS, net
 from tests.integration.test_fuzz import VALUES, limited, places
+from tests.pipelines.exchange.test_importing import REGION_LABELS
 from tests.pipelines.plans.conftest import PLAN
 from tests.pipelines.plans.test_plan import LINE
 from tests.schemas.conftest import (
@@ -155,16 +157,17 @@ VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4)
 def webdatasets() -> Iterator[Files]:
     """Features and regions in tars."""
     yield {"features.tar": tar({f"{number}.feature.npy": npy(row) for number, row in enumerate(VECTORS)})}
-    labels = {name: [0, 0] for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores")}
-    text = json.dumps({"width": 4, "height": 4, "num_regions": 2} | labels).encode()
+    text = json.dumps(REGION_LABELS).encode()
     members = {"a.feature.npy": npy(VECTORS[:2]), "a.boxes.npy": npy(VECTORS[:2], (2, 0)), "a.regions.json": text}
     yield {"regions.tar": tar(members)}
 
 
 def arrays() -> Iterator[Files]:
-    """Arrays of each version of the format, with their ids."""
+    """Arrays of each version of the format with their ids, and a table of regions."""
     for version in ((1, 0), (2, 0), (3, 0)):
         yield {"features.npy": npy(VECTORS, version), "features.ids": b"a\nb\nc\n"}
+    coded = [base64.b64encode(row.tobytes()).decode() for row in (VECTORS[:2], VECTORS)]
+    yield {"regions.tsv": f"a\t4\t5\t2\t{coded[0]}\t{coded[0]}\nb\t4\t5\t3\t{coded[1]}\t{coded[1]}\n".encode()}
 
 
 def hdf5_files() -> Iterator[Files]:
@@ -269,7 +272,7 @@ def read_images(folder: Path) -> None:
 
 
 def import_any(folder: Path) -> None:
-    (path,) = (path for path in folder.iterdir() if path.suffix in (".tar", ".h5", ".npy"))
+    (path,) = (path for path in folder.iterdir() if path.suffix in (".tar", ".h5", ".npy", ".tsv"))
     options = {"array": {"array": "features", "id_array": "ids"}, "group": {"array": "features"}}.get(path.stem, {})
     import_features(ImportJob((str(path),), str(folder / "out"), name="x", **options))
 
@@ -340,7 +343,6 @@ TARGETS = {
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 
-_WIDTHS = {"B": 1, "H": 2, "I": 4, "Q": 8}
 _TEXTS = [
     *(b"../decoy/a.txt", b"/etc/passwd", b"\x00", b"\n", b"\xff\xfe", b"[" * 3000),
     *(b"a." * 500, b"'", b'"', b"{", b"]", b"nan"),
@@ -360,10 +362,11 @@ def flip(data: bytearray, rng: random.Random) -> None:
 def overwrite(data: bytearray, rng: random.Random) -> None:
     """Set an integer to an extreme."""
     code = rng.choice("BHIQ")
-    top = 1 << 8 * _WIDTHS[code]
+    size = struct.calcsize(f"<{code}")
+    top = 1 << 8 * size
     value = rng.choice((0, 1, top - 1, top >> 1, (top >> 1) - 1, top - 512, top >> 4, 65536)) % top
     position = position_in(data, rng)
-    data[position : position + _WIDTHS[code]] = struct.pack(rng.choice("<>") + code, value)
+    data[position : position + size] = struct.pack(rng.choice("<>") + code, value)
 
 
 def position_in(data: bytearray, rng: random.Random) -> int:
@@ -394,6 +397,12 @@ def renumber(data: bytearray, rng: random.Random) -> None:
         number = rng.choice(_NUMBERS)
         size = match.end() - match.start()
         data[match.start() : match.end()] = rng.choice((number, number[:size].rjust(size, b"0"), b"7" * size))
+
+
+def retype(data: bytearray, rng: random.Random) -> None:
+    """Set the type of a header in a tar."""
+    position = 512 * rng.randrange(len(data) // 512 + 1) + 156
+    data[position : position + 1] = rng.choice((b"L", b"K", b"S", b"x", b"g", b"X", b"0", b"5", b"7", b"\0", b"\xff"))
 
 
 def edit_text(data: bytearray, rng: random.Random) -> None:
@@ -445,17 +454,22 @@ def seal(data: bytearray) -> None:
             start += 12 + size
 
 
-def damage_zip(data: bytes, rng: random.Random) -> bytes:
-    """Damage a file in a zip archive, so that its checksum fits."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {member.filename: archive.read(member) for member in archive.infolist()}
+def damage_member(data: bytes, rng: random.Random) -> bytes:
+    """Damage a file in a zip or tar archive, so that headers and checksums fit."""
+    file = io.BytesIO(data)
+    if data.startswith(b"PK"):
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+    else:
+        with tarfile.open(fileobj=file) as archive:
+            members = {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
     name = rng.choice(sorted(members))
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for member, content in damage({name: members[name]}, rng).items():
-            members[member] = content
-        for member, content in members.items():
-            archive.writestr(member, content)
+    members |= damage({name: members[name]}, rng)
+    if not data.startswith(b"PK"):
+        return tar(members)
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
     return file.getvalue()
 
 
@@ -466,8 +480,10 @@ def damage(files: Files, rng: random.Random) -> dict[str, bytes]:
     ways = [flip, overwrite, overwrite, splice, cut, insert, renumber]
     if name.endswith(".toml"):
         ways += [edit_text] * 8
-    if data.startswith(b"PK") and rng.random() < 0.7:
-        return {**files, name: damage_zip(data, rng)}
+    if (data.startswith(b"PK") or name in ("features.tar", "regions.tar")) and rng.random() < 0.7:
+        return {**files, name: damage_member(data, rng)}
+    if name.endswith(".tar"):
+        ways += [retype] * 2
     if (name.endswith(".json") or ".records" in name) and rng.random() < 0.7:
         edit_json(data, rng)
         return {**files, name: bytes(data)}
@@ -489,11 +505,6 @@ def write_files(folder: Path, files: Files) -> None:
         (folder / name).write_bytes(data)
 
 
-def address_space() -> int:
-    """Return the bytes of address space of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
 def run_cases(name: str, folder: Path, seed: int, cases: int) -> tuple[Counter[str], list[str]]:
     """Read damaged files of a target, and return counts and faults."""
     target = TARGETS[name]
@@ -503,7 +514,8 @@ def run_cases(name: str, folder: Path, seed: int, cases: int) -> tuple[Counter[s
     for files in intact:
         write_files(folder / "case", files)
         target.read(folder / "case")
-    resource.setrlimit(resource.RLIMIT_AS, (address_space() + MEMORY, resource.RLIM_INFINITY))
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, resource.RLIM_INFINITY))
     for number in range(seed, seed + cases):
         (folder / "last").write_text(f"{name} {number}")  # Should the process itself end.
         rng = random.Random(f"{name} {number}")

@@ -2,6 +2,7 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import pickle
 import re
 import sys
@@ -612,6 +613,49 @@ def test_broken_tar_files_are_refused(tmp_path, members, message):
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
+
+
+REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
+    name: [0, 0] for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
+}
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        *(
+            ("regions.json", json.dumps(REGION_LABELS | changed).encode(), "regions.json does not hold labels of regions")
+            for changed in (
+                *({"width": 10**30}, {"width": -1}, {"height": 2**31}, {"width": float("inf")}, {"num_regions": 3}),
+                *({"num_regions": -1}, {"class_ids": [2**15, 0]}, {"attribute_ids": [0, -1]}, {"class_ids": [None, 0]}),
+                *({"class_scores": [10**400, 0]}, {"class_scores": "ab"}, {"class_scores": [0]}),
+            )
+        ),
+        ("regions.json", b"[" * 100_000, "regions.json does not hold labels of regions"),
+        *(
+            (
+                "feature.npy",
+                npy_bytes(np.zeros(shape, "f4")),
+                r"has a feature \(.*\), expected \[R, D\] beside boxes, none zero",
+            )
+            for shape in ((), (4,), (0, 4), (2, 0), (2, 4, 3))
+        ),
+        *(
+            ("boxes.npy", npy_bytes(np.zeros(shape, dtype)), r"has boxes .*, expected numbers \(2, 4\): one for each row")
+            for shape, dtype in (((), "f4"), ((3, 4), "f4"), ((2, 4), "U3"), ((2, 4), "M8[s]"), ((2, 4), "c8"), ((2, 4), "V4"))
+        ),
+    ],
+)
+def test_regions_in_tars_with_false_counts_are_refused(tmp_path, member, value, message):
+    values = npy_bytes(np.ones((2, 4), "f4"))
+    members = {"feature.npy": values, "boxes.npy": values, "regions.json": json.dumps(REGION_LABELS).encode()}
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
+    write_tar(tmp_path / "x.tar", [(f"a.{name}", data) for name, data in {**members, member: value}.items()])
+    with pytest.raises(InputError, match=rf"x\.tar, sample 'a'.* {message}"):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+    write_tar(tmp_path / "x.tar", [(f"a.{name}", data) for name, data in members.items()])
+    assert import_features(job).rows == 1
 
 
 def test_joined_tar_files_are_imported_whole(tmp_path):
