@@ -79,10 +79,9 @@ from train.runs.checkpoints import read_checkpoint, write_checkpoint
 MEMORY = 1 << 30  # Address space that a process may take for all cases, beyond its modules and intact files.
 PIXELS = 1 << 22  # Maximum size of an image here, so that `MEMORY` is far above its pixels.
 SECONDS = 60  # No case takes so long; one that does is taken for one that never ends.
-FEW, MANY = 5, 250  # Cases of a target.
+FEW, MANY = 5, 200  # Cases of a target.
 
-Files = Mapping[str, bytes]
-"""Content of the files of a case, by their paths."""
+Files = Mapping[str, bytes]  # Content of the files of a case, by their paths.
 
 
 # --- intact files ----------------------------------------------------------------------------------------------------
