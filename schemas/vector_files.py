@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -24,8 +25,11 @@ from schemas.storage.folder import file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import HEAD, decode_line, mark_length
 
-HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
+HEADER = re.compile(rb"\s*(\d{1,18})\s+(\d{1,18})\s*")
 """First line of word2vec's and fastText's files: number of words, width."""
+
+NPY_ERRORS = (OSError, ValueError, EOFError, TypeError, SyntaxError, TokenError, OverflowError, MemoryError)
+"""Errors of numpy for corrupt npy files; false counts raise the last two."""
 
 _CHUNK = 1 << 20
 _REPORT_LINES = 10_000

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,9 +127,10 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
         first = next((index for index, side in enumerate(sides) if side != 1), len(sides) - 1)
         shape = sides[first:]
     values = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.float32), *parts])
-    if prod(shape) != values.size:
-        raise _MalformedError(f"{values.size} numbers for the shape {shape}, at byte {blob.start}")
-    return values.reshape(shape)
+    try:
+        return values.reshape(shape)
+    except ValueError as error:  # Also for sides beyond numpy's limits, beside one of zero.
+        raise _MalformedError(f"{values.size} numbers for the shape {shape}, at byte {blob.start}") from error
 
 
 def _dims(data: mmap.mmap, shape: _Field) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle, safe_globals
+from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, PICKLE_ERRORS, read_pickle, safe_globals
 from schemas.errors import InputError, first_line
 
 COUNTER = ".num_batches_tracked"
@@ -267,7 +268,7 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
             f"the weights file {str(path)!r} is refused: it is corrupt, or holds Python objects, which could run code when read "
             f"({_refused_object(error)}). If you trust the file, save model.state_dict() alone, or as .safetensors"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AssertionError, zipfile.BadZipFile) as error:
+    except (*PICKLE_ERRORS, OSError, struct.error, zipfile.BadZipFile) as error:
         raise InputError(f"the weights file {str(path)!r} cannot be read by torch {_reason(error)}") from error
 
 

@@ -45,11 +45,11 @@ _INSTRUCTIONS = frozenset({
 # fmt: on
 _PUTS = frozenset({"BINPUT", "LONG_BINPUT"})
 _NUMERIC_KINDS = "biufc"
-# Errors of unpickling and of torch for corrupt programs.
-_ERRORS = (
+PICKLE_ERRORS = (
     *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError, MemoryError),
     *(AssertionError, RuntimeError),
 )
+"""Errors of unpickling and of torch for corrupt programs."""
 
 
 def read_pickle(path: Path) -> Any:
@@ -66,7 +66,7 @@ def read_pickle(path: Path) -> Any:
             _check_instructions(data)
             data.seek(0)
             return _Reader(data, safe_globals(2 * len(data))).load()
-        except _ERRORS as error:
+        except PICKLE_ERRORS as error:
             raise InputError(
                 f"the weights file {str(path)!r} is refused as a pickle ({first_line(error)[:200]}): it is corrupt, or holds more "
                 "than arrays, tensors and plain containers, which could run code when read. If you trust the file, save its arrays "

@@ -31,6 +31,7 @@ from schemas.storage.folder import Entry, Folder
 
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
+_SOURCE_TYPES = [str, str, int, str, str]
 
 
 class Source(NamedTuple):
@@ -162,7 +163,12 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         return record
     if sha256_of_bytes(lines) != record.sources_sha256:
         return None
-    return replace(record, sources=[Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]])
+    try:
+        sources = [Source(*json.loads(line)) for line in lines.decode().split("\n")[:-1]]
+    except (ValueError, TypeError, RecursionError):
+        return None
+    has_types = all(list(map(type, source)) == _SOURCE_TYPES for source in sources)
+    return replace(record, sources=sources) if has_types else None
 
 
 def _first_line(file: Any) -> bytes:

@@ -58,6 +58,7 @@ def test_few_words_not_utf8_are_skipped(tmp_path):
         (b"the 1 nan\n", r"line 1: expected a word and its numbers"),
         (b"\n\n", "holds no word vectors: expected a word and its numbers on each line, found nothing"),
         (b"2 3\n", "holds no word vectors"),
+        *((b"9" * digits + b" 3\nthe 1 0\n", "line 1: expected a word and its numbers") for digits in (19, 5000)),
         (b"dog 1 2\nb\xf6se 1 2\ngr\xfcn 1 2\n", r"is not UTF-8: line 2, column 2 .*0xf6; convert the file"),
         ("dog 1 2\n".encode("utf-16-le"), r"is UTF-16 \(little endian, without a mark\), expected UTF-8"),
         (gzip.compress(b"dog 1 2\n", mtime=0), r"line 1: expected a word and its numbers"),

@@ -22,6 +22,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections import Counter
@@ -40,7 +41,7 @@ from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
-from schemas.vector_files import open_user_file, read_vector_file
+from schemas.vector_files import NPY_ERRORS, open_user_file, read_vector_file
 
 _INPUT = re.compile(r"STS\.(input|gs)\.(.+)\.txt")
 _TABLES = (".tsv", ".csv")
@@ -297,8 +298,8 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
     with open_user_file(location, _EXPECTED) as (file, _):
         try:
             with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
-                texts, vectors = arrays["sentences"], arrays["vectors"]
-        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                texts, vectors = (np.asarray(arrays[name]) for name in ("sentences", "vectors"))  # Bytes without npy's mark.
+        except (*NPY_ERRORS, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(
                 f"{location!r} does not hold vectors of sentences ({error}): expected the arrays 'sentences', of texts, and "
                 "'vectors', as numpy.savez(FILE, sentences=..., vectors=...) writes them"

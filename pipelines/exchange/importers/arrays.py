@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from tokenize import TokenError
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
 from schemas.errors import InputError, UsageError
 from schemas.kinds import REGIONS
+from schemas.vector_files import NPY_ERRORS
 
 
 def guess_ids(array: Path) -> Path:
@@ -93,7 +93,7 @@ class _Rows:
         for path in paths:
             try:
                 self.arrays.append(np.lib.format.open_memmap(path, mode="r"))
-            except (OSError, ValueError, EOFError, TypeError, SyntaxError, TokenError) as error:
+            except NPY_ERRORS as error:
                 raise InputError(f"{str(path)!r} cannot be read as an npy array of numbers: {_flaw(path, error)}") from error
 
     @cached_property

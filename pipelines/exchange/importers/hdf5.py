@@ -20,6 +20,8 @@ from pipelines.exchange.jobs import ImportJob
 from schemas.errors import InputError, UsageError
 
 _MAX_LINKS = 16  # Links to links that are followed.
+# Errors of h5py for damaged files; counts in them may be false.
+_ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError)
 
 
 def open_hdf5(job: ImportJob) -> FeatureFiles:
@@ -33,11 +35,16 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
     except ImportError:
         raise UsageError("reading HDF5 needs h5py, which is not installed: pip install 'imagepivot[hdf5]'") from None
     path = local_file(job.sources[0])
-    try:
-        contents = _Contents(h5py, path, h5py.File(path, "r"))
-    except OSError as error:
-        raise InputError(f"{job.sources[0]!r} cannot be read as HDF5: {error}") from error
     list_path = local_file(job.ids[0]) if job.ids else None
+    try:
+        return _open(job, _Contents(h5py, path, h5py.File(path, "r")), list_path)
+    except _ERRORS as error:
+        raise InputError(f"{job.sources[0]!r} cannot be read as HDF5: {error}: copy the file again if it is damaged") from error
+
+
+def _open(job: ImportJob, contents: _Contents, list_path: Path | None) -> FeatureFiles:
+    """Find the arrays of an open file, check their shapes and read the image ids."""
+    h5py, path = contents.h5py, contents.path
     node = contents.node(job.array or "/")
     is_array = isinstance(node, h5py.Dataset)
     if "pos_boxes" in (node.parent if is_array else node):  # First and last row of each image, in bottom-up-attention.
@@ -113,7 +120,7 @@ class _Contents:
         """
         try:
             return load()
-        except (OSError, RuntimeError) as error:
+        except _ERRORS as error:
             raise InputError(
                 f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, or install the filter that it "
                 "was compressed with (pip install hdf5plugin)"

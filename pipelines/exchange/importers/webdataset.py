@@ -20,6 +20,7 @@ from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.tars import tar_members
 from schemas.errors import InputError
+from schemas.vector_files import NPY_ERRORS
 
 # Key and extension of a member, as WebDataset splits its name.
 _MEMBER = re.compile(r"(?:\./)?((?:.*/|)[^./]+)[.]([^/]*)", re.DOTALL)
@@ -54,6 +55,9 @@ def open_tars(job: ImportJob) -> FeatureFiles:
     with samples[0].path.open("rb") as stream:
         first = _array(stream, samples[0], _FEATURE)
     has_regions = _BOXES in samples[0].members
+    if not (first.ndim and first.size) or (has_regions and first.ndim != 2):
+        expected = "[R, D] beside boxes" if has_regions else "[D] or more dimensions"
+        raise InputError(f"{samples[0].place} has a feature {first.shape}, expected {expected}, none zero: export it again")
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         values: dict[str, list[Any]] = {}
@@ -90,11 +94,16 @@ def _regions(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) ->
         labels = json.loads(_bytes(stream, sample, _LABELS))
         numbers = {name: int(labels[name]) for name in NUMBERS}
         vectors = {name: np.array(labels[name], np.float64).reshape(len(feature)) for name in LABELS}
-    except (ValueError, KeyError, TypeError) as error:
+        if not all(0 <= number < 2**31 for number in numbers.values()) or numbers["num_regions"] > len(feature):
+            raise ValueError(f"{numbers} are not those of an image with at most {len(feature)} regions")
+        if not all(0 <= ids.min() <= ids.max() < 2**15 for ids in (vectors["class_ids"], vectors["attribute_ids"])):
+            raise ValueError("ids of classes and attributes are not all 0 to 32767")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{sample.place}: {_LABELS} does not hold labels of regions ({error}): export it again") from error
-    if boxes.shape != (len(feature), 4):
+    if boxes.shape != (len(feature), 4) or boxes.dtype.kind not in "fiu":
         raise InputError(
-            f"{sample.place} has boxes {boxes.shape}, expected {(len(feature), 4)}: one for each row of the feature"
+            f"{sample.place} has boxes {boxes.dtype} {boxes.shape}, expected numbers {(len(feature), 4)}: one for each row of the "
+            "feature"
         )
     return {**numbers, **vectors, "boxes": boxes, "features": feature}
 
@@ -130,5 +139,5 @@ def _array(stream: io.BufferedReader, sample: _Sample, extension: str) -> np.nda
     data = _bytes(stream, sample, extension)
     try:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
+    except NPY_ERRORS as error:
         raise InputError(f"{sample.place}: {extension} is not an npy array of numbers: export it again") from error

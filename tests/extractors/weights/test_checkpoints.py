@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from extractors.weights.checkpoints import read_torch
-from extractors.weights.restricted_pickle import read_pickle
+from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, read_pickle
 from schemas.errors import InputError
 
 ADVICE = ("weights_only", "safe_globals", "allowlist", "PyTorch 2.6", "trusted source")
@@ -47,9 +47,10 @@ def old_tar(path: Path) -> None:
         ),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "holds Python objects, which could run code"),
         (torchscript, r"cannot be read by torch \(it is a TorchScript archive\): .*save torch\.jit\.load\(FILE\)\.state_dict"),
+        (lambda path: path.write_bytes(OLD_TORCH_MAGIC + b"\x80\x02X\x01"), r"cannot be read by torch \(error: .* buffer of 4"),
         (old_tar, r"cannot be read by torch \(its format is older than 2018\): .*save it again"),
     ],
-    ids=["module", "object", "pickle", "TorchScript", "tar"],
+    ids=["module", "object", "pickle", "TorchScript", "cut", "tar"],
 )
 def test_read_torch_other_file_raises_without_torchs_advice(tmp_path, write, message, recwarn):
     write(tmp_path / "w.pth")

@@ -2,6 +2,7 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import pickle
 import re
 import sys
@@ -187,6 +188,7 @@ def header_of(shape: str, *, spaces: int = 0) -> bytes:
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
         (header_of("(2, 6)")[:30], "its header is damaged"),
         (header_of("(2, (6"), "its header is damaged"),
+        (header_of(f"({2**64}, 6)") + bytes(48), "its header is damaged"),
         (header_of("(2, 6)", spaces=20_000) + bytes(48), "its header is damaged"),
     ],
 )
@@ -505,6 +507,20 @@ def test_hdf5_links_in_a_circle_are_refused(tmp_path, hdf5):
         import_features(job)
 
 
+@pytest.mark.parametrize("part", [b"HEAP", b"SNOD", b"TREE", b"OHDR"])
+@pytest.mark.parametrize("options", [{"array": "x", "id_array": "i"}, {}])
+def test_hdf5_file_with_damaged_metadata_is_refused(tmp_path, hdf5, part, options):
+    h5py = pytest.importorskip("h5py")
+    job = hdf5({}, **options)
+    with h5py.File(tmp_path / "f.h5", "w", libver="latest" if part == b"OHDR" else "earliest") as file:
+        file["x"], file["i"] = make_rows(2, 4), [1, 2]
+    data = (tmp_path / "f.h5").read_bytes()
+    assert part in data
+    (tmp_path / "f.h5").write_bytes(data.replace(part, b"\xff" * 4))
+    with pytest.raises(InputError, match=r"cannot be read (as|by) HDF5.*copy the file again"):
+        import_features(job)
+
+
 def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeypatch):
     job = hdf5({"a": np.ones(3)})
     (tmp_path / "f.h5").write_bytes(b"text")
@@ -574,7 +590,10 @@ ROW = npy_bytes(np.ones(3, "f4"))
         ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg: import reads tar files as `export` writes them"),
         ([("a.feature.npy", ROW), ("b.cls", b"1")], "x.tar, sample 'b' has no feature.npy, only cls"),
         ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
-        ([("a.feature.npy", ROW[:9])], "x.tar, sample 'a': feature.npy is not an npy array of numbers"),
+        *(
+            ([("a.feature.npy", data)], "x.tar, sample 'a': feature.npy is not an npy array of numbers")
+            for data in (ROW[:9], header_of(f"({2**50},)"), header_of(f"({2**62}, 6)"), header_of("(2, (6"))
+        ),
         (
             [("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))],
             r"sample 'b' has a feature float32 \(4,\), the first",
@@ -594,6 +613,49 @@ def test_broken_tar_files_are_refused(tmp_path, members, message):
     with pytest.raises(InputError, match=message):
         import_features(job)
     assert not (tmp_path / "out").exists()
+
+
+REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
+    name: [0, 0] for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
+}
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        *(
+            ("regions.json", json.dumps(REGION_LABELS | changed).encode(), "regions.json does not hold labels of regions")
+            for changed in (
+                *({"width": 10**30}, {"width": -1}, {"height": 2**31}, {"width": float("inf")}, {"num_regions": 3}),
+                *({"num_regions": -1}, {"class_ids": [2**15, 0]}, {"attribute_ids": [0, -1]}, {"class_ids": [None, 0]}),
+                *({"class_scores": [10**400, 0]}, {"class_scores": "ab"}, {"class_scores": [0]}),
+            )
+        ),
+        ("regions.json", b"[" * 100_000, "regions.json does not hold labels of regions"),
+        *(
+            (
+                "feature.npy",
+                npy_bytes(np.zeros(shape, "f4")),
+                r"has a feature \(.*\), expected \[R, D\] beside boxes, none zero",
+            )
+            for shape in ((), (4,), (0, 4), (2, 0), (2, 4, 3))
+        ),
+        *(
+            ("boxes.npy", npy_bytes(np.zeros(shape, dtype)), r"has boxes .*, expected numbers \(2, 4\): one for each row")
+            for shape, dtype in (((), "f4"), ((3, 4), "f4"), ((2, 4), "U3"), ((2, 4), "M8[s]"), ((2, 4), "c8"), ((2, 4), "V4"))
+        ),
+    ],
+)
+def test_regions_in_tars_with_false_counts_are_refused(tmp_path, member, value, message):
+    values = npy_bytes(np.ones((2, 4), "f4"))
+    members = {"feature.npy": values, "boxes.npy": values, "regions.json": json.dumps(REGION_LABELS).encode()}
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
+    write_tar(tmp_path / "x.tar", [(f"a.{name}", data) for name, data in {**members, member: value}.items()])
+    with pytest.raises(InputError, match=rf"x\.tar, sample 'a'.* {message}"):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+    write_tar(tmp_path / "x.tar", [(f"a.{name}", data) for name, data in members.items()])
+    assert import_features(job).rows == 1
 
 
 def test_joined_tar_files_are_imported_whole(tmp_path):

@@ -120,12 +120,27 @@ def test_read_record_other_content_is_none(folder, text):
     assert read_record(folder, SHARD, whole=True) is None
 
 
+@pytest.mark.parametrize(
+    "line", ["[]", "7", "{}", "", "[", '["a"]', '["a",1,1,"",""]', '[["a"],"",1,"",""]', '["","","","","",""]']
+)
+def test_read_record_with_other_sources_is_none(folder, line):
+    write_record(folder, SHARD, RECORD)
+    content = json.loads(path(folder).read_text(encoding="utf-8"))
+    del content["record_sha256"]
+    content["sources_sha256"] = hashlib.sha256(f"{line}\n".encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    content["record_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path(folder).write_text(f"{json.dumps(content)}\n{line}\n", encoding="utf-8")
+    assert read_record(folder, SHARD) is not None
+    assert read_record(folder, SHARD, whole=True) is None
+
+
 def test_read_record_other_format_is_none(folder):
     write_record(folder, SHARD, RECORD)
     content = json.loads(path(folder).read_text(encoding="utf-8"))
     del content["record_sha256"]
     content["format"] = "imagepivot record 2"
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     content["record_sha256"] = hashlib.sha256(text.encode()).hexdigest()
     path(folder).write_text(json.dumps(content) + "\n", encoding="utf-8")
     assert read_record(folder, SHARD) is None

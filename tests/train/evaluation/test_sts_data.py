@@ -1,6 +1,7 @@
 import gzip
 import io
 import os
+import zipfile
 from math import sqrt
 from pathlib import Path
 
@@ -215,6 +216,14 @@ def test_vectors_of_sentences_come_by_their_texts(tmp_path):
 def test_other_arrays_are_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(InputError, match=message):
+        read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
+
+
+def test_npz_with_other_files_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name in ("sentences.npy", "vectors.npy"):
+            archive.writestr(name, "text")
+    with pytest.raises(InputError, match=r"found arrays of \|S4 \(\) and"):
         read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
 
 
