@@ -72,8 +72,7 @@ def _hide_user(match: re.Match[str]) -> str:
 
 
 def _without_user(rest: str, scheme: str) -> str:
-    """Replace user and password up to the last ``@``, which both may contain."""
-    # Also those of an address in the path or the query.
+    """Replace user and password up to the last ``@``, also of an inner address."""
     hosts = [re.split("[/?#]", part, maxsplit=1)[0] for part in rest.split("://")]
     if "@" in rest and any(":" in host and (scheme == "s3" or not _HOST_AND_PORT.fullmatch(host)) for host in hosts):
         return f"***@{rest.rpartition('@')[2]}"

@@ -1,6 +1,7 @@
 """Passwords, keys and signatures of addresses appear nowhere but in the requests that need them."""
 
 import io
+import os
 import re
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from pipelines.inputs.images import listing
 from schemas import failures
 from schemas.console import events
 from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
 from schemas.writing.validation import validate
+from tests.builders import write_rows
 from tests.web_server import serve
 
 EXTRACT = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "--shards", "2", "--workers", "1")
@@ -103,6 +106,25 @@ def test_update_removes_secrets_that_an_earlier_version_stored(imagepivot, tmp_p
         assert secrets_in(out) == {}
         assert [path for method, path, _ in site.requests if method == "GET"] == [], "nothing is read again"
         assert (open_dataset(out).manifest.rows, open_dataset(out).manifest.failed, validate(out)) == (1, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "file_mode"), [(0o700, 0o600), (0o750, 0o640), (0o2770, 0o664 & 0o770), (0o755, 0o644)]
+)
+def test_files_of_a_dataset_are_no_more_readable_than_its_folder(tmp_path, folder_mode, file_mode):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    folder.chmod(folder_mode)
+    before = os.umask(0o022 if folder_mode != 0o2770 else 0o002)
+    try:
+        rows = [{"image_id": f"i{index}", "feature": [0.0, 1.0]} for index in range(4)]
+        failed = [failures.failure_row("x", "read", "unreadable", "HTTP 404")]
+        write_rows(folder, "features", rows, FeatureSpec("two", (2,)), failures=failed)
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(folder).parts[0]: path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+    assert {"_failures", ".records", "_manifest.json"} < modes.keys()
+    assert set(modes.values()) == {file_mode}
 
 
 def test_events_have_no_secrets():
