@@ -184,7 +184,7 @@ def diff(job: DiffJob, log_json: LogJson = False) -> None:
 @command("duplicates features captions --images photos --output duplicates.csv")
 def duplicates(
     job: DuplicatesJob,
-    output: Annotated[str, Opt("Write all groups to this CSV file.")] = "",
+    output: Annotated[str, Opt("Write all groups to a CSV file; ids with a first = + - @ are formulas in spreadsheets.")] = "",
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
