@@ -13,4 +13,5 @@ worker-cpu | launcher) torch=https://download.pytorch.org/whl/cpu ;; # 4 GB less
     ;;
 esac
 cd "$(dirname "$0")/.."
+grep -q '^ARG BASE_IMAGE=.*@sha256:' docker/Dockerfile || echo "docker/build.sh: base images have no digests, see docker/pin.sh" >&2
 exec ${BUILDER:-docker buildx build --load} --build-arg "TORCH_INDEX=$torch" "$@" --file docker/Dockerfile --target "$target" --tag "$image" .

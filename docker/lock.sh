@@ -5,7 +5,7 @@ set -eu
 folder=$(realpath "${1:-$(dirname "$0")}")
 cd "$(dirname "$0")/.."
 compile() {
-    uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+    uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
         --constraint constraints.txt "$@"
 }
 extras="--extra gcp --extra hdf5 --extra heif --extra timm --extra fasttext --extra train --extra figures --extra duplicates"

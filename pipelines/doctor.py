@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from schemas.errors import ImagepivotError, UsageError, first_line
+from schemas.escapes import redact
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.locations import STORE, check_location, is_remote
 
@@ -32,9 +32,6 @@ _CUDA_ADVICE = {
     "out of memory": "another process uses its memory: see nvidia-smi",
     "driver": "update the driver, or install a torch for an older CUDA",
 }
-_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"]+")  # Of which `_hide_user` takes the user: a pattern would need quadratic time.
-_CUT_USER = re.compile(r"(?<=s3://)[^\s'\"/@]*:[^\s'\"@]*(?=['\"])")  # Errors may quote half an address.
-_QUERY = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s'\"#,)]+")
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def run_checks(output: str | None = None, extractor: ExtractorRequest | None = N
         checks += _attempt("weights", check_weights(extractor, device if can_run else None))
     if output is not None:
         checks += _attempt("output", check_output(output))
-    return [replace(check, result=_without_keys(check.result), advice=_without_keys(check.advice)) for check in checks]
+    return [replace(check, result=redact(check.result), advice=redact(check.advice)) for check in checks]
 
 
 def check_versions() -> Iterator[Check]:
@@ -257,19 +254,3 @@ def _run_network(device: str, dtype: str) -> np.ndarray:
     with precision_context("fp32", torch.device(device)), torch.inference_mode():
         maps = torch.nn.functional.conv2d(pixels, kernel, padding=1).relu()
         return (maps.mean(dim=(2, 3)) @ matrix).cpu().numpy()
-
-
-def _without_keys(text: str) -> str:
-    """Replace users, keys and query values of addresses by ``***``.
-
-    Example:
-        >>> _without_keys("s3://AKIA:wJalr@bucket/x and https://host/w.pth?X-Amz-Signature=12ab")
-        's3://***@bucket/x and https://host/w.pth?X-Amz-Signature=***'
-    """
-    return _QUERY.sub(r"\1=***", _CUT_USER.sub("***", _AFTER_SCHEME.sub(_hide_user, text)))
-
-
-def _hide_user(address: re.Match[str]) -> str:
-    """Replace user and password, up to the last ``@``: either may contain one."""
-    user, at, host = address[0].rpartition("@")
-    return f"***@{host}" if at and ":" in user else address[0]

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.escapes import redact, redact_address
 from schemas.fingerprints import sha256_of_bytes
 from schemas.kinds import FAILURES
 from schemas.storage.storage_errors import content_errors
@@ -32,8 +33,8 @@ def failures_name(shard: str, version: int = 2) -> str:
 
 
 def failure_row(key: str, stage: str, reason: str, message: str, uri: str = "") -> dict[str, str]:
-    """Return a row of kind ``failures``."""
-    return {"key": key, "uri": uri, "stage": stage, "reason": reason, "message": message}
+    """Return a row of kind ``failures``; its address and message have no passwords."""
+    return {"key": key, "uri": redact_address(uri), "stage": stage, "reason": reason, "message": redact(message)}
 
 
 def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, FailuresEntry]:

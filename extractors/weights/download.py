@@ -14,6 +14,7 @@ import re
 import tempfile
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
@@ -199,7 +200,7 @@ def _open_object(location: str) -> Iterator[_Object]:
 @contextlib.contextmanager
 def _open_page(location: str) -> Iterator[_Object]:
     try:
-        response = urllib.request.urlopen(location, timeout=_TIMEOUT_SECONDS)
+        response = urllib.request.urlopen(_request(location), timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()
         raise InputError(f"there are no weights at {location!r}: the server answers {error.code} {error.reason}") from error
@@ -212,3 +213,17 @@ def _open_page(location: str) -> Iterator[_Object]:
         version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
         size = int(response.headers.get("Content-Length") or -1)
         yield _Object(unquote(urlsplit(location).path).rpartition("/")[2], version, size, response)
+
+
+def _request(location: str) -> urllib.request.Request:
+    """Return a request with user and password as a header, which redirects do not get.
+
+    urllib would look up ``user:password@host`` as the name of the host.
+    """
+    parts = urlsplit(location)
+    if parts.username is None:
+        return urllib.request.Request(location)
+    request = urllib.request.Request(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    request.add_unredirected_header("Authorization", f"Basic {b64encode(login.encode()).decode()}")
+    return request

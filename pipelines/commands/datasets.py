@@ -15,7 +15,7 @@ from pipelines.running.meter import show_progress
 from schemas.console import events
 from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
-from schemas.escapes import to_json
+from schemas.escapes import redact, to_json
 from schemas.options import Opt
 
 Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
@@ -76,8 +76,8 @@ def validate(
     if not problems and opened.kind in ("captions", "encoded") and (overlap := find_overlap(opened)) is not None:
         remarks.append(overlap.remark)
     if as_json:
-        found = {"dataset": dataset, "holds": not problems, "problems": problems, "remarks": remarks}
-        typer.echo(to_json(found, indent=2))
+        texts = {"problems": list(map(redact, problems)), "remarks": list(map(redact, remarks))}
+        typer.echo(to_json({"dataset": redact(dataset), "holds": not problems, **texts}, indent=2))
         raise typer.Exit(1 if problems else 0)
     for text in remarks:
         remark(text)
@@ -184,7 +184,7 @@ def diff(job: DiffJob, log_json: LogJson = False) -> None:
 @command("duplicates features captions --images photos --output duplicates.csv")
 def duplicates(
     job: DuplicatesJob,
-    output: Annotated[str, Opt("Write all groups to this CSV file.")] = "",
+    output: Annotated[str, Opt("Write all groups to a CSV file; ids with a first = + - @ are formulas in spreadsheets.")] = "",
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:

@@ -14,6 +14,7 @@ from rich.filesize import pick_unit_and_suffix
 from pipelines.datasets.region_names import RegionNames, named_regions
 from schemas.console.tables import Cell, Column, Row, Table, number_columns
 from schemas.dataset import Dataset
+from schemas.escapes import redact
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
 from schemas.parameters import untrained_remark
@@ -44,7 +45,7 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
     """Describe a dataset as JSON; vectors have only their first four values."""
     manifest = dataset.manifest
     return {
-        "dataset": dataset.folder.location,
+        "dataset": redact(dataset.folder.location),
         "kind": manifest.kind,
         "rows": manifest.rows,
         "shards": len(manifest.shards),

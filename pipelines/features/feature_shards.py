@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
 from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
 from schemas.errors import DatasetError, InputError
-from schemas.failures import failures_name, parse_failures
+from schemas.escapes import redact_address
+from schemas.failures import failure_row, failures_name, parse_failures
 from schemas.footers import Footer, shard_entry
 from schemas.kinds import batch_rows
 from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
@@ -76,7 +77,7 @@ class _Stored:
 
 def source_of(ref: ImageRef, sha256: str) -> Source:
     """Return the entry of an image in a shard's record."""
-    return Source(ref.image_id, ref.uri, ref.bytes, ref.version, sha256)
+    return Source(ref.image_id, redact_address(ref.uri), ref.bytes, ref.version, sha256)
 
 
 def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dict[str, object]:
@@ -137,13 +138,15 @@ def _read_stored(output: OutputDataset, shard: int) -> _Stored | None:
         failures = [] if state.failures is None else parse_failures(folder.read(path), folder.path_of(path)).to_pylist()
     except (FileNotFoundError, DatasetError):
         return None
+    # Earlier versions stored passwords and signatures in records and failures.
+    sources = (source._replace(uri=redact_address(source.uri)) for source in record.sources or ())
     return _Stored(
         footer=state.footer,
         record=record,
         rows=frozenset(rows),
-        failures={row["key"]: row for row in failures},
+        failures={row["key"]: failure_row(**row) for row in failures},
         # A record without sources holds a digest that only the manifest had.
-        sources={source.image_id: source for source in record.sources or ()} if record.state else None,
+        sources={source.image_id: source for source in sources} if record.state else None,
     )
 
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from schemas.escapes import to_json
+from schemas.escapes import escape_text, redact, to_json
 from schemas.process import shutdown
 
 
 def _write_log(message: str, style: str) -> None:
-    logging.getLogger("schemas").log(logging.INFO if style == "dim" else logging.WARNING, message)
+    logging.getLogger("schemas").log(logging.INFO if style == "dim" else logging.WARNING, escape_text(message, lines=True))
 
 
 _show: Callable[[str, str], None] = _write_log
@@ -43,6 +43,8 @@ def line(event: str, **fields: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, str):
+        return redact(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

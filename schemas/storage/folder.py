@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
@@ -344,12 +344,14 @@ class Folder:
                 create_folder(target.parent)
                 # Unique: several attempts may write the file, also on other machines that share the disk.
                 temporary = target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
+                mode = 0o600 | 0o066 & self.local_path.stat().st_mode  # No more than the folder's, also for copies.
             else:
+                mode = 0o600
                 handle, path = tempfile.mkstemp(prefix="imagepivot-")
                 os.close(handle)
                 temporary = Path(path)
             try:
-                with temporary.open("w+b") as file:
+                with open(temporary, "w+b", opener=partial(os.open, mode=mode)) as file:
                     yield file
             finally:
                 temporary.unlink(missing_ok=True)

@@ -30,7 +30,11 @@ OPERATOR = "org/apache/flink/flink-kubernetes-operator-api/1.10.0/flink-kubernet
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted(MANIFESTS.glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
-            yield f"{path.name}-{document['kind']}", document
+            name = f"-{document['metadata']['name']}" if document["kind"] == "NetworkPolicy" else ""
+            yield f"{path.name}-{document['kind']}{name}", document
+    page = (ROOT / "docs" / "how-to" / "array-jobs.md").read_text(encoding="utf-8")
+    for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
+        yield f"array-jobs.md-{number}", yaml.safe_load(block)
 
 
 DOCUMENTS = dict(documents())
@@ -116,6 +120,66 @@ def test_our_containers_name_our_images_and_commands(container):
         assert context.params
     (mounted,) = container["volumeMounts"]
     assert all(word.startswith(mounted["mountPath"]) for word in words if word.startswith("/"))
+
+
+def pods(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the specifications of pods in a manifest, wherever they are."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for each in value.values():
+            yield from pods(each)
+
+
+PODS = [
+    pytest.param(name, pod, id=f"{name}-{pod['containers'][0]['name']}-{number}")
+    for name, document in DOCUMENTS.items()
+    for number, pod in enumerate(pods(document))
+]
+
+
+@pytest.mark.parametrize(("name", "pod"), PODS)
+def test_pods_have_no_rights_that_they_do_not_need(name, pod):
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context.get("runAsUser", 1) > 0
+        assert not context.get("privileged")
+    assert not any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC"))
+    # Flink's job manager alone asks Kubernetes for anything: for task managers.
+    is_job_manager = pod is DOCUMENTS["flink.yaml-FlinkDeployment"]["spec"]["jobManager"]["podTemplate"]["spec"]
+    assert pod["automountServiceAccountToken"] is is_job_manager
+
+
+def test_every_manifest_with_pods_is_checked():
+    kinds = {"Job", "CronJob", "Deployment", "FlinkDeployment"}
+    expected = {name for name, document in DOCUMENTS.items() if document["kind"] in kinds}
+    assert {param.values[0] for param in PODS} == expected
+    assert {document["kind"] for document in DOCUMENTS.values()} == kinds | {"Service", "NetworkPolicy"}
+    deployment = DOCUMENTS["flink.yaml-FlinkDeployment"]["spec"]
+    assert {"podTemplate" in deployment[role] for role in ("jobManager", "taskManager")} == {True}
+
+
+def test_policies_let_only_named_pods_reach_what_runs_code():
+    jobs, flink = (DOCUMENTS[f"flink.yaml-NetworkPolicy-{name}"]["spec"] for name in ("beam-jobs", "flink"))
+    labels = DOCUMENTS["flink.yaml-Deployment"]["spec"]["template"]["metadata"]["labels"]
+    client = DOCUMENTS["flink-job.yaml-Job"]["spec"]["template"]["metadata"]["labels"]
+    ports = [{"port": each["port"]} for each in DOCUMENTS["flink.yaml-Service"]["spec"]["ports"]]
+    assert jobs == {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": client}}], "ports": ports}],
+    }
+    own = {"matchLabels": {"app": DOCUMENTS["flink.yaml-FlinkDeployment"]["metadata"]["name"]}}
+    inside, rest = flink["ingress"]
+    assert (flink["podSelector"], flink["policyTypes"], inside) == (own, ["Ingress"], {"from": [{"podSelector": own}]})
+    assert rest["ports"] == [{"port": 8081}], "not the pools' port 50000"
+    assert rest["from"][0] == {"podSelector": {"matchLabels": labels}}
+    assert all(place.keys() == {"namespaceSelector"} for place in rest["from"][1:])
 
 
 def test_ports_and_names_agree():

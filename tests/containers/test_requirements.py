@@ -1,6 +1,7 @@
 """What the images install is pinned, and the pins are those that the project's own requirements give."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,8 @@ ENVIRONMENT = {"python_version": "3.11", "python_full_version": "3.11.14", "plat
 def pins(name: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in (ROOT / name).read_text().splitlines():
-        if line and not line.startswith("#"):
-            requirement = Requirement(line)
+        if line and not line.startswith(("#", " ")):
+            requirement = Requirement(line.removesuffix(" \\"))
             if requirement.marker is None or requirement.marker.evaluate(ENVIRONMENT):
                 found[requirement.name.lower().replace("_", "-")] = str(requirement.specifier)
     return found
@@ -43,6 +44,92 @@ def test_requirement_lists_cover_the_extras_of_the_images():
             marker is None or any(marker.evaluate({**ENVIRONMENT, "extra": e}) for e in extras)
         ):
             assert requirement.specifier.contains(listed[requirement.name.lower()].removeprefix("==")), line
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_version_has_hashes(name):
+    entries = (ROOT / "docker" / name).read_text().replace(" \\\n", "").splitlines()
+    assert len(entries) == len(pins(f"docker/{name}")) > 20
+    assert [entry for entry in entries if not re.fullmatch(r"\S+==\S+(    --hash=sha256:[0-9a-f]{64})+", entry)] == []
+
+
+def commands_of(path: Path) -> list[tuple[str, str]]:
+    """Return stage and text of each instruction of a Dockerfile."""
+    found, stage = [], ""
+    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    for line in filter(None, text.splitlines()):
+        if match := re.match(r"FROM (\S+)(?: AS (\S+))?", line):
+            stage = match[2] or "result"
+        found.append((stage, line))
+    return found
+
+
+def test_everything_from_an_index_is_checked_by_hash():
+    calls = [
+        (stage, call)
+        for stage, line in commands_of(ROOT / "docker" / "Dockerfile")
+        for call in re.findall(r"pip (?:install|wheel) [^;&]*", line)
+    ]
+    local = ("--no-index", "--no-build-isolation --root /project", "--no-build-isolation --wheel-dir /wheels .")
+    unchecked = [(stage, call) for stage, call in calls if "--require-hashes" not in call and not any(w in call for w in local)]
+    # PyTorch's own builds have no hashes here, and detectron2 is the user's choice.
+    assert [(stage, call.split(" -")[0]) for stage, call in unchecked] == [
+        ("torch", "pip install"),
+        ("wheels", "pip wheel"),
+        ("detectron2", "pip install"),
+    ]
+    assert '--extra-index-url "$TORCH_INDEX" -c /opt/imagepivot/torch-versions.txt' in unchecked[0][1]
+    assert all("detectron2" in call.lower() for _, call in unchecked[1:])
+    checked = [(stage, call.split(" -r ")[1].strip()) for stage, call in calls if "--require-hashes" in call]
+    assert checked == [("torch", "/opt/imagepivot/torch.txt"), ("wheels", "/opt/imagepivot/requirements.txt")]
+    copied = [line for _, line in commands_of(ROOT / "docker" / "Dockerfile") if line.startswith("COPY docker/")]
+    assert copied[:2] == [f"COPY docker/{name} /opt/imagepivot/" for name in FILES]
+
+
+def test_images_run_as_root_only_for_the_launcher():
+    instructions = commands_of(ROOT / "docker" / "Dockerfile")
+    arguments = {(stage, line) for stage, line in instructions if line.startswith("ARG RUN_AS=")}
+    assert arguments == {("worker-cpu", "ARG RUN_AS=10001"), ("worker", "ARG RUN_AS=10001")}
+    users = {stage: line for stage, line in instructions if line.startswith("USER ")}  # The last of each stage.
+    assert users == {"train": "USER 10001", "worker-cpu": "USER ${RUN_AS}", "launcher": "USER 0", "worker": "USER ${RUN_AS}"}
+    targets = re.findall(
+        r"^(?:worker|train|worker-cpu|launcher)[^)]*", (ROOT / "docker" / "build.sh").read_text(), re.MULTILINE
+    )
+    assert {name for line in targets for name in line.split(" | ")} == users.keys()
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert re.search(r"^# Root: .*\nUSER 0$", text, re.MULTILINE), "the reason"
+
+
+FOREIGN = re.compile(r"(?:docker\.io|gcr\.io)/[a-z0-9._/-]+:[A-Za-z0-9._-]+")
+
+
+def test_pin_script_adds_digests_to_all_foreign_images(tmp_path):
+    folder, programs = tmp_path / "docker files", tmp_path / "programs"
+    shutil.copytree(ROOT / "docker", folder)
+    programs.mkdir()
+    docker = programs / "docker"
+
+    def serve(digest: str) -> subprocess.CompletedProcess[str]:
+        docker.write_text(f"#!/bin/sh\n[ \"$1 $2 $3\" = 'buildx imagetools inspect' ] && echo '{digest}'\n")
+        docker.chmod(0o755)
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        words = [folder / "pin.sh", folder]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    files = [path for path in folder.rglob("*") if path.name.endswith(("Dockerfile", ".yaml"))]
+    before = {path: path.read_text() for path in files}
+    refused = serve("")
+    assert (refused.returncode, "has the digest ''" in refused.stderr) == (1, True)
+    for digit in "ab":
+        digest = f"sha256:{digit * 64}"
+        assert serve(digest).returncode == 0
+        for path in files:
+            names = re.findall(r"(?:^ARG \w+=|image: )(\S+/\S+)$", path.read_text(), re.MULTILINE)
+            assert [
+                name for name in names if not name.startswith("registry.example.com/") and not name.endswith(f"@{digest}")
+            ] == []
+            assert path.read_text().replace(f"@{digest}", "") == re.sub("@sha256:.*", "", before[path])
+    assert sum(len(FOREIGN.findall(text)) for text in before.values()) == 6
 
 
 @pytest.mark.slow

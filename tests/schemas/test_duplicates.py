@@ -4,7 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
+import typer
 
+from pipelines.commands.app import app
 from schemas.duplicates import Duplicate, duplicates_csv, read_duplicates
 from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_bytes
@@ -27,6 +29,15 @@ def test_lists_read_as_they_were_written(tmp_path):
     assert text.splitlines()[0] == "group,kind,similarity,image_id,split,language,portion,index"
     assert read_duplicates(write(tmp_path / "list.csv", text)) == (DUPLICATES, sha256_of_bytes(text.encode()))
     assert read_duplicates(write(tmp_path / "none.csv", duplicates_csv([])))[0] == []
+
+
+def test_ids_that_spreadsheets_take_for_formulas_stay_and_the_help_says_so(tmp_path):
+    ids = ("=1+1", "+1", "-1", "@a", "'=1")
+    members = [Duplicate(0, "hash", 0.98, image_id, "train") for image_id in ids]
+    path = write(tmp_path / "list.csv", duplicates_csv(members))
+    assert [member.image_id for member in read_duplicates(path)[0]] == list(ids)
+    (option,) = (option for option in typer.main.get_command(app).commands["duplicates"].params if option.name == "output")
+    assert "ids with a first = + - @ are formulas in spreadsheets" in option.help
 
 
 @pytest.mark.parametrize(

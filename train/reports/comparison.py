@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from schemas.conversion import dump
 from schemas.errors import DatasetError, UsageError
+from schemas.escapes import redact
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, MEASURES, RECALLS, Chance, is_above_chance
@@ -104,7 +105,7 @@ class ComparedRun:
         """Return plain values, for JSON."""
         best = {key: value for key, value in (self.history.best or {}).items() if key != "event"}
         return {
-            **{name: getattr(self, name) for name in ("name", "folder", "state")},
+            **{name: redact(getattr(self, name)) for name in ("name", "folder", "state")},
             "step": self.history.last_step,
             "settings": dict(self.settings),
             "best": best or None,

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.errors import UsageError
-from schemas.escapes import to_json
+from schemas.escapes import redact, to_json
 from schemas.storage.folder import Folder, file_at
 from train.evaluation.ranks import RANKS, write_ranks
 from train.evaluation.scores import Score, evaluation_report
@@ -42,7 +42,9 @@ def evaluation_content(scores: Sequence[Score], runs: Sequence[str]) -> dict[str
     for run in runs:
         checkpoint = read_checkpoint(Folder(run), BEST)
         settings = checkpoint_settings(checkpoint)
-        described.append({"folder": run, "step": checkpoint.progress.step, "seed": checkpoint.seed, "settings": settings})
+        described.append(
+            {"folder": redact(run), "step": checkpoint.progress.step, "seed": checkpoint.seed, "settings": settings}
+        )
     return {"runs": described, **evaluation_report(scores)}
 
 

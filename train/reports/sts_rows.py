@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
+from schemas.escapes import redact
 from schemas.parameters import EncodedParameters
 from train.devices import resolve_device
 from train.evaluation.evaluation import Count, no_progress
@@ -58,7 +59,7 @@ class StsRows:
             "paper": self.paper.paper,
             "table": f"table {self.paper.table}",
             "data": [
-                {"name": pairs.name, "location": pairs.location, "pairs": len(pairs), "task": task}
+                {"name": pairs.name, "location": redact(pairs.location), "pairs": len(pairs), "task": task}
                 for pairs, task in zip(self.data, self.tasks, strict=True)
             ],
             "rows": [self._row_to_dict(row) for row in self.rows],

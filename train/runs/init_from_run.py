@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.errors import UsageError
+from schemas.escapes import redact
 from train.models.encoders import embedding_parameters
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, weights_digest
@@ -61,7 +62,7 @@ class WeightInit:
 def provenance(run: Run) -> dict[str, Any]:
     """Return folder, step, weights digest and data fingerprints of a run."""
     return {
-        "run": run.folder.location,
+        "run": redact(run.folder.location),
         "step": run.step,
         "weights_sha256": weights_digest(run.model.state_dict()),
         "fingerprints": dict(run.fingerprints),

@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 
 from pipelines.inputs.images.base import ImageRef, ImageSource
+from schemas.escapes import redact_address
 from schemas.fingerprints import sha256_of_file, sum_digests
 from schemas.keys import shard_of
 from schemas.storage.folder import TEMPORARY_MARK, Folder
@@ -38,9 +39,9 @@ class Listing:
 
     Attributes:
         counts: number of images of each shard.
-        shards: digest of each shard's images by id, uri and size, 64 hexadecimal digits.
-        states: digest of each shard's images by id, uri, size and version. Modification times change it, so it is only compared
-            on one machine and never part of a dataset.
+        shards: digest of each shard's images by id, uri as stored, and size, 64 hexadecimal digits.
+        states: digest of each shard's images by id, uri as stored, size and version. Modification times change it, so it is only
+            compared on one machine and never part of a dataset.
         cached: the references in a file of this machine; None if listing again is cheap.
     """
 
@@ -60,7 +61,7 @@ class Listing:
         sums, states, counts = [0] * shards, [0] * shards, [0] * shards
         for ref in refs:
             shard = shard_of(ref.image_id, shards) if shards > 1 else 0
-            entry = (ref.image_id, ref.uri, str(ref.bytes))
+            entry = (ref.image_id, redact_address(ref.uri), str(ref.bytes))
             sums[shard] += _digest(*entry)
             states[shard] += _digest(*entry, ref.version)
             counts[shard] += 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,7 @@ from extractors.weights.download import cache_folder, local_file
 from extractors.weights.resolve import Architecture, resolve_weights
 from schemas.errors import InputError
 from tests.extractors.weights.test_resolve import build, digest
-from tests.web_server import serve
+from tests.web_server import Handler, serve
 
 ARCHITECTURE = Architecture(build=build)
 
@@ -124,3 +127,34 @@ def test_local_file_several_processes_download_once(site, cache):
     (path,) = names(cache)
     assert {(place, size) for place, size, _ in said} == {(str(cache / path), str(len(body)))}
     assert sum(int(count) for _, _, count in said) == 1
+
+
+def test_local_file_sends_user_and_password_only_to_the_web_server(monkeypatch):
+    """The name server gets the host; the web server, and no other that it names, gets user and password."""
+    hosts: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def look_up(host: str, *more: object, **named: object):
+        hosts.append(host)
+        return resolve(host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with serve() as site, serve() as other:
+        other.pages["/w.pth"] = b"weights"
+
+        def redirect(handler: Handler) -> None:
+            handler.answer(302, Location=other.address("/w.pth", "localhost"))
+
+        site.pages = {"/w.pth": b"weights", "/moved.pth": redirect}
+        for name in ("w", "moved"):
+            path = local_file(f"http://us%40er:p@ss@127.0.0.1:{site.port}/{name}.pth")
+            assert path.read_bytes() == b"weights"
+        login = f"Basic {base64.b64encode(b'us@er:p@ss').decode()}"
+        assert [headers.get("Authorization") for _, _, headers in site.requests] == [login] * len(site.requests)
+        assert [headers.get("Authorization") for _, _, headers in other.requests] == [None] * len(other.requests)
+        assert len(site.requests) > 1
+        assert len(other.requests) > 0
+        assert set(hosts) <= {"127.0.0.1", "localhost"}
+        with pytest.raises(InputError, match=re.escape("no weights at 'http://***@127.0.0.1:")) as caught:
+            local_file(f"http://user:SECRETPW@127.0.0.1:{site.port}/none.pth?sig=SECRETSIG")
+    assert "SECRET" not in str(caught.value)
