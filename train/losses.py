@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations, combinations_with_replacement
 from typing import Any
 
@@ -152,34 +151,28 @@ def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
     def rank(views: Views, a: Encoded, b: Encoded, hinges: str) -> Tensor:
         return ranking_loss(model.scores(a, b), views.numbers, views.numbers, margin=loss.margin, hinges=hinges)
 
+    def rank_captions(views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+        for (language_a, a), (language_b, b) in combinations(views.captions, 2):
+            yield "" if language_a is None or language_b is None else f"{language_a}-{language_b}", rank(views, a, b, hinges)
+
+    def rank_images(views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+        if views.images is not None:
+            for language, captions in views.captions:
+                yield language or "", rank(views, views.images, captions, hinges)
+
+    def separate_heads(views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
+        images = [] if views.images is None else [("images", views.images)]
+        heads = [(name, encoded.values.unflatten(1, (model.heads, -1))) for name, encoded in (*images, *views.captions)]
+        for (name_a, a), (name_b, b) in combinations_with_replacement(heads, 2):
+            names = dict.fromkeys((name_a, name_b))  # A single name for a view with itself.
+            yield "" if None in names else "-".join(map(str, names)), diversity_loss(a, b, margin=loss.diversity_margin)
+
     terms = (
-        Term("c2c", loss.caption_weight, partial(_captions_and_captions, rank)),
-        Term("c2i", 1.0, partial(_images_and_captions, rank)),
-        Term("diversity", loss.diversity_weight, partial(_heads, model.heads, loss.diversity_margin)),
+        Term("c2c", loss.caption_weight, rank_captions),
+        Term("c2i", 1.0, rank_images),
+        Term("diversity", loss.diversity_weight, separate_heads),
     )
     return tuple(term for term in terms if term.weight)
-
-
-_Rank = Callable[[Views, Encoded, Encoded, str], Tensor]
-
-
-def _images_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
-    if views.images is not None:
-        for language, captions in views.captions:
-            yield language or "", rank(views, views.images, captions, hinges)
-
-
-def _captions_and_captions(rank: _Rank, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
-    for (language_a, a), (language_b, b) in combinations(views.captions, 2):
-        yield "" if language_a is None or language_b is None else f"{language_a}-{language_b}", rank(views, a, b, hinges)
-
-
-def _heads(num_heads: int, margin: float, views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
-    images = [] if views.images is None else [("images", views.images)]
-    heads = [(name, encoded.values.unflatten(1, (num_heads, -1))) for name, encoded in (*images, *views.captions)]
-    for (name_a, a), (name_b, b) in combinations_with_replacement(heads, 2):
-        names = dict.fromkeys((name_a, name_b))  # A single name for a view with itself.
-        yield "" if None in names else "-".join(map(str, names)), diversity_loss(a, b, margin=margin)
 
 
 def named_losses(terms: Sequence[Term], views: Views, hinges: str) -> tuple[Tensor, Mapping[str, Tensor]]:
