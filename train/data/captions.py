@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -150,12 +151,11 @@ def read_captions(
 
 def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
     """Count captions by split, language and portion."""
-    counts: dict[tuple[str, str, str], int] = {}
+    counts: Counter[tuple[str, str, str]] = Counter()
     for table in dataset.shards(_LABELS):
         strings = pa.table({name: table[name].cast(pa.string()) for name in _LABELS})
         for row in strings.group_by(list(_LABELS)).aggregate([([], "count_all")]).to_pylist():
-            key = (row["split"], row["language"], row["portion"])
-            counts[key] = counts.get(key, 0) + row["count_all"]
+            counts[row["split"], row["language"], row["portion"]] += row["count_all"]
     return counts
 
 
@@ -221,19 +221,16 @@ def _read_shard(dataset: Dataset, shard: int, names: Mapping[str, Sequence[str]]
 
 def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     """Return the position of each label in ``names``, int8, -1 for others."""
-    codes = [np.zeros(0, np.int8)]
-    for chunk in labels.chunks:
-        positions = pc.fill_null(pc.index_in(chunk.dictionary, pa.array(names, chunk.dictionary.type)), -1).to_numpy()
-        codes.append(positions.astype(np.int8)[chunk.indices.to_numpy()])
-    return np.concatenate(codes)
+    codes = labels.unify_dictionaries().combine_chunks()
+    positions = pc.fill_null(pc.index_in(codes.dictionary, pa.array(names, codes.dictionary.type)), -1).to_numpy()
+    return positions.astype(np.int8)[codes.indices.to_numpy()]
 
 
 def _join(table: pa.Table, names: Mapping[str, Sequence[str]]) -> Captions:
     """Sort the captions of all shards by image; each image is in one shard."""
     image_ids = table["image_id"].combine_chunks()
     order = pc.array_sort_indices(image_ids.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
+    rank = np.argsort(order).astype(np.int32)
     images = rank[image_ids.indices.to_numpy()]
     tokens = table["token_ids"]
     captions = Captions(
