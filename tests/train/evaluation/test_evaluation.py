@@ -13,6 +13,7 @@ from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 from tests.fake_gpu import fake_gpu
 from tests.train.trainings import (
+    ALL_PORTIONS,
     CONFIG,
     ORDER,
     PARALLEL,
@@ -58,7 +59,7 @@ def model(write_run):
 
 @pytest.fixture
 def data(toy):
-    return open_data(toy.captions, toy.features, split="test")
+    return open_data(toy.captions, toy.features, split="test", portions=ALL_PORTIONS)
 
 
 def rows_of(data, language):
