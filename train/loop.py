@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from math import isfinite, isnan, nan
+from math import ceil, isfinite, isnan, nan
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ from train.runs.run import (
     is_finished,
     open_run,
 )
-from train.schedules import learning_rate, max_total_steps, steps_per_epoch, stop_reason
+from train.schedules import learning_rate, max_total_steps, stop_reason
 from train.training_data import TrainingInputs, TrainingInputsProtocol, load_training_inputs, overlap_remark
 
 _LOG_EVERY_STEPS = 10
@@ -191,7 +191,8 @@ class _Loop:
         self.saved_step = 0  # Step of last.pt.
         self.stopwatch = Stopwatch()
         self.batches = BatchLoader(training_inputs, training_inputs.sampler(config, job.seed), processes, device)
-        self.epoch_steps = steps_per_epoch(config.schedule, self.batches.epoch_steps)
+        # The last step of an epoch may accumulate fewer batches.
+        self.epoch_steps = ceil(self.batches.epoch_steps / config.schedule.grad_accum_steps)
         self.model = build_model(config.model, start.dimensions, job.seed).to(device)
         if config.model.frozen_words:
             freeze_word_embeddings(self.model, start.dimensions.vocabulary_size)

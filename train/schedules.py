@@ -8,11 +8,6 @@ from train.config.sections import Config, ScheduleConfig
 from train.runs.checkpoints import TrainingProgress
 
 
-def steps_per_epoch(schedule: ScheduleConfig, batches: int) -> int:
-    """Return the number of steps in an epoch; the last may accumulate fewer batches."""
-    return -(-batches // schedule.grad_accum_steps)
-
-
 def max_total_steps(schedule: ScheduleConfig, epoch_steps: int) -> int | None:
     """Return the maximum number of steps; None without a limit."""
     return min((limit for limit in (schedule.max_steps, schedule.max_epochs * epoch_steps) if limit), default=None)

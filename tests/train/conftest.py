@@ -15,7 +15,7 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from tests.builders import write_rows
 from tests.integration.processes import ForkedSteps
-from tests.train.trainings import CONFIG, region_row, rewrite
+from tests.train.trainings import ALL_PORTIONS, CONFIG, region_row, rewrite
 from train.config import models as config_models
 from train.config.models import VseConfig
 from train.config.sections import from_toml
@@ -299,7 +299,7 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
             word_dim = 4
             similarity = "{similarity}"
         """
-        data = open_data(toy.captions, toy.features, toy.vocabulary, split="test")
+        data = open_data(toy.captions, toy.features, toy.vocabulary, split="test", portions=ALL_PORTIONS)
         assert data.vocabulary is not None
         config = from_toml(text, "toy")
         dimensions = Dimensions(tuple(languages), len(data.vocabulary), (8,))

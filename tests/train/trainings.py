@@ -106,6 +106,10 @@ def region_row(image_id: str, num_regions: int, features: np.ndarray) -> dict:
     return row
 
 
+ALL_PORTIONS = {"de": ("comparable",), "en": ("comparable", "translation"), "fr": ("translation",)}
+"""All portions of the toy, by language."""
+
+
 def rewrite(location: str, folder: Path, change: Callable[[list[dict]], list[dict]], **options) -> str:
     """Write the changed rows of a dataset as another dataset, and return its folder."""
     dataset = open_dataset(location)

@@ -26,20 +26,6 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def read_preset(name: str) -> str:
-    """Return the text of a preset, or of a base of presets.
-
-    Raises:
-        UsageError: the name is unknown.
-    """
-    path = _FOLDER / f"{name}.toml"
-    if ".." in Path(name).parts or not os.path.isfile(path):  # noqa: PTH113 -- also false for invalid paths
-        matches = get_close_matches(name, preset_names(), n=3)
-        hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them."
-        raise UsageError(f"there is no preset {name!r}: {hint} A file of your own ends in .toml")
-    return path.read_text(encoding="utf-8")
-
-
 def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a configuration as a table, merged with those that it ``extends``.
 
@@ -50,11 +36,12 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
     """
     by = f"{chain[-1]} extends {source!r}, but " if chain else ""
     if not source.endswith(".toml"):
-        try:
-            text = read_preset(source)
-        except UsageError as error:
-            raise UsageError(f"{by}{error}") from error
-        return parse_table(text, (*chain, source))
+        preset = _FOLDER / f"{source}.toml"
+        if ".." in Path(source).parts or not os.path.isfile(preset):  # noqa: PTH113 -- also false for invalid paths
+            matches = get_close_matches(source, preset_names(), n=3)
+            hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them."
+            raise UsageError(f"{by}there is no preset {source!r}: {hint} A file of your own ends in .toml")
+        return parse_table(preset.read_text(encoding="utf-8"), (*chain, source))
     path = Path(os.path.normpath(folder / local_path(source)))
     if not os.path.isfile(path):  # noqa: PTH113 -- also false for invalid paths
         advice = "a path starts at the folder of the file that names it" if chain else "check the path"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -108,20 +109,12 @@ class Captions:
         return replace(self, images=images.astype(np.int32), image_ids=tuple(self.image_ids[n] for n in present.tolist()))
 
 
-def read_captions(
-    dataset: Dataset,
-    *,
-    split: str | Sequence[str],
-    languages: Sequence[str] | None = None,
-    portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
-) -> Captions:
-    """Read the encoded captions of one split or several.
-
-    By default all languages and portions are read. ``portions`` are those of all languages, or by language.
+def read_captions(dataset: Dataset, *, split: str | Sequence[str], portions: Mapping[str, Sequence[str]]) -> Captions:
+    """Read the encoded captions of one split or several, in some portions by language.
 
     Raises:
         DatasetError: the dataset is of another kind, or lacks these captions.
-        UsageError: ``languages`` and the keys of ``portions`` differ, or a language or portion is repeated.
+        UsageError: a portion of a language is repeated.
     """
     if dataset.kind != "encoded":
         raise DatasetError(
@@ -129,10 +122,12 @@ def read_captions(
             "and give its output"
         )
     splits = (split,) if isinstance(split, str) else tuple(split)
-    chosen = _select_portions(dataset, splits, languages, portions)
-    portion_names = tuple(dict.fromkeys(chain(*chosen.values())))
-    names = {"split": splits, "language": tuple(chosen), "portion": portion_names}
-    pairs = [(index, portion_names.index(portion)) for index, wanted in enumerate(chosen.values()) for portion in wanted]
+    for wanted in portions.values():
+        if len(set(wanted)) < len(wanted):
+            raise UsageError(f"portions are {', '.join(wanted)}: name each once")
+    portion_names = tuple(dict.fromkeys(chain(*portions.values())))
+    names = {"split": splits, "language": tuple(portions), "portion": portion_names}
+    pairs = [(index, portion_names.index(portion)) for index, wanted in enumerate(portions.values()) for portion in wanted]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         tables = list(pool.map(lambda shard: _read_shard(dataset, shard, names, pairs), range(dataset.num_shards)))
     table = pa.concat_tables(tables).unify_dictionaries()
@@ -150,12 +145,11 @@ def read_captions(
 
 def labels_of(dataset: Dataset) -> dict[tuple[str, str, str], int]:
     """Count captions by split, language and portion."""
-    counts: dict[tuple[str, str, str], int] = {}
+    counts: Counter[tuple[str, str, str]] = Counter()
     for table in dataset.shards(_LABELS):
         strings = pa.table({name: table[name].cast(pa.string()) for name in _LABELS})
         for row in strings.group_by(list(_LABELS)).aggregate([([], "count_all")]).to_pylist():
-            key = (row["split"], row["language"], row["portion"])
-            counts[key] = counts.get(key, 0) + row["count_all"]
+            counts[row["split"], row["language"], row["portion"]] += row["count_all"]
     return counts
 
 
@@ -175,38 +169,6 @@ def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray
         )
 
 
-def _select_portions(
-    dataset: Dataset,
-    splits: Sequence[str],
-    languages: Sequence[str] | None,
-    portions: Sequence[str] | Mapping[str, Sequence[str]] | None,
-) -> dict[str, tuple[str, ...]]:
-    """Return the selected portions by language; defaults come from the dataset."""
-    by_language = portions.values() if isinstance(portions, Mapping) else [portions or ()]
-    for option, names in (("languages", languages or ()), *(("portions", names) for names in by_language)):
-        if len(set(names)) < len(names):
-            raise UsageError(f"{option} are {', '.join(names)}: name each once")
-    if isinstance(portions, Mapping):
-        if languages is not None and set(languages) != set(portions):
-            raise UsageError(f"languages are {', '.join(languages)}, but portions are given for {', '.join(portions)}")
-        chosen = {language: tuple(portions[language]) for language in languages or portions}
-    elif languages is not None and portions is not None:
-        chosen = {language: tuple(portions) for language in languages}
-    else:
-        chosen = {} if languages is None else dict.fromkeys(languages, ())
-        for other, language, portion in sorted(labels_of(dataset)):
-            if other in splits and (languages is None or language in chosen) and (portions is None or portion in portions):
-                chosen[language] = tuple(dict.fromkeys((*chosen.get(language, ()), portion)))
-    if not chosen:
-        raise DatasetError(
-            no_captions(dataset, f"split {','.join(splits)!r}" + "".join(f", portion {name!r}" for name in portions or ()))
-        )
-    for language, names in chosen.items():
-        if not names:
-            raise DatasetError(no_captions(dataset, f"split {','.join(splits)!r}, language {language!r}"))
-    return chosen
-
-
 def _read_shard(dataset: Dataset, shard: int, names: Mapping[str, Sequence[str]], pairs: Sequence[tuple[int, int]]) -> pa.Table:
     """Read the selected captions of a shard, with labels as positions in ``names``."""
     table = dataset.shard(shard, ["image_id", *_LABELS, "index", "token_ids"])
@@ -221,19 +183,16 @@ def _read_shard(dataset: Dataset, shard: int, names: Mapping[str, Sequence[str]]
 
 def _codes(labels: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     """Return the position of each label in ``names``, int8, -1 for others."""
-    codes = [np.zeros(0, np.int8)]
-    for chunk in labels.chunks:
-        positions = pc.fill_null(pc.index_in(chunk.dictionary, pa.array(names, chunk.dictionary.type)), -1).to_numpy()
-        codes.append(positions.astype(np.int8)[chunk.indices.to_numpy()])
-    return np.concatenate(codes)
+    codes = labels.unify_dictionaries().combine_chunks()
+    positions = pc.fill_null(pc.index_in(codes.dictionary, pa.array(names, codes.dictionary.type)), -1).to_numpy()
+    return positions.astype(np.int8)[codes.indices.to_numpy()]
 
 
 def _join(table: pa.Table, names: Mapping[str, Sequence[str]]) -> Captions:
     """Sort the captions of all shards by image; each image is in one shard."""
     image_ids = table["image_id"].combine_chunks()
     order = pc.array_sort_indices(image_ids.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
+    rank = np.argsort(order).astype(np.int32)
     images = rank[image_ids.indices.to_numpy()]
     tokens = table["token_ids"]
     captions = Captions(

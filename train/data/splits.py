@@ -185,8 +185,7 @@ def open_data(
     vocabulary: str | None = None,
     *,
     split: str | Sequence[str],
-    languages: Sequence[str] | None = None,
-    portions: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    portions: Mapping[str, Sequence[str]],
     captions_per_image: Literal["all", "one"] = "all",
     images: Literal["all", "half", "disjoint"] = "all",
     seed: int = 0,
@@ -207,8 +206,7 @@ def open_data(
         features: folder of the features.
         vocabulary: folder of the vocabulary of the captions.
         split: the split, or several.
-        languages: as in `read_captions`.
-        portions: as in `read_captions`.
+        portions: portions by language.
         captions_per_image: ``one`` samples one caption per image and language.
         images: ``half`` samples half of the images; ``disjoint`` gives each of two languages a separate half.
         seed: seed of the samples.
@@ -249,7 +247,7 @@ def open_data(
             f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {fingerprint[:12]}...) than "
             f"{vocabulary!r} ({words.fingerprint[:12]}...): give that one, or encode the captions again with this one"
         )
-    chosen = read_captions(encoded, split=split, languages=languages, portions=portions)
+    chosen = read_captions(encoded, split=split, portions=portions)
     if words is not None:
         _check_languages(words, chosen)
     if exclusion is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import gcd
 from typing import Any
 
@@ -88,7 +88,7 @@ class PairSource:
         self.columns = tuple(columns) or tuple(available)
         self.vectors = VECTORS[images.kind]  # Column of the features.
         self.labels = {label: tuple(values) for label, values in zip(_LABELS, labels, strict=True) if values}
-        _check_labels(texts, self.labels)
+        _check_labels(texts, self.labels, labels_of(texts))
 
     def captions_of(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read keys, splits and columns of the selected captions of a shard."""
@@ -119,9 +119,7 @@ class PairSource:
         """Count the captions by shard of their images' features, int64 ``[num_shards]``."""
         counts = captions["image_id"].value_counts()
         shards = [shard_of(image_id, self.features.num_shards) for image_id in counts.field("values").to_pylist()]
-        pairs = np.zeros(self.features.num_shards, np.int64)
-        np.add.at(pairs, shards, counts.field("counts").to_numpy())
-        return pairs
+        return np.bincount(shards, counts.field("counts"), self.features.num_shards).astype(np.int64)
 
     def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[MissingFeatures, ...], pa.Table]:
         """Return images without features, by split, and the captions of all other images."""
@@ -141,7 +139,10 @@ class PairSource:
                 whole = captions.filter(in_split)
                 raise lacking(self.features, missing[0], images=len(pc.unique(whole["image_id"])), captions=len(whole))
         complete = captions.filter(pc.invert(lacks))
-        _check_labels(self.captions, self.labels, complete, f" whose images have features in {self.features.folder.location!r}")
+        remaining = set(zip(*(complete[label].to_pylist() for label in _LABELS), strict=True))
+        _check_labels(
+            self.captions, self.labels, remaining, f" whose images have features in {self.features.folder.location!r}"
+        )
         for entry in missing:
             logger.warning(entry.remark)
         return tuple(missing), complete
@@ -176,15 +177,10 @@ class PairSource:
 
 
 def _check_labels(
-    captions: Dataset, chosen: Mapping[str, Sequence[str]], remaining: pa.Table | None = None, where: str = ""
+    captions: Dataset, chosen: Mapping[str, Sequence[str]], existing: Collection[tuple[str, ...]], where: str = ""
 ) -> None:
-    """Check that each selected label has captions, or remaining captions."""
-    if remaining is None:
-        present = {
-            labels for labels in labels_of(captions) if all(labels[_LABELS.index(name)] in chosen[name] for name in chosen)
-        }
-    else:
-        present = set(zip(*(remaining[label].to_pylist() for label in _LABELS), strict=True))
+    """Check that each selected label is among existing splits, languages and portions."""
+    present = {labels for labels in existing if all(labels[_LABELS.index(name)] in chosen[name] for name in chosen)}
     for position, label in enumerate(_LABELS):
         for value in chosen.get(label, ()):
             if not any(labels[position] == value for labels in present):

@@ -67,7 +67,7 @@ def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
         model.train(training)
 
 
-def encode_images(model: RetrievalModel, features: np.ndarray | ImageFeatures, *, on_progress: Count = no_progress) -> Encoded:
+def encode_images(model: RetrievalModel, features: ImageFeatures, *, on_progress: Count = no_progress) -> Encoded:
     """Encode images in batches, since their features may be memory-mapped.
 
     Features are ``[I, D]`` or ``[I, R, D]``. Batches shrink where features take much memory; their size affects speed, not results.
@@ -78,11 +78,7 @@ def encode_images(model: RetrievalModel, features: np.ndarray | ImageFeatures, *
     batch_size = max(1, min(_BATCH, _MAX_BATCH_BYTES // (4 * math.prod(features.shape[1:]))))
     with eval_mode(model) as device:
         for start in range(0, max(len(features), 1), batch_size):  # No images have a shape, too.
-            rows = slice(start, start + batch_size)
-            if isinstance(features, ImageFeatures):
-                batch = ImageBatch.of(features, rows, device)
-            else:
-                batch = ImageBatch(upload(torch.from_numpy(np.array(features[rows], np.float32)), device))
+            batch = ImageBatch.of(features, slice(start, start + batch_size), device)
             parts.append(model.encode_images(batch))
             on_progress(len(batch))
     return Encoded.concatenate(parts)

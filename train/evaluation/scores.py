@@ -16,7 +16,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
-from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, open_data
+from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, open_data
 from train.devices import resolve_device
 from train.evaluation.compatibility import (
     check_languages,
@@ -33,7 +33,7 @@ from train.evaluation.ranks import direction_intervals, rank_table
 from train.evaluation.relevance import OWN_CAPTIONS, RightItems, captions_of_images
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
-from train.jobs import EvaluateJob
+from train.jobs import EvaluateJob, FiguresJob
 from train.runs.run import Run, open_run
 
 Remark = Callable[[str], None]
@@ -140,7 +140,7 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
     known, languages = check_members(runs), job.languages
     files = read_relevance(job.relevance, job.annotations, runs[0].vocabulary.tokens)
     definitions: dict[str, RightItems] = {OWN_CAPTIONS: captions_of_images, **files}
-    token_width = check_tokens(runs, job.token_features)
+    check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     check_languages(languages, known, subject)
     labels = labels_of(open_dataset(job.captions, kind="encoded"))
@@ -158,23 +158,9 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
         if portions:
             exclusion = Exclusion.read(job.exclude, [split], trained.__contains__) if job.exclude else None
             data = {
-                l2: open_data(
-                    job.captions,
-                    job.features,
-                    split=split,
-                    portions=portions,
-                    l2=l2,
-                    memory_map=job.memory_map,
-                    expected=expected_fingerprints(runs),
-                    allow_missing_features=job.allow_missing_features,
-                    token_features=job.token_features,
-                    token_width=token_width,
-                    exclusion=exclusion,
-                )
+                l2: open_split(runs, job, split, portions, l2=l2, exclusion=exclusion)
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
             }
-            for run in runs:
-                check_sample_outputs(run, features=job.features, token_features=job.token_features)
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
                 _score(members, language, name, job.folds, definitions, on_progress)
@@ -194,6 +180,34 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
             "evaluated. Leave --cross-lingual out, or choose others with --languages, --portion and --split"
         )
     return scores
+
+
+def open_split(
+    runs: Sequence[Run],
+    job: EvaluateJob | FiguresJob,
+    split: str,
+    portions: Mapping[str, Sequence[str]],
+    *,
+    l2: bool,
+    exclusion: Exclusion | None = None,
+) -> SplitData:
+    """Open a split of a job's data, and check that it comes from the extractors of runs."""
+    data = open_data(
+        job.captions,
+        job.features,
+        split=split,
+        portions=portions,
+        l2=l2,
+        memory_map=job.memory_map,
+        expected=expected_fingerprints(runs),
+        allow_missing_features=job.allow_missing_features,
+        token_features=job.token_features,
+        token_width=check_tokens(runs, job.token_features),
+        exclusion=exclusion,
+    )
+    for run in runs:
+        check_sample_outputs(run, features=job.features, token_features=job.token_features)
+    return data
 
 
 def portions_in(

@@ -113,8 +113,6 @@ class Encoded:
         """Join one or more batches; a single one is returned without a copy."""
         if len(batches) == 1:
             return batches[0]
-        if batches[0].values.dim() == 2:
-            return Encoded(torch.cat([batch.values for batch in batches]))
         max_size = max(batch.values.shape[1] for batch in batches)
         padded = [batch.padded_to(max_size) for batch in batches]
         mask = None if all(batch.mask is None for batch in padded) else torch.cat([batch.mask_or_ones for batch in padded])

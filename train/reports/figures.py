@@ -15,17 +15,11 @@ from schemas.made_from import write_made_from
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
-from train.data.splits import TEST_SPLITS, SplitData, open_data
+from train.data.splits import TEST_SPLITS, SplitData
 from train.devices import resolve_device
-from train.evaluation.compatibility import (
-    check_languages,
-    check_sample_outputs,
-    check_tokens,
-    check_vectors,
-    expected_fingerprints,
-)
+from train.evaluation.compatibility import check_languages, check_tokens, check_vectors
 from train.evaluation.evaluation import Count, encode_images, no_progress
-from train.evaluation.scores import portions_in
+from train.evaluation.scores import open_split, portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
@@ -165,7 +159,8 @@ def _write(
 
 def _open(run: Run, job: FiguresJob) -> SplitData:
     """Open the captions of a split, in one portion if all languages share one."""
-    known, token_width = run.model.languages, check_tokens([run], job.token_features)
+    known = run.model.languages
+    check_tokens([run], job.token_features)
     check_languages(job.languages, known)
     labels = labels_of(open_dataset(job.captions, kind="encoded"))
     splits = sorted({split for split, language, _ in labels if language in known})
@@ -182,17 +177,4 @@ def _open(run: Run, job: FiguresJob) -> SplitData:
     common = set.intersection(*map(set, portions.values()))
     if common and not job.caption_ids:
         portions = dict.fromkeys(portions, (min(common),))  # Alphabetically, comparable precedes translation.
-    data = open_data(
-        job.captions,
-        job.features,
-        split=wanted,
-        portions=portions,
-        l2=run.config.data.l2_features,
-        memory_map=job.memory_map,
-        expected=expected_fingerprints([run]),
-        allow_missing_features=job.allow_missing_features,
-        token_features=job.token_features,
-        token_width=token_width,
-    )
-    check_sample_outputs(run, features=job.features, token_features=job.token_features)
-    return data
+    return open_split([run], job, wanted, portions, l2=run.config.data.l2_features)

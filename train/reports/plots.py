@@ -8,7 +8,7 @@ from typing import Any
 
 from schemas.drawing import Axes, Figure, Line2D, own_style
 from schemas.errors import UsageError
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 from train.evaluation.sts import StsResult
 from train.reports.comparison import SUM, ComparedRow, Comparison
 from train.reports.reproduce_report import Report, Section
@@ -112,13 +112,12 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
         UsageError: the format is unknown.
     """
     location = os.fspath(output)
-    folder, _, name = location.rstrip("/").rpartition("/")
-    suffix = os.path.splitext(name)[1]  # noqa: PTH122 -- may be in a bucket
-    if location.endswith("/") or not suffix:
+    suffix = os.path.splitext(location)[1]  # noqa: PTH122 -- may be in a bucket
+    if not suffix:
         return Folder(location.rstrip("/") or "/"), _NAME
     if suffix not in FORMATS:
         raise UsageError(f"--output is {location!r}, expected a folder, or a file that ends in {', '.join(FORMATS)}")
-    return Folder(folder or ("/" if location.startswith("/") else ".")), name
+    return file_at(location)
 
 
 @own_style()

@@ -41,7 +41,8 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
         for index, language in enumerate(history.languages):
             for cutoff, dashes in _CUTOFFS.items():
                 style = style_of(index)._replace(linestyle=dashes)
-                draw_series(panel, *history.recall(language, direction, cutoff), style, offset=index)
+                recalls_at = history.series("evaluation", language, direction, f"recall_at_{cutoff}")
+                draw_series(panel, *recalls_at, style, offset=index)
         _draw_chance(panel, history, direction)
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")

@@ -61,10 +61,6 @@ class History:
         items = [item for entry in self.of("evaluation") for item in entry.items() if isinstance(item[1], Mapping)]
         return tuple(dict.fromkeys(name for name, metrics in items if numbers_in(metrics).keys() >= _RECALLS))
 
-    def recall(self, language: str, direction: str, cutoff: int) -> Series:
-        """Return R@1, R@5 or R@10 of a language on the validation split, in percent."""
-        return self.series("evaluation", language, direction, f"recall_at_{cutoff}")
-
     def chance(self, language: str) -> Mapping[str, Any]:
         """Return `train.chance.Chance.to_dict`; empty if unknown."""
         logged = [entry[language] for entry in self.of("chance") if isinstance(entry.get(language), Mapping)]

@@ -1,10 +1,12 @@
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
+import train
 from schemas.errors import UsageError
-from train.config.presets import preset_names, read_preset
+from train.config.presets import preset_names
 from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, resolve, to_toml
 
 SMALL = '[data]\nportions = { en = ["comparable"] }\n'
@@ -221,14 +223,18 @@ def test_presets_are_configurations(name):
     assert from_toml(to_toml(config), "copy") == config
 
 
+def preset_text(name: str) -> str:
+    return (Path(train.__file__).parent / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
 def test_presets_of_papers_set_all_hyperparameters(name):
     config = resolve(name)
-    text, extended = read_preset(name), ""
+    text, extended = preset_text(name), ""
     while 'extends = "' in text:
-        text = read_preset(text.partition('extends = "')[2].partition('"')[0])
+        text = preset_text(text.partition('extends = "')[2].partition('"')[0])
         extended += text
-    said = read_preset(name) + extended
+    said = preset_text(name) + extended
     for key, _ in leaves(config):
         if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another text encoder.
             continue

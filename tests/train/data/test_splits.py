@@ -9,11 +9,12 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from tests.train.trainings import rewrite
+from tests.train.trainings import ALL_PORTIONS, rewrite
 from train.data.captions import disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.data.splits import MissingFeatures, check_fingerprints, open_data
 
 COMPARABLE = {"en": ("comparable",), "de": ("comparable",)}
+EN_DE = {language: ALL_PORTIONS[language] for language in ("en", "de")}
 
 
 def same_captions(a, b) -> bool:
@@ -37,7 +38,7 @@ def test_open_data_joins_captions_and_features(toy):
 
 
 def test_open_data_without_vocabulary(toy):
-    data = open_data(toy.captions, toy.features, split="val")
+    data = open_data(toy.captions, toy.features, split="val", portions=ALL_PORTIONS)
     assert data.vocabulary is None
     assert data.fingerprints["vocabulary"] == open_dataset(toy.vocabulary).fingerprint
 
@@ -63,22 +64,22 @@ def test_other_vocabulary_is_refused(toy, other_toy):
     expected = open_dataset(toy.vocabulary).fingerprint[:12], open_dataset(other_toy.vocabulary).fingerprint[:12]
     message = r"another vocabulary \(fingerprint {}\.\.\.\) than .*\({}\.\.\.\)".format(*expected)
     with pytest.raises(DatasetError, match=message):
-        open_data(toy.captions, toy.features, other_toy.vocabulary, split="val")
+        open_data(toy.captions, toy.features, other_toy.vocabulary, split="val", portions=ALL_PORTIONS)
 
 
 def test_vocabulary_without_a_language_is_refused(toy, tmp_path):
     vocabulary = rewrite(toy.vocabulary, tmp_path / "voc", list, parameters={"languages": ["de", "en"]}, shards=1)
     inputs = ({"name": "vocabulary", "fingerprint": open_dataset(vocabulary).fingerprint},)
     folders = rewrite(toy.captions, tmp_path / "encoded", list, inputs=inputs), toy.features, vocabulary
-    assert len(open_data(*folders, split="val", languages=["en", "de"]).captions)
+    assert len(open_data(*folders, split="val", portions=EN_DE).captions)
     with pytest.raises(DatasetError, match="was counted on captions in de, en: those in fr are nearly all <unk>"):
-        open_data(*folders, split="val")
+        open_data(*folders, split="val", portions=ALL_PORTIONS)
 
 
 def test_captions_without_vocabulary_fingerprint_are_refused(toy, tmp_path):
     encoded = rewrite(toy.captions, tmp_path, list, inputs=())
     with pytest.raises(DatasetError, match="does not name its vocabulary: encode the captions again"):
-        open_data(encoded, toy.features, split="val")
+        open_data(encoded, toy.features, split="val", portions=ALL_PORTIONS)
 
 
 def test_missing_features_are_refused(toy, tmp_path):
@@ -94,18 +95,18 @@ def test_missing_features_are_refused(toy, tmp_path):
     # No caption would be left without them, so that leaving them out is no way on.
     end = r"\. Extract the features of these images, or check that both datasets are of the same images$"
     with pytest.raises(DatasetError, match=rf"12 of 12 images of split 'val', with 84 of 84 captions: {names}{end}"):
-        open_data(toy.captions, none, split="val")
+        open_data(toy.captions, none, split="val", portions=ALL_PORTIONS)
 
 
 def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
     with pytest.raises(DatasetError, match="holds features, expected encoded"):
-        open_data(toy.features, toy.features, split="val")
+        open_data(toy.features, toy.features, split="val", portions=ALL_PORTIONS)
     with pytest.raises(DatasetError, match="holds vocabulary, expected features"):
-        open_data(toy.captions, toy.vocabulary, split="val")
+        open_data(toy.captions, toy.vocabulary, split="val", portions=ALL_PORTIONS)
     with pytest.raises(DatasetError, match="holds encoded, expected vocabulary"):
-        open_data(toy.captions, toy.features, toy.captions, split="val")
+        open_data(toy.captions, toy.features, toy.captions, split="val", portions=ALL_PORTIONS)
     with pytest.raises(DatasetError, match=r"is not a dataset: it holds no _manifest\.json"):
-        open_data(toy.captions, str(tmp_path), split="val")
+        open_data(toy.captions, str(tmp_path), split="val", portions=ALL_PORTIONS)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +119,12 @@ def test_datasets_of_other_kinds_are_refused(toy, tmp_path):
     ],
 )
 def test_unexpected_fingerprints_are_refused(toy, name, message):
-    fingerprints = open_data(toy.captions, toy.features, split="val").fingerprints
-    assert open_data(toy.captions, toy.features, split="val", expected=fingerprints).fingerprints == fingerprints
+    fingerprints = open_data(toy.captions, toy.features, split="val", portions=ALL_PORTIONS).fingerprints
+    data = open_data(toy.captions, toy.features, split="val", portions=ALL_PORTIONS, expected=fingerprints)
+    assert data.fingerprints == fingerprints
     shown = rf"\(fingerprint {fingerprints[name][:12]}\.\.\., expected 0123\.\.\.\)"
     with pytest.raises(DatasetError, match=f"{message}.* {shown}"):
-        open_data(toy.captions, toy.features, split="val", expected={**fingerprints, name: "0123"})
+        open_data(toy.captions, toy.features, split="val", portions=ALL_PORTIONS, expected={**fingerprints, name: "0123"})
     with pytest.raises(DatasetError, match=message):
         check_fingerprints(fingerprints, {name: "0123"}, captions="c", features="f")
 
@@ -133,14 +135,14 @@ def test_open_data_checks_before_reading_features(toy, new_dataset, tmp_path, mo
     manifest = json.loads((tmp_path / "features" / "_manifest.json").read_text())
     (tmp_path / "features" / "_manifest.json").write_text(json.dumps({**manifest, "fingerprint": "0123"}))
     with pytest.raises(DatasetError, match="was changed since it was written"):
-        open_data(toy.captions, str(tmp_path / "features"), split="val")
+        open_data(toy.captions, str(tmp_path / "features"), split="val", portions=ALL_PORTIONS)
     with pytest.raises(DatasetError, match="has no captions of split 'dev'"):
-        open_data(toy.captions, toy.features, split="dev")
+        open_data(toy.captions, toy.features, split="dev", portions=ALL_PORTIONS)
 
 
 def test_missing_features_are_excluded(toy, gappy):
-    whole = open_data(toy.captions, toy.features, split="train", languages=["en", "de"])
-    data = open_data(gappy.captions, gappy.features, split="train", languages=["en", "de"], allow_missing_features=True)
+    whole = open_data(toy.captions, toy.features, split="train", portions=EN_DE)
+    data = open_data(gappy.captions, gappy.features, split="train", portions=EN_DE, allow_missing_features=True)
     lacking = [f"train-{n:03d}" for n in (3, 5, 7, 11, 13, 17, 19)]
     assert data.captions.image_ids == tuple(name for name in whole.captions.image_ids if name not in lacking)
     assert data.missing_features == MissingFeatures(
@@ -162,7 +164,7 @@ def test_missing_features_are_excluded(toy, gappy):
 
 
 def test_samples_are_independent_of_missing_features(toy, gappy):
-    arguments = {"split": "train", "languages": ["en"], "images": "half", "seed": 3}
+    arguments = {"split": "train", "portions": {"en": ["comparable"]}, "images": "half", "seed": 3}
     whole = open_data(toy.captions, toy.features, **arguments)
     data = open_data(gappy.captions, gappy.features, **arguments, allow_missing_features=True)
     assert 0 < len(data.captions.image_ids) < len(whole.captions.image_ids)
@@ -172,4 +174,4 @@ def test_samples_are_independent_of_missing_features(toy, gappy):
 def test_portion_without_features_is_refused(toy, tmp_path):
     other = rewrite(toy.features, tmp_path, lambda rows: [rows[0] | {"image_id": "x"}])
     with pytest.raises(DatasetError, match="lacks the features of all images with captions in de comparable of split 'val'"):
-        open_data(toy.captions, other, split="val", languages=["de"], allow_missing_features=True)
+        open_data(toy.captions, other, split="val", portions={"de": ["comparable"]}, allow_missing_features=True)

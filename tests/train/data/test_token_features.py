@@ -5,7 +5,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from tests.train.trainings import rewrite
+from tests.train.trainings import ALL_PORTIONS, rewrite
 from train.data import features
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
@@ -13,9 +13,8 @@ from train.data.token_features import open_token_features
 
 
 def opened(corpus, split="val", **options):
-    return open_data(
-        corpus.captions, corpus.features, split=split, token_features=corpus.token_features, token_width=4, **options
-    )
+    options = {"portions": ALL_PORTIONS, "token_features": corpus.token_features, "token_width": 4, **options}
+    return open_data(corpus.captions, corpus.features, split=split, **options)
 
 
 def by_key(location):
@@ -73,7 +72,7 @@ def test_token_fingerprints(toy_tokens):
 
 
 def test_captions_without_token_vectors_are_refused(toy):
-    captions = open_data(toy.captions, toy.features, split="val").captions
+    captions = open_data(toy.captions, toy.features, split="val", portions=ALL_PORTIONS).captions
     with pytest.raises(ValueError, match="the captions have no token vectors"):
         captions.batch(np.arange(2)).token_vectors()
     assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).compact().vectors is None

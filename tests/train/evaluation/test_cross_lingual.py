@@ -152,7 +152,7 @@ def test_score_holds_them_on_request(write_run, toy):
         }
         (other,) = others[score.language, score.portion]
         data = open_data(
-            toy.captions, toy.features, split=score.split, languages=[score.language, other], portions=[score.portion]
+            toy.captions, toy.features, split=score.split, portions={name: [score.portion] for name in (score.language, other)}
         )
         assert score.cross_lingual == {other: evaluate_cross_lingual([(model, data)])[score.language, other]}
         plain_values = score.to_dict()["cross_lingual"][other]

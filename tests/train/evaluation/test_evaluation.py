@@ -10,8 +10,10 @@ import torch
 from rich.console import Console
 
 from schemas.errors import UsageError
+from schemas.features import FeatureSpec
 from tests.fake_gpu import fake_gpu
 from tests.train.trainings import (
+    ALL_PORTIONS,
     CONFIG,
     ORDER,
     PARALLEL,
@@ -25,6 +27,7 @@ from tests.train.trainings import (
 from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.batches import CaptionBatch
+from train.data.features import ImageFeatures
 from train.data.sampling import fixed_batches
 from train.data.splits import open_data
 from train.devices import computing
@@ -56,7 +59,7 @@ def model(write_run):
 
 @pytest.fixture
 def data(toy):
-    return open_data(toy.captions, toy.features, split="test")
+    return open_data(toy.captions, toy.features, split="test", portions=ALL_PORTIONS)
 
 
 def rows_of(data, language):
@@ -76,7 +79,7 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size, mon
                 alone = replace(batch, rows=np.array([row]))
                 expected = model.encode_captions(alone, language).values[0]
                 torch.testing.assert_close(embedding, expected, atol=1e-6, rtol=1e-5)
-    images = encode_images(model, data.features[:]).values
+    images = encode_images(model, data.features).values
     with torch.no_grad():
         expected = model.encode_images(ImageBatch(torch.from_numpy(data.features[:]))).values
     torch.testing.assert_close(images, expected, atol=1e-6, rtol=1e-5)
@@ -90,9 +93,7 @@ def test_each_language_is_ranked_by_itself_by_the_mean_score(write_run, data, se
     assert list(results) == list(data.captions.language_names)
     for language, result in results.items():
         batch = rows_of(data, language)
-        every = [
-            model.scores(encode_images(model, data.features[:]), encode_captions(model, batch, language)) for model in models
-        ]
+        every = [model.scores(encode_images(model, data.features), encode_captions(model, batch, language)) for model in models]
         owner, mean = torch.from_numpy(data.captions.images[batch.rows]).long(), sum(every) / seeds
         ranks = retrieval_ranks(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
         assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
@@ -133,7 +134,9 @@ def test_chance_equals_random_scores(data):
 def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
     monkeypatch.setattr("torch.autocast", lambda *_, **__: nullcontext())  # The device "meta" does not support it.
     model = JointEmbedding(VseConfig(embed_dim=6, word_dim=2), Dimensions(("en",), 9, (8,))).to("meta")
-    embeddings = encode_images(model, np.zeros((0, 8), np.float32)).values
+    spec = FeatureSpec(name="none", shape=(8,))
+    features = ImageFeatures(np.zeros((0, 8), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64), spec)
+    embeddings = encode_images(model, features).values
     assert (embeddings.shape, embeddings.device.type) == ((0, 6), "meta")
 
 
@@ -320,7 +323,7 @@ def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
     # 12 images in five folds: the first two have three.
     sizes = [count // folds + (number < count % folds) for number in range(folds)]
     ends = np.cumsum([0, *sizes]).tolist()
-    images = encode_images(model, comparable.features[:])
+    images = encode_images(model, comparable.features)
     for language, result in results.items():
         batch = rows_of(comparable, language)
         with torch.no_grad():

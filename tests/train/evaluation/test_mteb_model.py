@@ -10,6 +10,7 @@ from PIL import Image
 
 import imagepivot
 from schemas.errors import DatasetError, UsageError
+from tests.train.trainings import ALL_PORTIONS
 from train.data.splits import open_data
 from train.evaluation.scores import score_run
 from train.runs.run import open_run
@@ -80,7 +81,7 @@ def retrieval_task(name: str, queries: dict, corpus: dict, relevant: dict[str, l
 def test_retrieval_in_mteb_equals_evaluate(run, toy):
     from mteb.models import EncoderProtocol
 
-    data = open_data(toy.captions, toy.features, split="test", languages=["en"], portions=["comparable"])
+    data = open_data(toy.captions, toy.features, split="test", portions={"en": ["comparable"]})
     captions, tokens = data.captions, run.vocabulary.tokens
     texts = [
         " ".join(tokens[token] for token in captions.token_ids[start + 1 : end - 1])
@@ -162,12 +163,13 @@ def test_what_a_run_cannot_embed_is_refused(write_run):
 def test_front_door_tokenizes_and_extracts(write_run, toy):
     recipe = imagepivot.text_recipe("multi30k-lc").parameters().to_json()
     run = replace(open_run(write_run(l2=True)), captions={"text": recipe})
-    features = open_data(toy.captions, toy.features, split="test").features
+    features = open_data(toy.captions, toy.features, split="test", portions=ALL_PORTIONS).features
     model = imagepivot.mteb_model(run, ToyExtractor(features[:], run.fingerprints["extractor"]))
     assert np.array_equal(model.encode([{"text": ["En1, EN2"]}]), model.encode([{"text": ["en1 , en2"]}]))
     gallery = imagepivot.embed_gallery(run, toy.features)
     rows = [
-        gallery.image_ids.index(image_id) for image_id in open_data(toy.captions, toy.features, split="test").captions.image_ids
+        gallery.image_ids.index(image_id)
+        for image_id in open_data(toy.captions, toy.features, split="test", portions=ALL_PORTIONS).captions.image_ids
     ]
     images = [Image.new("P", (2, 2), 0) for _ in range(9)]
     for row, image in enumerate(images):

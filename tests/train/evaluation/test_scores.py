@@ -30,7 +30,7 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
         ("fr", "translation"),
     ]
     for score in scores:
-        data = open_data(toy.captions, toy.features, split="test", languages=[score.language], portions=[score.portion])
+        data = open_data(toy.captions, toy.features, split="test", portions={score.language: [score.portion]})
         assert score.retrieval == evaluate_ensemble([(run.model, data)])[score.language]
         assert score.split == "test"
         assert json.loads(json.dumps(score.to_dict()))["text_to_image"]["queries"] == len(data.captions)
@@ -140,7 +140,7 @@ def test_ensemble_has_the_mean_of_the_scores(pair, toy):
     assert scores != score_run(pair[0], **data)
     assert scores != score_run(pair[1], **data)
     for score in scores:
-        chosen = {"split": "test", "languages": [score.language], "portions": [score.portion]}
+        chosen = {"split": "test", "portions": {score.language: [score.portion]}}
         members = [
             (run.model, open_data(toy.captions, toy.features, **chosen, l2=l2))
             for run, l2 in zip(pair, (False, True), strict=True)

@@ -54,7 +54,7 @@ def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tupl
         run = open_run(output / "runs" / GOLD_COLUMNS[column].format(language) / f"seed-{seed}")
         portions, l2 = {language: ["comparable"]}, run.config.data.l2_features
         data = open_data(corpus.captions, corpus.features, split="test_2016", portions=portions, l2=l2)
-        images = encode_images(run.model, data.features[:])
+        images = encode_images(run.model, data.features)
         rows = data.captions.rows_of(language)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
         with torch.no_grad():

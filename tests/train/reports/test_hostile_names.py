@@ -225,7 +225,7 @@ def test_figures_of_hostile_names_have_ranks_of_their_own_captions(toy, write_ru
     assert sorted(found) == sorted(ids)
     opened = open_run(run)
     data = open_data(captions, features, split=split, portions={"en": ["a", "a,b"], "de": ["a,b"]})
-    images = encode_images(opened.model, data.features[:])
+    images = encode_images(opened.model, data.features)
     for language in ("en", "de"):
         rows = data.captions.rows_of(language)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)

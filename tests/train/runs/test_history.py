@@ -50,8 +50,8 @@ def test_series():
     assert HISTORY.series("step", "loss") == Series((10, 20, 30), (3.0, 2.0, 1.0))
     assert HISTORY.series("step", "learning_rate") == Series((10, 20, 30), (0.1, 0.2, 0.3))
     assert HISTORY.languages == ("en", "de")
-    assert HISTORY.recall("en", "text_to_image", 10) == Series((20, 40), (3.0, 4.0))
-    assert HISTORY.recall("de", "image_to_text", 1) == Series((40,), (4.0,))
+    assert HISTORY.series("evaluation", "en", "text_to_image", "recall_at_10") == Series((20, 40), (3.0, 4.0))
+    assert HISTORY.series("evaluation", "de", "image_to_text", "recall_at_1") == Series((40,), (4.0,))
     assert HISTORY.series("evaluation", "en", "sum_of_recalls") == Series((20, 40), (12.0, 18.0))
     assert HISTORY.last_step == 40
     assert HISTORY.loss_kinds == ("c2c", "c2i")
