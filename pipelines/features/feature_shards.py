@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
-from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
+from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.listing import Listing, digest_of
 from schemas.errors import DatasetError, InputError
 from schemas.failures import failures_name, parse_failures
 from schemas.footers import Footer, shard_entry

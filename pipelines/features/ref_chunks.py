@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images import ImageRef, ImageSource, Listing, SharedListing, StagedImage, read_listing
-from pipelines.inputs.images.listing import REFS_SCHEMA
+from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.listing import REFS_SCHEMA, Listing, SharedListing, read_listing
+from pipelines.inputs.images.staged_images import StagedImage
 from pipelines.running.spill_files import FileRange, from_ipc, to_ipc, write_ranges
 from schemas.keys import shard_of
 
