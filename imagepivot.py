@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from pipelines.exchange.jobs import ImportJob as ImportJob
     from pipelines.features.extraction import extract_features as extract_features
     from pipelines.features.transforms import ExtractFeatures as ExtractFeatures
-    from pipelines.inputs.captions import Selection as Selection
-    from pipelines.inputs.captions import open_source
-    from pipelines.inputs.images import open_images as open_images
+    from pipelines.inputs.captions.base import Selection as Selection
+    from pipelines.inputs.captions.opening import open_source
+    from pipelines.inputs.images.opening import open_images as open_images
     from pipelines.jobs import CaptionsJob as CaptionsJob
     from pipelines.jobs import DiffJob as DiffJob
     from pipelines.jobs import DuplicatesJob as DuplicatesJob

@@ -19,8 +19,8 @@ from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Veri
 if TYPE_CHECKING:
     from extractors.tokens.request import TokenRequest
     from extractors.tokens.transformer import TokenExtractor
-    from pipelines.inputs.captions import CaptionSource, Selection
-    from pipelines.inputs.images import ImageSource
+    from pipelines.inputs.captions.base import CaptionSource, Selection
+    from pipelines.inputs.images.base import ImageSource
     from pipelines.running.execution import Execution
     from schemas.writing.output import OutputDataset
 
@@ -115,7 +115,7 @@ class CaptionsJob(Options):
     @property
     def selection(self) -> Selection:
         """Selection of captions."""
-        from pipelines.inputs.captions import Selection
+        from pipelines.inputs.captions.base import Selection
 
         return Selection(self.languages, self.portions, self.splits)
 
@@ -126,7 +126,7 @@ class CaptionsJob(Options):
             UsageError: an option does not fit the format.
             InputError: the source does not exist, or has another format.
         """
-        from pipelines.inputs.captions import open_source
+        from pipelines.inputs.captions.opening import open_source
 
         if not isinstance(self.source, str):
             return cast("CaptionSource", self.source)
@@ -293,7 +293,7 @@ class TokenFeaturesJob(Options):
 
 @dataclass(frozen=True, repr=False)
 class ImageOptions(Options):
-    """Options of `pipelines.inputs.images.open_images`.
+    """Options of `pipelines.inputs.images.opening.open_images`.
 
     Examples:
         >>> images = imagepivot.ImageOptions(id_rule="path").open("photos")
@@ -317,7 +317,7 @@ class ImageOptions(Options):
             UsageError: an option does not fit the location.
             InputError: the location does not exist, or is a compressed tar.
         """
-        from pipelines.inputs.images import open_images
+        from pipelines.inputs.images.opening import open_images
 
         if not isinstance(images, str):
             return cast("ImageSource", images)

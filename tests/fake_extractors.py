@@ -10,7 +10,7 @@ from PIL import Image
 
 from extractors import Description, Extractor, ExtractorRequest
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows
-from pipelines.inputs.images import ImageRef
+from pipelines.inputs.images.base import ImageRef
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 

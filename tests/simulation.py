@@ -22,7 +22,8 @@ from extractors import ExtractorRequest
 from pipelines.features.extraction import list_images
 from pipelines.features.feature_shards import source_of, statistics_of
 from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
-from pipelines.inputs.images import ImageRef, ImageSource, digest_of
+from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.listing import digest_of
 from pipelines.jobs import FeaturesJob
 from pipelines.text.caption_shards import BLOCK_SCHEMA, CaptionStatistics, blocks_of, caption_rows
 from pipelines.text.merge_sort import SortedRun as CaptionPiece

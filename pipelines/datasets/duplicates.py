@@ -41,7 +41,7 @@ from schemas.kinds import KEY_COLUMNS
 from schemas.writing.records import read_record
 
 if TYPE_CHECKING:
-    from pipelines.inputs.images import ImageRef, ImageSource
+    from pipelines.inputs.images.base import ImageRef, ImageSource
 
 MAX_EXACT = 100_000
 """Maximum number of vectors whose pairs are all compared."""

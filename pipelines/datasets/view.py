@@ -19,7 +19,8 @@ from PIL import ExifTags, Image
 
 import extractors
 from pipelines.datasets.region_names import RegionNames, named_regions
-from pipelines.inputs.images import ImageSource, open_images
+from pipelines.inputs.images.base import ImageSource
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import ViewJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

@@ -50,11 +50,10 @@ class DecodingProcesses:
 
     def __init__(self, preprocess: Preprocessor, num_processes: int) -> None:
         self.num_processes = num_processes
-        self._preprocess = preprocess
-        self._idle: SimpleQueue[_Process | None] = SimpleQueue()
-        for _ in range(num_processes):
-            self._idle.put(None)
-        self._processes: list[_Process] = []
+        self._processes = [_Process(preprocess) for _ in range(num_processes)]
+        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
         weakref.finalize(self, _end, self._processes)
 
     def pixels(self, data: bytes) -> Tensor:
@@ -66,54 +65,47 @@ class DecodingProcesses:
         """
         process = self._idle.get()
         try:
-            if process is None:
-                process = _Process(self._preprocess)
-                self._processes.append(process)
             return process.pixels(data)
-        except _LostError:
-            assert process is not None
-            self._processes.remove(process)
-            code, process = process.end(), None
-            raise _lost(code) from None
         finally:
             self._idle.put(process)
 
 
-class _LostError(Exception):
-    """A process does not answer."""
-
-
 class _Process:
-    """A process and its shared memory."""
+    """A process and its shared memory, which `pixels` starts."""
 
     def __init__(self, preprocess: Preprocessor) -> None:
+        self._preprocess = preprocess
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
         import torch
 
         with _file() as file:
             file.truncate(_SHARED)
             self._shared = torch.frombuffer(mmap.mmap(file.fileno(), _SHARED), dtype=torch.uint8)
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(sys.path, file.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(file.fileno(),),
                 start_new_session=True,
             )
-        self._requests, self._replies = (cast(BinaryIO, pipe) for pipe in (self._process.stdin, self._process.stdout))
-        self._preprocess: Preprocessor | None = preprocess
+        self._requests, self._replies = (cast(BinaryIO, pipe) for pipe in (process.stdin, process.stdout))
+        return process
 
     def pixels(self, data: bytes) -> Tensor:
         import torch
 
+        is_new = self._process is None
+        self._process = self._process or self._start()
         try:
-            if self._preprocess is not None:
+            if is_new:
                 pickle.dump(self._preprocess, self._requests)
-                self._preprocess = None
             pickle.dump(data, self._requests)
             self._requests.flush()
             reply = pickle.load(self._replies)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            raise _LostError from error
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise _lost(self.end()) from None
         if isinstance(reply, Exception):
             raise reply
         shape, is_innermost, values = reply
@@ -122,15 +114,18 @@ class _Process:
         return pixels.permute(2, 0, 1) if is_innermost else pixels
 
     def end(self) -> int:
-        """Stop the process, and return its exit code."""
+        """Stop the process, and return its exit code; 0 if it was not started."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
         for pipe in (self._requests, self._replies):
             with suppress(OSError):
                 pipe.close()
         try:
-            return self._process.wait(_EXIT_SECONDS)
+            return process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            process.kill()
+            return process.wait()
 
 
 def _file() -> Any:

@@ -8,7 +8,8 @@ from extractors.base import warn_once
 from pipelines.features.extraction import Remark, plan_features
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import listed_refs
-from pipelines.inputs.images import ImageRef, Listing
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.listing import Listing
 from pipelines.jobs import FeaturesJob
 from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of

@@ -17,7 +17,8 @@ from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_nam
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.inputs.ids import KeyHashes
-from pipelines.inputs.images import CachedListing, ImageRef, Listing
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.listing import CachedListing, Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job

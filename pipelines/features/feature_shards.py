@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
-from pipelines.inputs.images import ImageRef, ImageSource, Listing, digest_of
+from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.listing import Listing, digest_of
 from schemas.errors import DatasetError, InputError
 from schemas.escapes import redact_address
 from schemas.failures import failure_row, failures_name, parse_failures
@@ -309,13 +309,11 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
                 writer.write_table(table)
         file.flush()
         with pa.memory_map(file.name) as mapped:
-            reader = pa.ipc.open_file(mapped)
-            batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
-            ids = ((key, index, row) for index, batch in enumerate(batches) for row, key in enumerate(batch[0].to_pylist()))
-            positions = iter(sorted(ids))
-            while chosen := list(islice(positions, min(_MAX_SORTED_ROWS, batch_rows(schema)))):
-                rows = [batches[index].slice(row, 1) for _, index, row in chosen]
-                yield pa.Table.from_batches(rows).combine_chunks()
+            rows = pa.ipc.open_file(mapped).read_all()
+            order = pc.sort_indices(rows["image_id"]).to_pylist()
+            size = min(_MAX_SORTED_ROWS, batch_rows(schema))
+            for start in range(0, len(order), size):
+                yield pa.concat_tables(rows.slice(row, 1) for row in order[start : start + size]).combine_chunks()
 
 
 def _batches(output: OutputDataset, name: str, ids: frozenset[str]) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
-from pipelines.inputs.images import ImageRef
+from pipelines.inputs.images.base import ImageRef
 from schemas.errors import DatasetError
 from schemas.failures import failure_row
 from schemas.kinds import count_nonfinite, table_of_arrays

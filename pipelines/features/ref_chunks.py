@@ -14,9 +14,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images import ImageRef, ImageSource, Listing, SharedListing, StagedImage, read_listing
-from pipelines.inputs.images.listing import REFS_SCHEMA
-from pipelines.running.spill_files import FileRange, from_ipc, read_range, to_ipc, write_ranges
+from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.listing import REFS_SCHEMA, Listing, SharedListing, read_listing
+from pipelines.inputs.images.staged_images import StagedImage
+from pipelines.running.spill_files import FileRange, from_ipc, to_ipc, write_ranges
 from schemas.keys import shard_of
 
 RefChunk: TypeAlias = bytes | FileRange
@@ -90,7 +91,7 @@ def from_chunks(chunks: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Staged
     refs: list[ImageRef] = []
     copies: list[StagedImage] = []
     for chunk in chunks:
-        table = from_ipc(chunk) if isinstance(chunk, bytes) else read_range(chunk)
+        table = from_ipc(chunk)
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         if table.schema.names == REFS_SCHEMA.names:
             refs += (ImageRef(*row) for row in rows)

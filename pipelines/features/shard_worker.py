@@ -18,7 +18,7 @@ from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import LoadedExtractor, Tally
 from pipelines.features.ref_chunks import RefChunk, from_chunks
-from pipelines.inputs.images import StagedImages, StagingArea
+from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError

@@ -16,8 +16,10 @@ import apache_beam as beam
 
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
-from pipelines.inputs.images import STAGED_SCHEMA, ImageRef, ImagesInParquet, StagedImage, StagingArea
+from pipelines.inputs.images.archives import ImagesInParquet
+from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA
+from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.spill_files import spill_folder

@@ -21,7 +21,9 @@ from apache_beam.utils.shared import Shared
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, row_group_batches
-from pipelines.inputs.images import ImageRef, ImagesInParquet, ImageSource, StagingArea
+from pipelines.inputs.images.archives import ImagesInParquet
+from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.staged_images import StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
@@ -117,20 +117,11 @@ def run_job(
 
 
 def run_per_shard(
-    output: OutputDataset,
-    work: ShardWork,
-    policy: ReusePolicy,
-    *,
-    execution: Execution,
-    libraries: tuple[str, ...],
-    extras: Iterable[str] = ("pipelines",),
-    check_launcher: Callable[[], object] | None = None,
-    check_worker: Callable[[], None] | None = None,
-    meter: Meter = Meter(),
+    output: OutputDataset, work: ShardWork, policy: ReusePolicy, *, libraries: tuple[str, ...], **settings: Any
 ) -> Manifest:
     """Write each missing shard from the same shard of the inputs.
 
-    ``work`` writes one shard. Other arguments, result and errors are those of `run_job`.
+    ``work`` writes one shard. The settings are other arguments of `run_job`; result and errors are those of `run_job`.
     """
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
@@ -140,18 +131,8 @@ def run_per_shard(
         written = shards | "WriteShards" >> WriteShards(output, work)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    return run_job(
-        output,
-        build,
-        policy,
-        execution=execution,
-        extras=extras,
-        check_launcher=check_launcher,
-        check_worker=check_worker,
-        run_in_process=partial(write_missing, output, work),
-        libraries=libraries,
-        meter=meter,
-    )
+    write = partial(write_missing, output, work)
+    return run_job(output, build, policy, run_in_process=write, libraries=libraries, **settings)
 
 
 def _write_template(

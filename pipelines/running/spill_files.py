@@ -41,9 +41,14 @@ def to_ipc(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def from_ipc(data: bytes) -> pa.Table:
-    """Deserialize the result of `to_ipc`."""
-    with pa.ipc.open_stream(data, options=_READ) as reader:
+def from_ipc(content: bytes | FileRange) -> pa.Table:
+    """Deserialize the result of `to_ipc`, or of the range of a file that holds one."""
+    if not isinstance(content, bytes):
+        path, offset, length = content
+        with storage_errors(path), Path(path).open("rb") as file:
+            file.seek(offset)
+            return from_ipc(file.read(length))
+    with pa.ipc.open_stream(content, options=_READ) as reader:
         return reader.read_all()
 
 
@@ -59,14 +64,6 @@ def write_ranges(contents: Iterable[tuple[Key, bytes]], path: Path) -> list[tupl
             ranges.append((key, (str(path), file.tell(), len(data))))
             file.write(data)
     return ranges
-
-
-def read_range(file_range: FileRange) -> pa.Table:
-    """Read the table in a range of a file."""
-    path, offset, length = file_range
-    with storage_errors(path), Path(path).open("rb") as file:
-        file.seek(offset)
-        return from_ipc(file.read(length))
 
 
 @contextmanager

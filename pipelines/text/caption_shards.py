@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.inputs.captions import CAPTION_COLUMNS, CaptionSource, Part, Selection
+from pipelines.inputs.captions.base import CAPTION_COLUMNS, CaptionSource, Part, Selection
 from pipelines.running.meter import Meter
 from pipelines.text.merge_sort import SortedRun, key_of, make_sorted_runs, merge_runs, number_captions, read_run, spill_to_disk
 from pipelines.text.moses import Recipe, prepare

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pipelines.inputs.captions import CaptionSource, Part, Selection
+from pipelines.inputs.captions.base import CaptionSource, Part, Selection
 from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.inputs.captions.base import INDEX_ADVICE
-from pipelines.running.spill_files import FileRange, from_ipc, read_range, to_ipc, write_ranges
+from pipelines.running.spill_files import FileRange, from_ipc, to_ipc, write_ranges
 from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
@@ -105,8 +105,7 @@ def partition_by_shard(
 
 def read_run(run: SortedRun) -> pa.Table:
     """Return the rows of a run."""
-    content = run[1]
-    return from_ipc(content) if isinstance(content, bytes) else read_range(content)
+    return from_ipc(run[1])
 
 
 @contextmanager

@@ -134,16 +134,13 @@ def vocabulary_statistics(
         for language, tokens in trained.items()
     }
     unknown: dict[str, dict[str, float]] = {}
-    reserved: dict[str, Counter[str]] = {}
-    totals: dict[tuple[str, str], list[int]] = {}
-    for (_, split, language), tokens in counts.items():
-        total = totals.setdefault((language, split), [0, 0])
-        total[0] += sum(count for token, count in tokens.items() if token not in word_ids)
-        total[1] += sum(tokens.values())
-        if reserved_count := sum(tokens.get(special, 0) for special in SPECIALS):
-            reserved.setdefault(language, Counter())[split] += reserved_count
-    for (language, split), (unknown_count, count) in sorted(totals.items()):
-        unknown.setdefault(language, {})[split] = unknown_count / count if count else 0.0
+    reserved: dict[str, dict[str, int]] = {}
+    by_split = sum_by_key(((language, split), tokens) for (_, split, language), tokens in counts.items())
+    for (language, split), tokens in sorted(by_split.items()):
+        unknown_count = sum(count for token, count in tokens.items() if token not in word_ids)
+        unknown.setdefault(language, {})[split] = unknown_count / max(1, tokens.total())
+        if reserved_count := sum(tokens[special] for special in SPECIALS):
+            reserved.setdefault(language, {})[split] = reserved_count
     languages = sorted(own)
     return {
         "tokens": {language: len(own[language]) for language in languages},
@@ -157,7 +154,7 @@ def vocabulary_statistics(
         "types": {language: len(trained[language]) for language in languages},
         "occurrences": {language: sum(trained[language].values()) for language in languages},
         "unknown": unknown,
-        **({"reserved": {language: dict(by_split) for language, by_split in reserved.items()}} if reserved else {}),
+        **({"reserved": reserved} if reserved else {}),
     }
 
 

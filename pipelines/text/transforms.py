@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import apache_beam as beam
 
-from pipelines.inputs.captions import CaptionSource, Selection
-from pipelines.inputs.captions.base import INDEX_ADVICE
+from pipelines.inputs.captions.base import INDEX_ADVICE, CaptionSource, Selection
 from pipelines.jobs import CaptionsJob, TokenFeaturesJob, VocabularyJob
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck

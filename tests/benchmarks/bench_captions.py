@@ -12,7 +12,8 @@ from processor import cores, machine
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from targets import floor
 
-from pipelines.inputs.captions import Selection, open_source
+from pipelines.inputs.captions.base import Selection
+from pipelines.inputs.captions.opening import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.moses import prepare, recipe

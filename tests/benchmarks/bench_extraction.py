@@ -19,7 +19,7 @@ from targets import REGIONS, floor
 import extractors
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 

@@ -20,7 +20,8 @@ from processor import machine
 from targets import floor
 
 from pipelines.demo.scenes import draw, make_scenes
-from pipelines.inputs.captions import Selection, open_source
+from pipelines.inputs.captions.base import Selection
+from pipelines.inputs.captions.opening import open_source
 
 COMMAND = str(Path(sys.executable).with_name("imagepivot"))
 GROWTH = {"resnet50-pool": (40, 400), "timm:test_resnet.r160_in1k": (200, 2000)}

@@ -27,7 +27,7 @@ from timeline import Timeline, steady
 
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from schemas.errors import ImagepivotError
 from schemas.process.resources import keep_freed_memory

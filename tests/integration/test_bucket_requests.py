@@ -11,7 +11,7 @@ from PIL import Image
 
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.manifest import MANIFEST_NAME

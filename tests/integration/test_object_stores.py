@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from pyarrow import fs
 
-from pipelines.inputs.captions import open_source
 from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.images import open_images
+from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.images.opening import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec

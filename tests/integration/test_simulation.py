@@ -10,7 +10,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from extractors import ExtractorRequest
 from pipelines.features.extraction import list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
-from pipelines.inputs.images import ImagesInFolder, Listing
+from pipelines.inputs.images.folders import ImagesInFolder
+from pipelines.inputs.images.listing import Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.preflight import PreflightCheck

@@ -14,8 +14,9 @@ from pipelines.datasets.region_names import read_names
 from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob
-from pipelines.inputs.captions import EVERYTHING, open_source
-from pipelines.inputs.images import open_images
+from pipelines.inputs.captions.base import EVERYTHING
+from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.images.opening import open_images
 from pipelines.text.truecasing import load_truecasers, truecaser_inputs
 from schemas.duplicates import read_duplicates
 from schemas.errors import ImagepivotError

@@ -24,8 +24,7 @@ Their ids of classes and attributes count from 0, without background and none; t
 
 _COLUMNS = {"bottom-up": BOTTOM_UP, "lxmert": LXMERT}
 _BATCH_ROWS = 32
-# Column in the file -> our column, type in the file.
-_ARRAYS = {
+ARRAYS = {
     "boxes": ("boxes", "<f4"),
     "features": ("features", "<f4"),
     "objects_id": ("class_ids", "<i8"),
@@ -33,6 +32,8 @@ _ARRAYS = {
     "attrs_id": ("attribute_ids", "<i8"),
     "attrs_conf": ("attribute_scores", "<f4"),
 }
+"""Our column and its type in the file, by the column in the file."""
+
 _FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
@@ -54,8 +55,8 @@ def _line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:
     regions = batch.column("num_regions")[row].as_py()
     fields = []
     for name in columns:
-        if name in _ARRAYS:
-            ours, dtype = _ARRAYS[name]
+        if name in ARRAYS:
+            ours, dtype = ARRAYS[name]
             column = batch.column(ours)
             values = column[row].values.to_numpy(zero_copy_only=False)
             if name in _FROM_ZERO:

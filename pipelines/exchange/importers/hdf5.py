@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -77,11 +76,15 @@ def _open(job: ImportJob, contents: _Contents, list_path: Path | None) -> Featur
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if names:
-            arrays = [contents.read(contents.place(names[row]), partial(_values, node, names[row])) for row in rows]
+            arrays = []
+            for row in rows:
+                with contents.errors(contents.place(names[row])):
+                    arrays.append(node[names[row]][()])
             return {"feature": np.stack(arrays)}
         # h5py accepts only increasing row numbers without duplicates.
         unique, inverse = np.unique(np.asarray(rows), return_inverse=True)
-        return {"feature": contents.read(place, lambda: node[unique])[inverse]}
+        with contents.errors(place):
+            return {"feature": node[unique][inverse]}
 
     return FeatureFiles(
         "features",
@@ -112,14 +115,11 @@ class _Contents:
         names = sorted(self.file)
         return f"{self.path.name} holds {', '.join(map(repr, names[:5]))}{', ...' if len(names) > 5 else ''}"
 
-    def read(self, place: str, load: Callable[[], Any]) -> Any:
-        """Return what a function reads.
-
-        Raises:
-            InputError: HDF5 cannot read it.
-        """
+    @contextmanager
+    def errors(self, place: str) -> Iterator[None]:
+        """Convert errors of HDF5 to an `InputError` with advice."""
         try:
-            return load()
+            yield
         except _ERRORS as error:
             raise InputError(
                 f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, or install the filter that it "
@@ -147,11 +147,11 @@ class _Contents:
                 f"{place} has {stored:,} of {expected:,} chunks, and HDF5 would fill in the others: write the file again"
             )
 
-    def node(self, name: str) -> Any:
-        """Return an array or group by its path."""
-        node = self.file
-        for part in name.split("/"):
-            node = self.child(node, part) if part else node
+    def node(self, path: str, group: Any = None, depth: int = 0) -> Any:
+        """Return an array or group by its path, from a group if it is relative."""
+        node = self.file if group is None or path.startswith("/") else group
+        for part in filter(None, path.split("/")):
+            node = self.child(node, part, depth)
         return node
 
     def child(self, group: Any, name: str, depth: int = 0) -> Any:
@@ -171,13 +171,11 @@ class _Contents:
         if isinstance(link, self.h5py.ExternalLink):
             raise self._outside(place, "it is a link to another file")
         if not isinstance(link, self.h5py.SoftLink):
-            return self.read(place, lambda: group[name])
-        node = self.file if link.path.startswith("/") else group
+            with self.errors(place):
+                return group[name]
         with suppress(UsageError):
             if depth < _MAX_LINKS:
-                for part in filter(None, link.path.split("/")):
-                    node = self.child(node, part, depth + 1)
-                return node
+                return self.node(link.path, group, depth + 1)
         raise InputError(f"{place} is a link to something that does not exist: delete the link")
 
     def _outside(self, place: str, reason: str) -> InputError:
@@ -185,10 +183,6 @@ class _Contents:
             f"{place} is refused: {reason}, which could be any file of yours. If you trust it, copy the values into one file, e.g. "
             "by h5repack or h5py"
         )
-
-
-def _values(group: Any, name: str) -> Any:
-    return group[name][()]
 
 
 def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
@@ -201,8 +195,10 @@ def _ids(contents: _Contents, job: ImportJob, ids: ImageIds) -> list[str]:
     if not hasattr(node, "shape") or node.shape is None or node.ndim != 1 or node.dtype.kind not in "iuSO":
         raise InputError(f"{place} is not a list of image ids, expected strings or whole numbers [N]")
     contents.check_written(place, node)
+    with contents.errors(place):
+        values = node[()].tolist()
     listed = []
-    for row, value in enumerate(contents.read(place, lambda: node[()]).tolist()):
+    for row, value in enumerate(values):
         row_place = f"{place}, row {row}"
         try:
             text = value.decode() if isinstance(value, bytes) else str(value)

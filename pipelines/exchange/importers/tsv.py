@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipelines.exchange.exporters.base import apply_sidecars
-from pipelines.exchange.exporters.tsv import BOTTOM_UP, LXMERT
+from pipelines.exchange.exporters.tsv import ARRAYS, BOTTOM_UP, LXMERT
 from pipelines.exchange.image_lists import local_file
 from pipelines.exchange.importers.base import FeatureFiles
 from pipelines.exchange.importers.image_ids import ImageIds
@@ -26,24 +26,13 @@ from schemas.errors import InputError
 from schemas.kinds import REGIONS
 from schemas.text import HEAD, mark_length
 
-_NAMES = {
-    "img_id": "image_id",
-    "img_w": "image_w",
-    "img_h": "image_h",
-    "objects_id": "class_ids",
-    "objects_conf": "class_scores",
-    "attrs_id": "attribute_ids",
-    "attrs_conf": "attribute_scores",
-}
-_FLOAT, _INT = np.dtype("<f4"), np.dtype("<i8")
+_NAMES = {"img_id": "image_id", "img_w": "image_w", "img_h": "image_h"}
+_NAMES |= {theirs: ours for theirs, (ours, _) in ARRAYS.items()}
+_FLOAT = np.dtype("<f4")
 _SIZES = ("width", "height", "num_regions")
 # Column -> type in the file and values per box.
 _ARRAYS: dict[str, tuple[np.dtype, int]] = {
-    "boxes": (_FLOAT, 4),
-    "class_ids": (_INT, 1),
-    "class_scores": (_FLOAT, 1),
-    "attribute_ids": (_INT, 1),
-    "attribute_scores": (_FLOAT, 1),
+    ours: (np.dtype(dtype), 4 if ours == "boxes" else 1) for ours, dtype in ARRAYS.values() if ours != "features"
 }
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,7 +31,7 @@ from pipelines.inputs.captions.base import (
 )
 from pipelines.inputs.dialects import Dialect
 from pipelines.inputs.files import kind_of, list_files
-from pipelines.inputs.tables import Batch, Column, Table, check_dialect, type_of
+from pipelines.inputs.tables import Batch, Table, check_dialect, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage.folder import Folder
@@ -44,6 +43,7 @@ _REQUIRED = ("image_id", "text")
 _MAX_INDEX = 32767
 _SPLIT = "train"
 _NO_ID = f"^$|[{CONTROLS}]"
+_UNUSUAL = (InputError, UnicodeEncodeError, OverflowError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
@@ -125,17 +125,19 @@ class TableSource(CaptionSource):
         """Return the captions of a batch; None if a value is unusual."""
         columns = {name: pa.repeat(value, batch.rows) for name, value in self._defaults.items()}
         columns["index"] = pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
-        for name, values in batch.columns.items():
-            match name:
-                case "image_id":
-                    columns[name] = _image_ids(values)
-                case "text":
-                    columns[name] = _texts(values, nullable=True)
-                case "index":
-                    columns[name] = _indices(values)
-                case _:
-                    columns[name] = _labels(values, name)
-        if any(column is None for column in columns.values()):
+        try:
+            for name, values in batch.columns.items():
+                column = values if isinstance(values, pa.Array) else pa.array(values)
+                match name:
+                    case "image_id":
+                        columns[name] = _image_ids(column)
+                    case "text":
+                        columns[name] = _texts(column, nullable=True)
+                    case "index":
+                        columns[name] = _indices(column)
+                    case _:
+                        columns[name] = _labels(column, name)
+        except _UNUSUAL:
             return None
         return pa.table({name: columns[name] for name in CAPTION_COLUMNS.names}, schema=CAPTION_COLUMNS)
 
@@ -197,60 +199,41 @@ def _check_index(value: object, *, place: str) -> int:
     return index
 
 
-def _texts(column: Column, *, nullable: bool = False) -> pa.Array | None:
-    """Return the strings of a column; None if a value is invalid."""
-    try:
-        strings = column if isinstance(column, pa.Array) else pa.array(column, pa.string())
-        dtype = strings.type.value_type if pa.types.is_dictionary(strings.type) else strings.type
-        if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)) or (strings.null_count and not nullable):
-            return None
-        strings = strings.cast(pa.string())
-        strings.validate(full=True)  # Parquet may hold strings that are not UTF-8.
-    except (UnicodeEncodeError, pa.ArrowException):
-        return None
+# --- columns; an error of `_UNUSUAL` leaves a batch to the checks of rows --------------------------------------------
+
+
+def _texts(column: pa.Array, *, nullable: bool = False) -> pa.Array:
+    """Return the strings of a column."""
+    dtype = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(dtype) or pa.types.is_large_string(dtype)) or (column.null_count and not nullable):
+        raise pa.ArrowInvalid("expected strings")
+    strings = column.cast(pa.string())
+    strings.validate(full=True)  # Parquet may hold strings that are not UTF-8.
     return strings
 
 
-def _image_ids(column: Column) -> pa.Array | None:
-    """Return image ids as strings; None if one is invalid."""
-    if isinstance(column, pa.Array):
-        column = column.cast(pa.string()) if pa.types.is_integer(column.type) else column
-    elif set(map(type, column)) == {int}:
-        column = list(map(str, column))
-    ids = _texts(column)
-    return None if ids is None or pc.any(pc.match_substring_regex(ids, _NO_ID)).as_py() else ids
+def _image_ids(column: pa.Array) -> pa.Array:
+    """Return image ids as strings."""
+    ids = _texts(column.cast(pa.string()) if pa.types.is_integer(column.type) else column)
+    if pc.any(pc.match_substring_regex(ids, _NO_ID)).as_py():
+        raise pa.ArrowInvalid("expected image ids")
+    return ids
 
 
-def _labels(column: Column, ours: str) -> pa.Array | None:
-    """Return checked languages, portions or splits; None if one is invalid."""
-    values = _texts(column)
-    if values is None:
-        return None
-    encoded = values.dictionary_encode()
-    try:
-        checked = [_check_kind(value, ours=ours) for value in encoded.dictionary.to_pylist()]
-    except (InputError, UsageError):
-        return None
+def _labels(column: pa.Array, ours: str) -> pa.Array:
+    """Return checked languages, portions or splits."""
+    encoded = _texts(column).dictionary_encode()
+    checked = [_check_kind(value, ours=ours) for value in encoded.dictionary.to_pylist()]
     return pa.array(checked, pa.string()).take(encoded.indices)
 
 
-def _indices(column: Column) -> pa.Array | None:
-    """Return indices, integers or digits, as int16; None if one is invalid."""
-    values: Sequence[Any] | pa.Array = column
-    if isinstance(column, pa.Array):
-        if column.null_count or not pa.types.is_integer(column.type):
-            return None
-    elif set(map(type, column)) == {str}:
-        digits = _texts(column)
-        if digits is None or not pc.all(pc.match_substring_regex(digits, r"^[0-9]{1,9}$")).as_py():
-            return None
-        values = digits.cast(pa.int64())
-    elif set(map(type, column)) != {int}:
-        return None
-    try:
-        numbers = values if isinstance(values, pa.Array) else pa.array(values, pa.int64())
-        if len(numbers) and not 0 <= np.min(numbers.to_numpy()) <= np.max(numbers.to_numpy()) <= _MAX_INDEX:
-            return None
-        return numbers.cast(pa.int16())
-    except (OverflowError, pa.ArrowException):
-        return None
+def _indices(column: pa.Array) -> pa.Array:
+    """Return indices, integers or digits, as int16."""
+    if not pa.types.is_integer(column.type):
+        column = _texts(column)
+        if not pc.all(pc.match_substring_regex(column, r"^[0-9]{1,9}$")).as_py():
+            raise pa.ArrowInvalid("expected digits")
+        column = column.cast(pa.int64())
+    if column.null_count or pc.any(pc.less(column, 0)).as_py():
+        raise pa.ArrowInvalid("expected indices from 0")
+    return column.cast(pa.int16())

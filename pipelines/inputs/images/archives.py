@@ -4,7 +4,7 @@ A hash of its id assigns an image to a shard, so the images of a shard are scatt
 
 * tar: listing reads the headers; an image is one range of bytes.
 * Parquet: an image costs its row group. Several processes first stage all images (`pipelines.inputs.images.staged_images`), reading
-  each row group once. A single process caches row groups in a temporary file (`pipelines.inputs.images.row_groups`).
+  each row group once. A single process caches row groups in temporary files (`pipelines.inputs.images.row_groups`).
   ``in_reading_order`` sorts the images of a shard, so that one row group at a time is in memory.
 """
 
@@ -220,12 +220,12 @@ class ImagesInParquet(_Archives):
             name, group, start = self._find(ref)
             key = (self.folder.location, name, ref.version, group)
             values = _ROW_GROUPS.get(key, lambda: read_column(self.folder, name, ref.version, group))
-            value = values.value(ref.offset - start)
+            value = values[ref.offset - start].as_py()
         except (pa.ArrowException, IndexError) as error:
             raise _changed() from error
         if value is None:
             raise no_image()
-        return value
+        return bytes(value)
 
     def _find(self, ref: ImageRef) -> tuple[str, int, int]:
         """Return the file of a row, its row group and the first row of the group."""

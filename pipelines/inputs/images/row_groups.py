@@ -1,22 +1,21 @@
-"""Cache of Parquet row groups in a temporary file.
+"""Cache of Parquet row groups in temporary files.
 
-Any row costs its row group, and nearly every row group has rows of nearly every shard. The file is unnamed, so it vanishes with the
-process, and takes at most half of the free disk space. Further row groups stay in memory, least recently used first to go.
+Any row costs its row group, and nearly every row group has rows of nearly every shard. The files are mapped into memory and have no
+names, so they vanish with the process. They take at most half of the free disk space. Further row groups stay in memory, least
+recently used first to go.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
-from typing import IO, Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,87 +26,63 @@ CACHE_BYTES = 256 << 20
 """Bytes of row groups in memory; a larger row group is cached alone."""
 
 
-class _InMemory:
-    """The values of a row group, None for a null."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._column = column
-        self.nbytes: int = column.nbytes
-
-    def value(self, row: int) -> bytes | None:
-        value = self._column[row].as_py()
-        return None if value is None else bytes(value)
-
-
-class _OnDisk:
-    """The values of a row group in a file, with eight bytes per row in memory."""
-
-    def __init__(self, file: IO[bytes], column: pa.ChunkedArray) -> None:
-        self._file = file  # Keeps it open.
-        self._ends = array("q", [file.seek(0, os.SEEK_END)])
-        self._nulls: set[int] = set()
-        for row, scalar in enumerate(column):
-            value = scalar.as_py()
-            if value is None:
-                self._nulls.add(row)
-            self._ends.append(self._ends[-1] + len(value or b""))
-            _write(file, memoryview(bytes(value or b"")))
-
-    def value(self, row: int) -> bytes | None:
-        start, end = self._ends[row], self._ends[row + 1]
-        return None if row in self._nulls else os.pread(self._file.fileno(), end - start, start)
-
-
-Values: TypeAlias = _InMemory | _OnDisk
-"""The values of a row group. ``value(row)`` raises IndexError or OSError."""
-
-
 class RowGroups:
     """Row groups of this process. Threads that need the same one read it once."""
 
     def __init__(self, memory: int = CACHE_BYTES) -> None:
         self._memory = memory
         self._lock = threading.Lock()
-        self._on_disk: dict[Any, _OnDisk] = {}
-        self._in_memory: OrderedDict[Any, _InMemory] = OrderedDict()
-        self._file: IO[bytes] | None = None
-        self._room = 0
+        self._on_disk: dict[Any, pa.ChunkedArray] = {}
+        self._in_memory: OrderedDict[Any, pa.ChunkedArray] = OrderedDict()
+        self._room: int | None = None
 
-    def get(self, key: Any, load: Callable[[], pa.ChunkedArray]) -> Values:
+    def get(self, key: Any, load: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
         """Return the cached or loaded values of a row group; errors are not cached."""
-        values: Values | None = self._on_disk.get(key)
+        values = self._on_disk.get(key)
         if values is not None:
             return values
         with self._lock:
-            values = self._on_disk.get(key) or self._in_memory.get(key) or self._store(key, load())
-            if isinstance(values, _InMemory):
-                self._in_memory[key] = values
-                self._in_memory.move_to_end(key)
-                while len(self._in_memory) > 1 and sum(other.nbytes for other in self._in_memory.values()) > self._memory:
-                    self._in_memory.popitem(last=False)
-            return values
+            if key in self._on_disk:
+                return self._on_disk[key]
+            if key not in self._in_memory:
+                column = load()
+                values = self._map(column)
+                if values is not None:
+                    self._on_disk[key] = values
+                    return values
+                self._in_memory[key] = column
+            self._in_memory.move_to_end(key)
+            while len(self._in_memory) > 1 and sum(other.nbytes for other in self._in_memory.values()) > self._memory:
+                self._in_memory.popitem(last=False)
+            return self._in_memory[key]
 
     def clear(self) -> None:
-        """Drop all row groups, metadata, and the file once its last reader is done."""
+        """Drop all row groups and metadata; a file ends with its last reader."""
         first_rows.cache_clear()
         read_metadata.cache_clear()
         with self._lock:
             self._in_memory.clear()
             self._on_disk.clear()
-            self._file = None
+            self._room = None
 
-    def _store(self, key: Any, column: pa.ChunkedArray) -> Values:
+    def _map(self, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+        """Write values to a file and map it into memory; None if the disk has no room."""
         try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="imagepivot-", buffering=0)  # noqa: SIM115 -- stays open
+            if self._room is None:
                 self._room = shutil.disk_usage(tempfile.gettempdir()).free // 2
-            if self._file.seek(0, os.SEEK_END) + column.nbytes > self._room:
-                return _InMemory(column)
-            values = _OnDisk(self._file, column)
+            if column.nbytes > self._room:
+                return None
+            with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
+                table = pa.table({"values": column})
+                with pa.ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+                file.flush()
+                with pa.memory_map(file.name) as mapped:
+                    values = pa.ipc.open_file(mapped).read_all().column(0)
         except OSError:  # The disk is full or read-only.
             self._room = 0
-            return _InMemory(column)
-        self._on_disk[key] = values
+            return None
+        self._room -= column.nbytes
         return values
 
 
@@ -128,8 +103,3 @@ def first_rows(folder: Folder, name: str, version: str) -> tuple[int, ...]:
 def no_image() -> OSError:
     """Return the error of a row without an image."""
     return OSError(errno.ENODATA, "the row holds no image")
-
-
-def _write(file: IO[bytes], data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]

@@ -68,7 +68,7 @@ def _feature_subjects(settings: Settings) -> list[tuple[str, str, int]]:
 
 def _measure_features(settings: Settings, name: str, precision: str, images: int) -> Row:
     from pipelines.features.extraction import extract_features
-    from pipelines.inputs.images import open_images
+    from pipelines.inputs.images.opening import open_images
     from pipelines.jobs import FeaturesJob
 
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from PIL import Image
 from extractors.images.preprocessing import Preprocessing, resize_and_crop
 from pipelines.datasets import view
 from pipelines.datasets.view import LabelledBox, center_crop_box, colour_of, draw_boxes, read_pictures
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import ViewJob
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError

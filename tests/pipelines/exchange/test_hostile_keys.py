@@ -16,8 +16,8 @@ import pytest
 from pipelines.exchange.exporting import export_dataset
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ExportJob, ImportJob
-from pipelines.inputs.captions import open_source
 from pipelines.inputs.captions.base import EVERYTHING
+from pipelines.inputs.captions.opening import open_source
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec

@@ -16,7 +16,7 @@ from PIL import Image
 from pipelines.features.extraction import extract_features, list_images, plan_features
 from pipelines.features.shard_worker import ExtractorPool, check_worker, devices_of_worker
 from pipelines.features.transforms import ExtractFeatures
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.runner import run_pipeline

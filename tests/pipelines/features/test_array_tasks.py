@@ -10,7 +10,7 @@ from PIL import Image
 
 from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features, list_images
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset

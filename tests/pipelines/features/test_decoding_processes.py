@@ -82,7 +82,7 @@ def processes():
 
 def pids_of(processes: DecodingProcesses) -> list[int]:
     """Return the ids of the running processes of a pool."""
-    return [process._process.pid for process in processes._processes]
+    return [process._process.pid for process in processes._processes if process._process is not None]
 
 
 def wait_until_gone(pids, seconds=60):

@@ -13,7 +13,10 @@ import pytest
 from extractors import Description, ExtractorRequest, RegionOptions
 from pipelines.features.extraction import extract_features, list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
-from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.folders import ImagesInFolder
+from pipelines.inputs.images.listing import Listing
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running import runner
 from pipelines.running.execution import Execution
@@ -346,7 +349,9 @@ def test_retry_failed_reads_only_failed_images(images, tmp_path, monkeypatch):
         (images / f"{name}.png").write_bytes(b"")
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2
     good = picture(9, 8, 7)
-    monkeypatch.setattr("pipelines.inputs.images.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b"")
+    monkeypatch.setattr(
+        "pipelines.inputs.images.folders.ImagesInFolder.read", lambda self, ref: good if ref.image_id == "bad" else b""
+    )
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 2, "without the option nothing is tried again"
     manifest = extract_features(job_of(images, tmp_path / "f", retry_failed=True), ONE)
     assert (manifest.rows, manifest.failed) == (41, 1)

@@ -15,7 +15,7 @@ from pipelines.datasets.inspection import describe as inspect
 from pipelines.datasets.region_names import RegionNames
 from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features, list_images, plan_features
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset

@@ -13,7 +13,7 @@ import torch
 from extractors import ExtractorRequest
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset

@@ -17,15 +17,11 @@ from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features, list_images
 from pipelines.features.ref_chunks import RefChunk, from_chunks, refs_in
 from pipelines.features.stage_images import row_group_batches, staging_area
-from pipelines.inputs.images import (
-    CachedListing,
-    ImageRef,
-    ImagesInParquet,
-    StagedImage,
-    StagingArea,
-    open_images,
-    read_listing,
-)
+from pipelines.inputs.images.archives import ImagesInParquet
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.listing import CachedListing, read_listing
+from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images.staged_images import StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import LoadedExtractor
-from pipelines.inputs.images import Listing, open_images
+from pipelines.inputs.images.listing import Listing
+from pipelines.inputs.images.opening import open_images
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.inputs.captions import EVERYTHING, CaptionSource, RawCaption, Selection
+from pipelines.inputs.captions.base import EVERYTHING, CaptionSource, RawCaption, Selection
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, open_source
-from pipelines.inputs.images import open_images
+from pipelines.inputs.captions.base import EVERYTHING
+from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.images.opening import open_images
 from pipelines.text.caption_shards import blocks_of
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import write, write_structs, write_table, write_tar

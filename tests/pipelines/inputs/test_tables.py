@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions import EVERYTHING, Part, Selection, open_source
+from pipelines.inputs.captions.base import EVERYTHING, Part, Selection
+from pipelines.inputs.captions.opening import open_source
 from pipelines.inputs.files import read_lines
 from pipelines.inputs.tables import Table
 from schemas.errors import InputError

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.inputs import web
-from pipelines.inputs.images import open_images
+from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.web import (
     PARALLEL_READS,
     PUBLIC_ACCESS,

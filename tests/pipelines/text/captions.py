@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.inputs.captions import RawCaption
-from pipelines.inputs.captions.base import tables_of
+from pipelines.inputs.captions.base import RawCaption, tables_of
 from pipelines.running.spill_files import to_ipc
 from pipelines.text.caption_shards import BLOCK_SCHEMA, blocks_of
 from pipelines.text.merge_sort import SortedRun, merge_runs, number_captions, partition_by_shard, row_key

@@ -9,7 +9,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
-from pipelines.inputs.captions import open_source
+from pipelines.inputs.captions.opening import open_source
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.text import merge_sort

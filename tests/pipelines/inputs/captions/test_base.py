@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, Selection, open_source
-from pipelines.inputs.captions.base import require_selected
+from pipelines.inputs.captions.base import EVERYTHING, Selection, require_selected
+from pipelines.inputs.captions.opening import open_source
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write
 

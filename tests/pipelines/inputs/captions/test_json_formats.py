@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, Part, RawCaption, Selection, open_source
+from pipelines.inputs.captions.base import EVERYTHING, Part, RawCaption, Selection
+from pipelines.inputs.captions.opening import open_source
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 

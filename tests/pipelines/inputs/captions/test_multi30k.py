@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from pipelines.inputs.captions import EVERYTHING, RawCaption, Selection, open_source
+from pipelines.inputs.captions.base import EVERYTHING, RawCaption, Selection
+from pipelines.inputs.captions.opening import open_source
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 

@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from pipelines.inputs.captions import RawCaption, Selection, open_source
+from pipelines.inputs.captions.base import RawCaption, Selection
+from pipelines.inputs.captions.opening import open_source
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 

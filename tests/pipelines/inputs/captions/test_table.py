@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection, open_source
+from pipelines.inputs.captions.base import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection
+from pipelines.inputs.captions.opening import open_source
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write, write_table
 

@@ -12,9 +12,11 @@ import pytest
 from PIL import Image
 
 from pipelines.features.extraction import extract_features
-from pipelines.inputs.images import ImageRef, ImagesInFolder, Listing, open_images
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
-from pipelines.inputs.images.folders import ImageTable
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
+from pipelines.inputs.images.listing import Listing
+from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.images.row_groups import RowGroups
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from extractors.images.decoding import FORMATS
-from pipelines.inputs.images import ImageRef, ImageSource, StagedImages, open_images
-from pipelines.inputs.images.base import EXTENSIONS, SkippedFiles, is_image
+from pipelines.inputs.images.base import EXTENSIONS, ImageRef, ImageSource, SkippedFiles, is_image
+from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images.staged_images import StagedImages
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
 from tests.pipelines.inputs.reading import write, write_structs, write_tar

@@ -13,7 +13,8 @@ import pytest
 
 from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import decoding_threads
-from pipelines.inputs.images import ImagesInFolder, open_images
+from pipelines.inputs.images.folders import ImagesInFolder
+from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.inputs.images import CachedListing, ImageRef, Listing, SharedListing, read_listing
-from pipelines.inputs.images.listing import sum_digests
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.listing import CachedListing, Listing, SharedListing, read_listing, sum_digests
 from schemas.storage.folder import Folder
 
 

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images import ImageRef, ImagesInFolder, open_images
-from pipelines.inputs.images.folders import ImageTable
+from pipelines.inputs.images.base import ImageRef
+from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
+from pipelines.inputs.images.opening import open_images
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
 from tests.pipelines.inputs.reading import write, write_table

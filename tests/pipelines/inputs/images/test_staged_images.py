@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images import StagedImages, StagingArea, open_images, staged_images
+from pipelines.inputs.images import staged_images
+from pipelines.inputs.images.opening import open_images
+from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from schemas.storage.folder import Folder
 
 ROWS = 35
