@@ -25,7 +25,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.failures import failures_name, parse_failures
 from schemas.footers import Footer, shard_entry
 from schemas.kinds import batch_rows
-from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
+from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset
@@ -272,7 +272,7 @@ def _check_same_model(output: OutputDataset, record: Record, now: SampleOutputs)
     Raises:
         InputError: the extractor computes other values than that of the stored rows.
     """
-    if not are_equal(record.sample_outputs, now, precision_of(output.parameters)):
+    if not are_equal(record.sample_outputs, now, output.parameters):
         raise InputError(
             f"a worker computes other values than those stored in {output.folder.location!r}: it has another version of the model's"
             " code; finished shards are kept. Install the version that wrote them on all machines, or give --overwrite"

@@ -21,7 +21,7 @@ from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
-from schemas.sample_outputs import are_equal, precision_of
+from schemas.sample_outputs import are_equal
 from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
@@ -66,11 +66,10 @@ def validate(
     problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
     file_problems = (file_problem(folder, entries, entry, "the manifest", digest=True) for entry in manifest.files)
     problems += filter(None, file_problems)
-    precision = precision_of(manifest.parameters)
     problems += [
         f"{shard.name} was computed by another version of the model's code than the manifest says"
         for shard in states
-        if shard.record is not None and not are_equal(shard.record.sample_outputs, manifest.sample_outputs, precision)
+        if shard.record is not None and not are_equal(shard.record.sample_outputs, manifest.sample_outputs, manifest.parameters)
     ]
     reasons: Counter[str] = Counter()
     for index, shard in enumerate(states):
