@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor
 
 from schemas.errors import UsageError
 from schemas.process import devices
+from schemas.process.devices import upload as upload
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -44,13 +44,6 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if precision == "tf32" and device.type == "cpu":
         raise UsageError("precision 'tf32' needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
-
-
-def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values to a device; to a GPU asynchronously, from pinned memory."""
-    if device.type != "cuda" or values.device == device:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

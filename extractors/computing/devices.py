@@ -15,6 +15,7 @@ from extractors.base import warn_once
 from extractors.computing.compile import check_compile
 from schemas.errors import UsageError
 from schemas.process.devices import float32_products, resolve_device
+from schemas.process.devices import upload as upload
 from schemas.process.resources import bfloat16_remark
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -109,14 +110,6 @@ class _CastCachingConv2d(_CastCaching, nn.Conv2d):
 
 
 _CAST_CACHING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
-
-
-def upload(pixels: Tensor, device: torch.device) -> Tensor:
-    """Copy pixels to a device; to a GPU asynchronously through pinned memory."""
-    if device.type == "cpu" or pixels.device == device:
-        return pixels.to(device)
-    pinned = pixels if pixels.is_pinned() else pixels.pin_memory()
-    return pinned.to(device, non_blocking=True)
 
 
 def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:

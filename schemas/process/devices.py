@@ -1,4 +1,4 @@
-"""Devices and TF32 switches of torch. Importing this loads torch."""
+"""Devices, pinned copies and TF32 switches of torch. Importing this loads torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from schemas.errors import UsageError
 
@@ -36,6 +37,14 @@ def resolve_device(device: str) -> torch.device:
             "CUDA_VISIBLE_DEVICES, or pass --device cpu, which is many times slower"
         )
     return torch.device("cuda", index)
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values to a device; to a GPU asynchronously through pinned memory."""
+    if device.type == "cpu" or values.device == device:
+        return values.to(device)
+    pinned = values if values.is_pinned() else values.pin_memory()
+    return pinned.to(device, non_blocking=True)
 
 
 @contextmanager
