@@ -136,12 +136,9 @@ def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str
     prefix = absolute_location(folder.location).rstrip("/") + "/"
     names = sorted(read.removeprefix(prefix) for read in reads if read.startswith(prefix))
     names = [name for name in names if "/" not in name and name != given] if given else names
-    return {name: _digest_or_none(folder, name) for name in names if not _is_counted(name)}
-
-
-def _is_counted(name: str) -> bool:
-    """Return whether a file counts by the digest of its dataset or run."""
-    return PurePosixPath(name).name in (*MANIFEST_NAMES, _WEIGHTS) or name.endswith(".parquet")
+    counted = (*MANIFEST_NAMES, _WEIGHTS)  # By the digest of their dataset or run, as shards.
+    names = [name for name in names if PurePosixPath(name).name not in counted and not name.endswith(".parquet")]
+    return {name: _digest_or_none(folder, name) for name in names}
 
 
 def _digest_or_none(folder: Folder, name: str) -> str | None:
