@@ -113,7 +113,7 @@ def state_of(
         shard: file name of the shard.
         entries: listing of the folder, or of the shard, its failures and its record; missing tags are not compared.
         manifest: the manifest of the dataset, if it exists.
-        fingerprint: fingerprint of the dataset; None for the fingerprint in the record, or any.
+        fingerprint: fingerprint of the dataset; None for that of the manifest, else that in the record, or any.
         listing: digest of the shard's inputs; None to skip the comparison.
         state: digest of sizes and versions of the inputs in their listing; None to skip the comparison.
         read_all: compare all digests.
@@ -122,6 +122,7 @@ def state_of(
         DatasetError: the store does not respond.
     """
     listed = None if manifest is None else manifest.shard_entries.get(shard)
+    fingerprint = manifest.fingerprint if fingerprint is None and manifest is not None else fingerprint
     if shard not in entries or entries[shard].size < 0:  # -1: a dangling link.
         return ShardState(shard, Status.MISSING, f"{shard} is missing", entry=listed)
     size, reference = entries[shard].size, "its record" if manifest is None else "the manifest"

@@ -58,10 +58,7 @@ def validate(
     others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
     if others:
         on_warning(left_alone(folder.location, others))
-    states = [
-        state_of(folder, entry.path, entries, manifest, fingerprint=manifest.fingerprint, read_all=True)
-        for entry in manifest.shards
-    ]
+    states = [state_of(folder, entry.path, entries, manifest, read_all=True) for entry in manifest.shards]
     problems = [f"{name} {STRAY}" for name in stray if name not in others]
     problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
     file_problems = (file_problem(folder, entries, entry, "the manifest", digest=True) for entry in manifest.files)
