@@ -67,11 +67,13 @@ def cached_description(
     with suppress(KeyError, TypeError, DatasetError):
         cached = load_json("descriptions", key)
         if cached["path"] is None or FileStamp.of(Path(cached["path"])) == FileStamp(*cached["stamp"]):
-            return _described(cached["description"])
+            stored = cached["description"]
+            return Description(**{**stored, "spec": FeatureSpec.from_json(stored["spec"])})
     description, path, stamp = describe()
     if path is None or stamp is not None:  # The file may be gone, such as one from a pipe.
         path_text = None if path is None else str(path.absolute())
-        store_json("descriptions", key, {"path": path_text, "stamp": stamp, "description": _stored(description)})
+        stored = asdict(description) | {"spec": description.spec.to_json()}
+        store_json("descriptions", key, {"path": path_text, "stamp": stamp, "description": stored})
     return description
 
 
@@ -83,17 +85,13 @@ def cached_folder_description(
     ``request`` is JSON values, ``libraries`` are the distributions that read the model. Subfolders are ignored.
     """
     key = {
-        "request": request,
+        **request,
         "folder": str(folder.absolute()),
         # Before `describe` reads the files: later changes then invalidate the entry.
         "files": [[path.name, FileStamp.of(path)] for path in sorted(folder.iterdir()) if path.is_file()],
-        "made by": source_stamps(libraries),
+        "libraries": list(_versions(libraries)),
     }
-    with suppress(KeyError, TypeError, DatasetError):
-        return _described(load_json("descriptions", key))
-    description = describe()
-    store_json("descriptions", key, _stored(description))
-    return description
+    return cached_description(key, lambda: (describe(), None, None))
 
 
 def load_json(kind: str, key: Mapping[str, Any]) -> Any:
@@ -149,14 +147,6 @@ def _sources() -> Iterator[str]:
     root = Path(__file__).parents[1]
     paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
     return (f"{path} {FileStamp.of(path)}" for path in sorted(paths))
-
-
-def _stored(description: Description) -> dict[str, Any]:
-    return asdict(description) | {"spec": description.spec.to_json()}
-
-
-def _described(stored: Mapping[str, Any]) -> Description:
-    return Description(**{**stored, "spec": FeatureSpec.from_json(stored["spec"])})
 
 
 def _json(value: Any) -> bytes:

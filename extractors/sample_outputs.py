@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from extractors.base import Description, Extractor
+from extractors.base import Extractor
 from extractors.description_cache import load_json, source_stamps, store_json
 from schemas.sample_outputs import NUM_OUTPUTS, SampleOutputs
 
@@ -13,21 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from PIL import Image
-
-
-class TextModel(Protocol):
-    """A loaded text model, with the fixed input of its own."""
-
-    @property
-    def description(self) -> Description:
-        """Description of the model."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-
-    def sample(self) -> np.ndarray:
-        """Compute values of a fixed input."""
 
 
 _LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy", "detectron2", "transformers", "tokenizers")
@@ -55,8 +40,8 @@ def summarize(values: np.ndarray) -> SampleOutputs:
     return tuple(float(f"{mean:.6g}") if math.isfinite(mean) else 0.0 for mean in means)
 
 
-def sample_outputs(extractor: Extractor | TextModel) -> SampleOutputs:
-    """Return the sample outputs of a loaded extractor.
+def sample_outputs(extractor: Any) -> SampleOutputs:
+    """Return the sample outputs of a loaded `Extractor` or `TokenExtractor`.
 
     They are cached for extractors of this package. Those of others are computed, since nothing tells whether their code changed.
     """

@@ -122,7 +122,7 @@ def check_device(device: str = "auto") -> Iterator[Check]:
             raise UsageError(f"device is {device!r}, and torch is not installed, {advice}") from None
         yield Check("device", "warning", "torch is not installed", advice)
         return
-    from extractors.computing.devices import resolve_device
+    from schemas.process.devices import resolve_device
 
     resolved = resolve_device(device)
     if resolved.type == "cuda" and device in ("auto", "cuda"):

@@ -13,32 +13,9 @@ from typing import Any
 
 from schemas.errors import InputError
 
-
-@contextmanager
-def _hidden_backend() -> Iterator[None]:
-    """Import matplotlib without ``MPLBACKEND``.
-
-    Only pyplot needs a backend, but the import fails for one that is not installed, as notebooks name it to their programs.
-
-    Raises:
-        InputError: the user's ``matplotlibrc`` is unreadable.
-    """
-    is_first, backend = "matplotlib" not in sys.modules, os.environ.pop("MPLBACKEND", "")
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"matplotlib cannot read its configuration ({error}): correct or move the file matplotlibrc"
-        ) from error
-    finally:
-        if backend:
-            os.environ["MPLBACKEND"] = backend
-    if is_first and backend:
-        with suppress(ValueError):
-            rcParams["backend"] = backend
-
-
-with _hidden_backend():
+# Only pyplot needs a backend, but the import fails for one that is not installed, as notebooks name it to their programs.
+_is_first, _backend = "matplotlib" not in sys.modules, os.environ.pop("MPLBACKEND", "")
+try:
     from matplotlib import patheffects as patheffects
     from matplotlib import rc_context, rcParams, rcParamsDefault
     from matplotlib.axes import Axes as Axes
@@ -49,6 +26,14 @@ with _hidden_backend():
     from matplotlib.patches import Rectangle as Rectangle
     from matplotlib.ticker import MaxNLocator as MaxNLocator
     from matplotlib.transforms import Affine2D as Affine2D
+except (OSError, ValueError) as error:
+    raise InputError(f"matplotlib cannot read its configuration ({error}): correct or move the file matplotlibrc") from error
+finally:
+    if _backend:
+        os.environ["MPLBACKEND"] = _backend
+if _is_first and _backend:
+    with suppress(ValueError):
+        rcParams["backend"] = _backend
 
 _STYLE: dict[Any, Any] = {
     **{name: value for name, value in rcParamsDefault.items() if name != "backend"},

@@ -14,7 +14,7 @@ from typing import Any
 from schemas.fingerprints import sha256_of_file, sha256_of_json
 from schemas.manifest import MANIFEST_NAMES, Manifest
 from schemas.storage.folder import Folder, file_at
-from schemas.storage.locations import absolute_location, check_location
+from schemas.storage.locations import absolute_location
 from schemas.storage.reads import Reads
 from schemas.storage.storage_errors import storage_errors
 from schemas.user_code import user_code
@@ -50,22 +50,20 @@ def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Seq
     """Describe a command by its options, digests of inputs, and modules of users.
 
     The options are those that change the result. The inputs are locations of datasets, runs, files and folders by option; empty
-    locations are skipped. Images are described by names and sizes only.
+    locations are skipped. Images are described by names and sizes only, since reading them may take hours.
 
     Raises:
         DatasetError: an input is a damaged dataset, or cannot be read.
         UsageError: a location is invalid.
     """
-    contents = {name: [_content(location) for location in locations if location] for name, locations in inputs.items()}
+    folders = {name: [_locate(location) for location in locations if location] for name, locations in inputs.items()}
+    contents: dict[str, list[Any]] = {name: [_content(*place) for place in places] for name, places in folders.items()}
     if images:
-        contents["images"] = [_listing(images)]
+        folder, file = _locate(images)
+        contents["images"] = [folder.size(file) if file else sha256_of_json(sorted(folder.files()))]
     described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
-    modules = user_code()
-    described |= {"modules": modules} if modules else {}
-    folders = {
-        name: [file_at(location) if _is_file(location) else (Folder(location), "") for location in locations if location]
-        for name, locations in inputs.items()
-    }
+    if modules := user_code():
+        described["modules"] = modules
     return MadeFrom(json.loads(json.dumps(described)), folders)
 
 
@@ -115,12 +113,16 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _content(location: str) -> Any:
+def _locate(location: str) -> tuple[Folder, str]:
+    """Return a folder with an empty name; of a file, its parent and its name."""
+    folder, name = file_at(location)
+    return (folder, name) if name and folder.size(name) is not None else (Folder(location), "")
+
+
+def _content(folder: Folder, file: str) -> Any:
     """Describe a dataset, run, file or folder by digests; None if it does not exist."""
-    check_location(location)
-    (beside, name), folder = file_at(location), Folder(location)
-    if name and beside.size(name) is not None:
-        return _digest(beside, name)
+    if file:
+        return _digest(folder, file)
     if any(folder.size(name) is not None for name in MANIFEST_NAMES):
         manifest = Manifest.read(folder)
         return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
@@ -129,34 +131,18 @@ def _content(location: str) -> Any:
     return {name: _digest(folder, name) for name in folder.names()} or None
 
 
-def _is_file(location: str) -> bool:
-    beside, name = file_at(location)
-    return bool(name) and beside.size(name) is not None
-
-
 def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str, str | None]:
     """Return digests of the files read below a folder, or beside a file in it."""
     prefix = absolute_location(folder.location).rstrip("/") + "/"
     names = sorted(read.removeprefix(prefix) for read in reads if read.startswith(prefix))
     names = [name for name in names if "/" not in name and name != given] if given else names
-    return {name: _digest_or_none(folder, name) for name in names if not _is_counted(name)}
-
-
-def _is_counted(name: str) -> bool:
-    """Return whether a file counts by the digest of its dataset or run."""
-    return PurePosixPath(name).name in (*MANIFEST_NAMES, _WEIGHTS) or name.endswith(".parquet")
+    counted = (*MANIFEST_NAMES, _WEIGHTS)  # By the digest of their dataset or run, as shards.
+    names = [name for name in names if PurePosixPath(name).name not in counted and not name.endswith(".parquet")]
+    return {name: _digest_or_none(folder, name) for name in names}
 
 
 def _digest_or_none(folder: Folder, name: str) -> str | None:
     return None if folder.size(name) is None else _digest(folder, name)
-
-
-def _listing(location: str) -> Any:
-    """Describe images by names and sizes, since reading them may take hours."""
-    check_location(location)
-    beside, name = file_at(location)
-    size = beside.size(name) if name else None
-    return sha256_of_json(sorted(Folder(location).files())) if size is None else size
 
 
 def _digest(folder: Folder, name: str) -> str:

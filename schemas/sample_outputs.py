@@ -23,18 +23,15 @@ stored as float16 (5e-4). The units of rounding are 2**-11 for tf32 and fp16 and
 """
 
 
-def are_equal(a: Sequence[float], b: Sequence[float], precision: str) -> bool:
-    """Return whether sample outputs differ only by rounding; True if one is unknown."""
+def are_equal(a: Sequence[float], b: Sequence[float], parameters: Mapping[str, Any]) -> bool:
+    """Return whether sample outputs differ only by rounding; True if one is unknown.
+
+    The parameters of the dataset have the precision; without one it is ``fp32``.
+    """
     if not a or not b:
         return True
-    largest = max(map(abs, (*a, *b)))
-    # Negated, so that NaN differs.
-    return len(a) == len(b) and not any(
-        not abs(x - y) <= TOLERANCES.get(precision, TOLERANCES["fp32"]) * largest for x, y in zip(a, b, strict=True)
-    )
-
-
-def precision_of(parameters: Mapping[str, Any]) -> str:
-    """Return the precision in the parameters of a dataset; ``fp32`` if none is stored."""
-    model = parameters.get("extractor") or parameters.get("model") or {}
-    return str(model.get("precision", "fp32")) if isinstance(model, Mapping) else "fp32"
+    model = parameters.get("extractor") or parameters.get("model")
+    precision = model.get("precision") if isinstance(model, Mapping) else None
+    largest_difference = TOLERANCES.get(str(precision), TOLERANCES["fp32"]) * max(map(abs, (*a, *b)))
+    # NaN differs, since it compares as False.
+    return len(a) == len(b) and all(abs(x - y) <= largest_difference for x, y in zip(a, b, strict=True))

@@ -31,6 +31,7 @@ EXCEPTIONS = {
     **{f"pipelines/commands/{name}.py": {"train"} for name in ("app", "demo", "training")},
     "schemas/drawing.py": {"matplotlib"},  # Loaded to draw.
     "schemas/fonts.py": {"matplotlib"},
+    "schemas/process/devices.py": {"torch"},  # Loaded to compute.
     "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
     "schemas/console/tables.py": {"rich"},
     "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.

@@ -14,6 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.base import warn_once
 from extractors.computing.compile import check_compile
 from schemas.errors import UsageError
+from schemas.process.devices import float32_products, resolve_device
+from schemas.process.devices import upload as upload
 from schemas.process.resources import bfloat16_remark
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -27,40 +29,13 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """16-bit dtypes by precision; the other precisions compute in float32."""
 
 
-def resolve_device(device: str) -> torch.device:
-    """Return the requested device.
-
-    Args:
-        device: ``cpu``, ``cuda`` (the first GPU), ``cuda:N``, or ``auto`` (the first GPU if available, else ``cpu``).
-
-    Raises:
-        UsageError: the name is invalid, or this host lacks the device.
-    """
-    available, count = torch.cuda.is_available(), torch.cuda.device_count()
-    if device == "auto":
-        return torch.device("cuda:0" if available else "cpu")
-    if device == "cpu":
-        return torch.device("cpu")
-    kind, colon, digits = device.partition(":")
-    if kind != "cuda" or (colon and not (digits.isascii() and digits.isdigit())):
-        raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
-    index = int(digits) if colon else 0
-    if not available or index >= count:
-        raise UsageError(
-            f"device {device!r} is not on this host: torch.cuda.is_available() is {available}, torch.cuda.device_count() is "
-            f"{count}, torch is {torch.__version__} built for CUDA {torch.version.cuda}. Check the driver (nvidia-smi) and "
-            "CUDA_VISIBLE_DEVICES, or pass --device cpu, which is many times slower"
-        )
-    return torch.device("cuda", index)
-
-
 def check_precision(precision: str, device: torch.device | None = None) -> None:
     """Check that a precision is valid, and that a device supports it.
 
     Args:
         precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed precision:
             convolutions and matrix products in 16 bits, features in float32).
-        device: from `resolve_device`; None to skip its check.
+        device: from `schemas.process.devices.resolve_device`; None to skip its check.
 
     Raises:
         UsageError: the precision is invalid, or the device does not support it.
@@ -79,7 +54,7 @@ def check_request(device: str, precision: str, *, compile: bool = False) -> torc
     """Resolve a device, and check precision and compiler for it.
 
     Raises:
-        UsageError: see `resolve_device`, `check_precision` and `check_compile`.
+        UsageError: see `schemas.process.devices.resolve_device`, `check_precision` and `check_compile`.
     """
     torch_device = resolve_device(device)
     check_precision(precision, torch_device)
@@ -137,14 +112,6 @@ class _CastCachingConv2d(_CastCaching, nn.Conv2d):
 _CAST_CACHING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
 
 
-def upload(pixels: Tensor, device: torch.device) -> Tensor:
-    """Copy pixels to a device; to a GPU asynchronously through pinned memory."""
-    if device.type == "cpu" or pixels.device == device:
-        return pixels.to(device)
-    pinned = pixels if pixels.is_pinned() else pixels.pin_memory()
-    return pinned.to(device, non_blocking=True)
-
-
 def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
     """Start asynchronous copies of results from a GPU to pinned memory.
 
@@ -186,7 +153,7 @@ def precision_context(precision: str, device: torch.device) -> Iterator[None]:
         _switching.wait_for(lambda: not _inside or _inside[0] == tf32)
         if not _inside:
             _restore.enter_context(_deterministic())
-            _restore.enter_context(_float32_products(tf32=tf32))
+            _restore.enter_context(float32_products(tf32=tf32))
         _inside.append(tf32)
     try:
         # Otherwise calls without a device, such as for pinned memory, would open a context on the first GPU.
@@ -209,38 +176,3 @@ def _deterministic() -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
-
-
-@contextmanager
-def _float32_products(*, tf32: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in all products on a GPU, as in `train.devices`.
-
-    Torch has old and new switches, and reading an old one that contradicts the new ones raises, e.g. in ``torch.compile``. Both are
-    therefore set, the old ones first, since they also set new ones. Contradicted old switches remain unchanged.
-    """
-    cudnn = torch.backends.cudnn
-    new = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in new]
-    old = _read_switch(lambda: cudnn.allow_tf32), _read_switch(torch.get_float32_matmul_precision)
-
-    def switch_to(convolutions: Any, products: Any, values: Sequence[str]) -> None:
-        if old[0] is not None:
-            cudnn.allow_tf32 = convolutions
-        if old[1] is not None:
-            torch.set_float32_matmul_precision(products)
-        for switch, value in zip(new, values, strict=True):
-            switch.fp32_precision = value
-
-    value = "tf32" if tf32 else "ieee"
-    switch_to(tf32, "high" if tf32 else "highest", [value, value, value, "ieee"])  # The last is that of CPUs.
-    try:
-        yield
-    finally:
-        switch_to(*old, before)
-
-
-def _read_switch(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except RuntimeError:  # New switches contradict it.
-        return None

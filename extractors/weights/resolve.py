@@ -224,7 +224,7 @@ _stored: dict[Hashable, tuple[Weights, Timer]] = {}
 def store_weights(key: Hashable, weights: Weights) -> None:
     """Store weights for `pop_weights`, and drop others."""
     # The timer refers to the key, since its thread would keep the weights alive.
-    timer = Timer(STORED_SECONDS, lambda: _drop(key, timer))
+    timer = Timer(STORED_SECONDS, pop_weights, [key])
     timer.daemon = True
     with _lock:
         _clear()
@@ -241,12 +241,6 @@ def pop_weights(key: Hashable) -> Weights | None:
         _clear()
     is_current = weights.path is None or FileStamp.of(weights.path) == weights.stamp
     return weights if is_current else None
-
-
-def _drop(key: Hashable, timer: Timer) -> None:
-    with _lock:
-        if key in _stored and _stored[key][1] is timer:
-            _clear()
 
 
 def _clear() -> None:

@@ -95,7 +95,7 @@ class TimmModel(FixedSizeExtractor):
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Apply timm's transform: uint8 ``[3, H, W]``, channels R, G, B."""
-        return _pixels(image, self._transform, self._config)
+        return torch.from_numpy(_array(image, self._transform, self._config))
 
     def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
         """Return the bytes of `preprocess`, for most models faster."""
@@ -293,7 +293,7 @@ def _plain(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -
     )
 
 
-def _pixels(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Tensor:
+def _array(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> np.ndarray:
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
     check_resized(image, _resized_wh(image.size, config))
@@ -304,11 +304,7 @@ def _pixels(image: Image.Image, transform: Callable[[Image.Image], Tensor], conf
             f"timm made {pixels.dtype} {list(pixels.shape)} of the image of {image.width}×{image.height} pixels, expected "
             f"torch.uint8 {list(config['input_size'])}",
         )
-    return pixels
-
-
-def _array(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> np.ndarray:
-    return _pixels(image, transform, config).numpy()
+    return pixels.numpy()
 
 
 def _resized_wh(image_wh: tuple[int, int], config: dict[str, Any]) -> tuple[int, int]:

@@ -191,7 +191,7 @@ def _remark_on_precision(precision: str, device: str) -> None:
 
     sentence = bfloat16_remark(precision, "cpu") if device in ("cpu", "auto") else ""
     if sentence and device == "auto":  # Looking for a GPU loads torch.
-        from extractors.computing.devices import resolve_device
+        from schemas.process.devices import resolve_device
 
         sentence = bfloat16_remark(precision, resolve_device(device).type)
     if sentence:

@@ -26,7 +26,7 @@ from schemas.escapes import redact_address
 from schemas.failures import failure_row, failures_name, parse_failures
 from schemas.footers import Footer, shard_entry
 from schemas.kinds import batch_rows
-from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
+from schemas.sample_outputs import are_equal
 from schemas.storage.locations import is_remote
 from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset
@@ -223,7 +223,8 @@ def write_feature_shard(
     shard is not written. References have any order. ``on_batch`` gets the tally of each batch; that of the shard is returned.
 
     Raises:
-        InputError: two images have the same id, the list of images has changed during the run, or the source is gone.
+        InputError: two images have the same id, the list of images has changed during the run, the source is gone, or this
+            worker's extractor computes other values than that of the stored rows.
     """
     refs = sorted(refs)
     images.check_ids(refs)
@@ -235,8 +236,12 @@ def write_feature_shard(
         )
     refs = images.with_versions(refs)
     reuse = reusable_rows(output, shard, refs, policy, read=images.read)
-    if reuse.stored is not None and reuse.rows and reuse.todo:
-        _check_same_model(output, reuse.stored.record, loaded.sample_outputs)
+    stored = reuse.stored.record.sample_outputs if reuse.stored is not None and reuse.rows and reuse.todo else ()
+    if not are_equal(stored, loaded.sample_outputs, output.parameters):
+        raise InputError(
+            f"a worker computes other values than those stored in {output.folder.location!r}: it has another version of the model's"
+            " code; finished shards are kept. Install the version that wrote them on all machines, or give --overwrite"
+        )
     if (reuse.rows or reuse.failures) and not read_state(output, shard, read_all=True).is_intact:
         reuse = Reuse(todo=refs)
     removed = reuse.dropped - reuse.changed
@@ -267,19 +272,6 @@ def write_feature_shard(
         writer.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
         writer.sources, writer.state, writer.sample_outputs = sources, _state(sources), loaded.sample_outputs
     return tally
-
-
-def _check_same_model(output: OutputDataset, record: Record, now: SampleOutputs) -> None:
-    """Check on the worker that its code is that of the stored rows.
-
-    Raises:
-        InputError: the extractor computes other values than that of the stored rows.
-    """
-    if not are_equal(record.sample_outputs, now, precision_of(output.parameters)):
-        raise InputError(
-            f"a worker computes other values than those stored in {output.folder.location!r}: it has another version of the model's"
-            " code; finished shards are kept. Install the version that wrote them on all machines, or give --overwrite"
-        )
 
 
 def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:

@@ -196,8 +196,8 @@ class Folder:
         record_read(self.path_of(name))
         if self._needs_client(name):
             with storage_errors(self.path_of(name)):
-                stored = object_store.find_object(self._bucket, self._key(name))
-            return stored and stored._replace(name=name)
+                page = self._bucket.page(self._key(name), after="", by_folder=False)
+            return next((stored._replace(name=name) for stored in page.objects if stored.name == self._key(name)), None)
         filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
             info = filesystem.get_file_info(path)
@@ -444,12 +444,6 @@ class _Ranges(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def size(self) -> int:
-        return self._size
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]

@@ -195,12 +195,6 @@ def is_plain(key: str) -> bool:
     return not key or {"", ".", ".."}.isdisjoint(key.split("/"))
 
 
-def find_object(bucket: Bucket, key: str) -> Entry | None:
-    """Return the entry of an object; None if it does not exist."""
-    first = bucket.page(key, after="", by_folder=False).objects[:1]
-    return first[0] if first and first[0].name == key else None
-
-
 def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:
     """Yield the names of objects, and of folders with ``/``, directly below a prefix."""
     after: str | None = ""

@@ -27,7 +27,7 @@ from schemas.fingerprints import sha256_of_bytes, sum_digests
 from schemas.footers import Footer
 from schemas.manifest import FileEntry, Manifest
 from schemas.process.shutdown import DetachedError
-from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
+from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
 from schemas.writing.output import PROBE_NAME, OutputDataset, is_leftover
 from schemas.writing.output_state import OutputState, ShardState, Status
@@ -331,7 +331,7 @@ def _common_sample_outputs(state: OutputState, states: list[ShardState]) -> Samp
     """
     known = [(shard.name, shard.record.sample_outputs) for shard in states if shard.record and shard.record.sample_outputs]
     for name, outputs in known[1:]:
-        if not are_equal(outputs, known[0][1], precision_of(state.output.parameters)):
+        if not are_equal(outputs, known[0][1], state.output.parameters):
             raise DatasetError(
                 f"{state.output.folder.location!r} cannot be committed: {known[0][0]} and {name} were computed by different "
                 "versions of the model's code, which differ beyond rounding. Use one version on all machines, and give --overwrite"

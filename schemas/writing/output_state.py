@@ -30,7 +30,7 @@ from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
-from schemas.sample_outputs import SampleOutputs, are_equal, precision_of
+from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
 from schemas.writing.records import Record, read_record, record_name, write_record
@@ -113,7 +113,7 @@ def state_of(
         shard: file name of the shard.
         entries: listing of the folder, or of the shard, its failures and its record; missing tags are not compared.
         manifest: the manifest of the dataset, if it exists.
-        fingerprint: fingerprint of the dataset; None for the fingerprint in the record, or any.
+        fingerprint: fingerprint of the dataset; None for that of the manifest, else that in the record, or any.
         listing: digest of the shard's inputs; None to skip the comparison.
         state: digest of sizes and versions of the inputs in their listing; None to skip the comparison.
         read_all: compare all digests.
@@ -122,6 +122,7 @@ def state_of(
         DatasetError: the store does not respond.
     """
     listed = None if manifest is None else manifest.shard_entries.get(shard)
+    fingerprint = manifest.fingerprint if fingerprint is None and manifest is not None else fingerprint
     if shard not in entries or entries[shard].size < 0:  # -1: a dangling link.
         return ShardState(shard, Status.MISSING, f"{shard} is missing", entry=listed)
     size, reference = entries[shard].size, "its record" if manifest is None else "the manifest"
@@ -335,15 +336,19 @@ class OutputState:
         Raises:
             DatasetError: it does not, or nothing tells and the policy does not accept that.
         """
-        output, precision = self.output, precision_of(self.output.parameters)
+        output = self.output
         if output.sample_outputs is None or self._policy.overwrite:
             return
         kept = [shard for shard in self.shards().values() if shard.is_intact]
         if self._is_task:
-            kept += islice(self._intact_of_other_tasks(), 1)
+            others = (
+                index for index in range(output.shards) if index not in self.selected and output.name(index) in self.entries
+            )
+            states = (shard for index in others for shard in self.shards([index]).values())
+            kept += islice((shard for shard in states if shard.is_intact), 1)
         if not kept:
             return
-        stored = {shard.name: self.sample_outputs_of(shard) for shard in kept}
+        stored = {shard.name: self._sample_outputs(shard) for shard in kept}
         unknown = [name for name, outputs in stored.items() if not outputs]
         location = output.folder.location
         if unknown and not self._policy.accept_unknown:
@@ -353,30 +358,21 @@ class OutputState:
                 "to write it again, or --accept-unknown to keep its rows"
             )
         now = output.sample_outputs()
-        if other := [name for name, outputs in stored.items() if not are_equal(outputs, now, precision)]:
+        if other := [name for name, outputs in stored.items() if not are_equal(outputs, now, output.parameters)]:
+            versions = f"the version that wrote {other[0]}"
+            if self._own_manifest is not None:
+                versions = ", ".join(f"{name} {version}" for name, version in self._own_manifest.libraries.items())
             raise DatasetError(
-                f"{location!r} was computed by another version of the model's code ({self._libraries(other[0])}): for a fixed "
+                f"{location!r} was computed by another version of the model's code ({versions}): for a fixed "
                 f"input {other[0]} has other values than this version computes, beyond rounding; nothing was written. Install that "
                 "version, give --overwrite to write all rows again, or choose another folder"
             )
 
-    def sample_outputs_of(self, shard: ShardState) -> SampleOutputs:
+    def _sample_outputs(self, shard: ShardState) -> SampleOutputs:
         """Return the sample outputs of a shard, from its record or else the manifest."""
         if shard.record is not None and shard.record.sample_outputs:
             return shard.record.sample_outputs
         return () if self._own_manifest is None else self._own_manifest.sample_outputs
-
-    def _intact_of_other_tasks(self) -> Iterator[ShardState]:
-        others = (index for index in range(self.output.shards) if index not in self.selected)
-        present = (index for index in others if self.output.name(index) in self.entries)
-        return (shard for index in present for shard in self.shards([index]).values() if shard.is_intact)
-
-    def _libraries(self, shard: str) -> str:
-        """Describe the versions with which a dataset was committed, if it was."""
-        manifest = self._own_manifest
-        if manifest is None:
-            return f"the version that wrote {shard}"
-        return ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
 
     def clear(self) -> None:
         """Delete manifest, outdated shards and leftovers, and write the output's files.
@@ -421,8 +417,8 @@ class OutputState:
         shard = read_state(self.output, index, self._own_manifest) if folder.is_local else self._states[index]
         if not shard.is_intact or shard.record is not None or shard.entry is None or shard.footer is None:
             return
-        outputs = () if self._own_manifest is None else self._own_manifest.sample_outputs
-        record, beside = Record.of(shard.entry, shard.footer, sample_outputs=outputs), record_name(name)
+        record = Record.of(shard.entry, shard.footer, sample_outputs=self._sample_outputs(shard))
+        beside = record_name(name)
         if folder.has_tags:
             folder.swap(beside, record.to_json_lines().encode(), self.entries[beside].tag if beside in self.entries else None)
         else:

@@ -15,6 +15,7 @@ The file has one JSON value per line: the record, then an array per image.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -86,16 +87,8 @@ class Record:
         sample_outputs: SampleOutputs = (),
     ) -> Record:
         """Create the record of a shard."""
-        shard = {
-            "path": entry.path,
-            "rows": entry.rows,
-            "footer_sha256": entry.footer_sha256,
-            "kind": footer.kind,
-            "fingerprint": footer.fingerprint,
-            "version": footer.version,
-            "statistics": footer.statistics,
-            "failures": asdict(footer.failures),
-        }
+        shard = asdict(footer) | {"path": entry.path, "rows": entry.rows, "footer_sha256": entry.footer_sha256}
+        del shard["parameters"]
         statistics = sha256_of_json(footer.statistics)
         return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sample_outputs=sample_outputs, sources=sources)
 
@@ -147,7 +140,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
             first, _, lines = folder.read(record_name(shard)).partition(b"\n")
         else:
             with (folder.stream if folder.is_google else folder.open)(record_name(shard)) as file:
-                first, end, lines = _first_line(file).partition(b"\n")
+                first, end, lines = io.BufferedReader(file, _FIRST_BYTES).readline().partition(b"\n")
             first = first if end else b""
     except FileNotFoundError:
         return None
@@ -169,11 +162,3 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         return None
     has_types = all(list(map(type, source)) == _SOURCE_TYPES for source in sources)
     return replace(record, sources=sources) if has_types else None
-
-
-def _first_line(file: Any) -> bytes:
-    """Return the start of a file up to at least the first line end."""
-    start = b""
-    while b"\n" not in start and (more := file.read(_FIRST_BYTES)):
-        start += more
-    return start

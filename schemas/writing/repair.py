@@ -67,17 +67,13 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
             folder.delete(name)
             deleted.append(name)
 
-    def read(name: str) -> ShardState:
-        fingerprint = None if manifest is None else manifest.fingerprint
-        return state_of(folder, name, entries, manifest, fingerprint=fingerprint, read_all=True)
-
     files = () if manifest is None else manifest.files
     listed = {entry.path for entry in files}
     others = [name for name in sorted(entries) if name not in listed and not is_own(name) and not is_like_shard(name)]
     for name in filter(is_temporary, sorted(entries)):
         delete(name)
     names = sorted(filter(SHARD_NAME.fullmatch, entries)) if manifest is None else [shard.path for shard in manifest.shards]
-    shards = folder.map(read, names)
+    shards = folder.map(lambda name: state_of(folder, name, entries, manifest, read_all=True), names)
     intact = [shard for shard in shards if shard.is_intact]
     version = FORMAT_VERSION if manifest is None else manifest.version
     if version != FORMAT_VERSION and len(intact) < len(shards):

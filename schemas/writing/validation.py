@@ -21,7 +21,7 @@ from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
-from schemas.sample_outputs import are_equal, precision_of
+from schemas.sample_outputs import are_equal
 from schemas.storage.folder import Entry
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
 from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
@@ -58,19 +58,15 @@ def validate(
     others = [] if strict else [name for name in stray if not is_own(name) and not is_like_shard(name)]
     if others:
         on_warning(left_alone(folder.location, others))
-    states = [
-        state_of(folder, entry.path, entries, manifest, fingerprint=manifest.fingerprint, read_all=True)
-        for entry in manifest.shards
-    ]
+    states = [state_of(folder, entry.path, entries, manifest, read_all=True) for entry in manifest.shards]
     problems = [f"{name} {STRAY}" for name in stray if name not in others]
     problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
     file_problems = (file_problem(folder, entries, entry, "the manifest", digest=True) for entry in manifest.files)
     problems += filter(None, file_problems)
-    precision = precision_of(manifest.parameters)
     problems += [
         f"{shard.name} was computed by another version of the model's code than the manifest says"
         for shard in states
-        if shard.record is not None and not are_equal(shard.record.sample_outputs, manifest.sample_outputs, precision)
+        if shard.record is not None and not are_equal(shard.record.sample_outputs, manifest.sample_outputs, manifest.parameters)
     ]
     reasons: Counter[str] = Counter()
     for index, shard in enumerate(states):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.sample_outputs import are_equal, precision_of
+from schemas.sample_outputs import are_equal
 from train.data.features import extractor_fingerprint
 from train.data.splits import check_fingerprints
 from train.data.token_features import check_token_features
@@ -47,7 +47,7 @@ def check_sample_outputs(run: Run, *, features: str = "", token_features: str = 
         if not location:
             continue
         manifest, expected = open_dataset(location).manifest, run.sample_outputs.get(name, ())
-        if not are_equal(manifest.sample_outputs, expected, precision_of(manifest.parameters)):
+        if not are_equal(manifest.sample_outputs, expected, manifest.parameters):
             versions = ", ".join(f"{library} {version}" for library, version in manifest.libraries.items())
             raise DatasetError(
                 f"{location!r} was computed by another version of the model's code ({versions}) than the features that "

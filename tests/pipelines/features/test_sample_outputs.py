@@ -1,5 +1,6 @@
 """Rows of two versions of a model's code do not mix: a stand-in extractor, the code of which changes."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def interrupt(job: FeaturesJob) -> None:
 def test_records_and_manifest_hold_sample_outputs(job):
     manifest = extract_features(job, ONE)
     assert len(manifest.sample_outputs) == NUM_OUTPUTS
-    assert are_equal(manifest.sample_outputs, sample_outputs(Model()), "fp32")
+    assert are_equal(manifest.sample_outputs, sample_outputs(Model()), manifest.parameters)
     assert all(
         read_record(Folder(job.output), shard.path).sample_outputs == manifest.sample_outputs for shard in manifest.shards
     )
@@ -110,7 +111,7 @@ def test_other_code_is_refused_before_anything_is_written(job, other_code, way):
         extract_features(job, ONE)
     assert tree(Path(job.output)) == before
     manifest = extract_features(replace(job, policy=ReusePolicy(overwrite=True)), ONE)
-    assert are_equal(manifest.sample_outputs, sample_outputs(Model()), "fp32")
+    assert are_equal(manifest.sample_outputs, sample_outputs(Model()), manifest.parameters)
 
 
 def test_rounding_of_another_processor_is_accepted_and_more_is_not(job, monkeypatch):
@@ -183,9 +184,10 @@ def test_values_of_the_manifest_replace_those_of_lost_records(job, other_code):
 
 @pytest.mark.parametrize(("precision", "tolerance"), TOLERANCES.items())
 def test_tolerance_is_relative_to_the_largest_value(precision, tolerance):
-    outputs = (1000.0, 1.0, -500.0)
+    outputs, parameters = (1000.0, 1.0, -500.0), {"extractor": {"precision": precision}}
     near, far = 1000 * tolerance * 0.9, 1000 * tolerance * 1.1
-    assert are_equal(outputs, (1000.0, 1.0 + near, -500.0 - near), precision)
-    assert not are_equal(outputs, (1000.0, 1.0 + far, -500.0), precision)
-    assert not are_equal(outputs, outputs[:2], precision)
-    assert are_equal(outputs, (), precision)
+    assert are_equal(outputs, (1000.0, 1.0 + near, -500.0 - near), parameters)
+    assert not are_equal(outputs, (1000.0, 1.0 + far, -500.0), parameters)
+    assert not are_equal(outputs, outputs[:2], parameters)
+    assert are_equal(outputs, (), parameters)
+    assert not are_equal(outputs, (1000.0, math.nan, -500.0), parameters)
