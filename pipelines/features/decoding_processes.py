@@ -50,7 +50,8 @@ class DecodingProcesses:
 
     def __init__(self, preprocess: Preprocessor, num_processes: int) -> None:
         self.num_processes = num_processes
-        self._processes = [_Process(preprocess) for _ in range(num_processes)]
+        pickled = pickle.dumps(preprocess)
+        self._processes = [_Process(pickled) for _ in range(num_processes)]
         self._idle: SimpleQueue[_Process] = SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -71,10 +72,10 @@ class DecodingProcesses:
 
 
 class _Process:
-    """A process and its shared memory, which `pixels` starts."""
+    """A process with a pickled preprocessor, and shared memory; `pixels` starts it."""
 
-    def __init__(self, preprocess: Preprocessor) -> None:
-        self._preprocess = preprocess
+    def __init__(self, preprocessor: bytes) -> None:
+        self._preprocessor = preprocessor
         self._process: subprocess.Popen[bytes] | None = None
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -100,7 +101,7 @@ class _Process:
         self._process = self._process or self._start()
         try:
             if is_new:
-                pickle.dump(self._preprocess, self._requests)
+                self._requests.write(self._preprocessor)
             pickle.dump(data, self._requests)
             self._requests.flush()
             reply = pickle.load(self._replies)

@@ -1,7 +1,7 @@
 """Cache of Parquet row groups in temporary files.
 
-Any row costs its row group, and nearly every row group has rows of nearly every shard. The files are mapped into memory and have no
-names, so they vanish with the process. They take at most half of the free disk space. Further row groups stay in memory, least
+Any row costs its row group, and nearly every row group has rows of nearly every shard. The files are mapped into memory and lose
+their names, so that they vanish with the process. They take at most half of the free disk space. Further row groups stay in memory, least
 recently used first to go.
 """
 
