@@ -70,13 +70,10 @@ def parse_table(text: str, chain: tuple[str, ...], folder: Path = Path()) -> dic
         return table
     base = read_table(name, folder, chain)
     for key, value in table.items():
-        base[key] = _merge(base.get(key), value)
+        section = base.get(key)
+        if isinstance(section, dict) and isinstance(value, dict):
+            kind = section.get("kind", VseConfig.kind)  # Keys of another kind of model are not inherited.
+            base[key] = {**section, **value} if value.get("kind", kind) == kind else value
+        else:
+            base[key] = value
     return base
-
-
-def _merge(base: Any, value: Any) -> Any:
-    """Add the keys of a base section, unless it is of another kind."""
-    if not isinstance(base, dict) or not isinstance(value, dict):
-        return value
-    kinds = {table.get("kind", VseConfig.kind) for table in (base, value)} if "kind" in value else {""}
-    return {**base, **value} if len(kinds) == 1 else value

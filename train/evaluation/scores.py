@@ -191,7 +191,7 @@ def open_split(
     l2: bool,
     exclusion: Exclusion | None = None,
 ) -> SplitData:
-    """Open a split of a job's data, checked against the extractors of runs."""
+    """Open a split of a job's data, and check that it fits the runs."""
     data = open_data(
         job.captions,
         job.features,
