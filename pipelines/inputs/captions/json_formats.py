@@ -170,7 +170,7 @@ class CocoSource(PathSource):
         keys = KeyHashes()
         places = f"{location!r}, annotation number "
         position = 0
-        for position, annotation in enumerate(self._items(part.name, "annotations"), start=1):
+        for position, annotation in enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1):
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
                 raise InputError(
                     f"{places}{position}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?"
@@ -189,7 +189,7 @@ class CocoSource(PathSource):
         if not position:
             raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
         # Joined files may repeat annotation ids, but not for one image.
-        annotations = enumerate(self._items(part.name, "annotations"), start=1)
+        annotations = enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1)
         if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), position) for position, item in annotations):
             (image, own), first, second = repeat
             raise InputError(
@@ -197,15 +197,12 @@ class CocoSource(PathSource):
                 f"{image!r}: remove one of them, or if both are meant, give each an id of its own"
             )
 
-    def _items(self, name: str, section: str) -> Iterator[Any]:
-        return iter_json(self.folder, name, prefix=f"{section}.item")
-
     def _images(self, name: str) -> dict[int | str, str]:
         """Return the image ids by COCO's image numbers."""
         location = self.folder.path_of(name)
         paths: dict[int | str, str] = {}
         keys: dict[str, int | str] = {}
-        for position, image in enumerate(self._items(name, "images"), start=1):
+        for position, image in enumerate(iter_json(self.folder, name, prefix="images.item"), start=1):
             place = f"{location!r}, image number {position}"
             if not isinstance(image, dict) or "file_name" not in image or type(image.get("id")) not in (int, str):
                 raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it one of COCO's 'captions_*.json'?")

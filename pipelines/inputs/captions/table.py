@@ -26,7 +26,6 @@ from pipelines.inputs.captions.base import (
     Tally,
     check_label,
     check_text,
-    find_files,
     tables_of,
 )
 from pipelines.inputs.dialects import Dialect
@@ -34,7 +33,7 @@ from pipelines.inputs.files import kind_of, list_files
 from pipelines.inputs.tables import Batch, Table, check_dialect, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import CONTROLS, check_image_id, check_language
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, file_at
 
 TABLE_COLUMNS = ("image_id", "text", "language", "portion", "index", "split")
 
@@ -66,7 +65,7 @@ class TableSource(CaptionSource):
         if kind_of(location) == "folder":
             listed = ", ".join(map(repr, list_files(Folder(location))[:10])) or "no files"
             raise InputError(f"{location!r} is a folder, expected one table; it holds {listed}: name the file to read")
-        folder, (name,) = find_files(location, ".*", hint="table")
+        folder, name = file_at(location)
         type_of(name)
         check_dialect(name, dialect)
         table = Table(folder, name, TABLE_COLUMNS, _REQUIRED, tuple(sorted(columns.items())), dialect)

@@ -68,7 +68,7 @@ def test_cached_listing_deletes_its_file():
     kept = CachedListing()
     list(kept.tee([]))
     assert list(read_listing(kept.path)) == []
-    listing = Listing(("1",), ("2",), ("3",), kept).folded(1)
+    listing = Listing((1,), ("2",), ("3",), kept).folded(1)
     path = Path(kept.path)
     del kept
     assert path.exists()
