@@ -1,8 +1,8 @@
 """Cache of Parquet row groups in temporary files.
 
 Any row costs its row group, and nearly every row group has rows of nearly every shard. The files are mapped into memory and lose
-their names, so that they vanish with the process. They take at most half of the free disk space. Further row groups stay in memory, least
-recently used first to go.
+their names, so that they vanish with the process. They take at most half of the free disk space. Further row groups stay in memory,
+least recently used first to go.
 """
 
 from __future__ import annotations

@@ -168,11 +168,7 @@ def test_missing_captions_are_refused(toy):
     for arguments, what in [
         ({"split": "dev", "portions": {"de": ["comparable"]}}, "split 'dev', language 'de', portion 'comparable'"),
         ({"split": "val", "portions": {"en": ["spoken"]}}, "split 'val', language 'en', portion 'spoken'"),
-<<<<<<< HEAD
-        ({"split": "val", "portions": {"en": ["comparable"], "cs": ["comparable"]}}, "split 'val', language 'cs'"),
-=======
-        ({"split": "val", "portions": dict.fromkeys(("en", "cs"), ("comparable",))}, "split 'val', language 'cs'"),
->>>>>>> lean-train
+        ({"split": "val", "portions": {"en": ("comparable",), "cs": ("comparable",)}}, "split 'val', language 'cs'"),
         ({"split": "val", "portions": {"fr": ["comparable"]}}, "split 'val', language 'fr', portion 'comparable'"),
     ]:
         with pytest.raises(DatasetError, match="has no captions of") as caught:
