@@ -87,8 +87,16 @@ class Record:
         sample_outputs: SampleOutputs = (),
     ) -> Record:
         """Create the record of a shard."""
-        shard = asdict(footer) | {"path": entry.path, "rows": entry.rows, "footer_sha256": entry.footer_sha256}
-        del shard["parameters"]
+        shard = {
+            "path": entry.path,
+            "rows": entry.rows,
+            "footer_sha256": entry.footer_sha256,
+            "kind": footer.kind,
+            "fingerprint": footer.fingerprint,
+            "version": footer.version,
+            "statistics": footer.statistics,
+            "failures": asdict(footer.failures),
+        }
         statistics = sha256_of_json(footer.statistics)
         return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sample_outputs=sample_outputs, sources=sources)
 

@@ -45,8 +45,9 @@ from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import read_state
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
-from pipelines.inputs.captions import EVERYTHING, open_source
-from pipelines.inputs.images import open_images
+from pipelines.inputs.captions.base import EVERYTHING
+from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.images.opening import open_images
 from pipelines.plans.plan import read_plan
 from schemas.dataset import open_dataset
 from schemas.errors import ImagepivotError
