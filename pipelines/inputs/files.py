@@ -23,7 +23,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder, PathKind
 from schemas.storage.locations import absolute_location, check_location, is_remote
 from schemas.storage.storage_errors import storage_errors
-from schemas.text import HEAD, decode_line, mark_length, not_utf8
+from schemas.text import HEAD, decode_line, mark_length, not_utf8, read_line
 from schemas.vector_files import FileDigest
 
 _CHUNK = 1 << 18
@@ -127,15 +127,15 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
     this range of bytes are read, not of a ``.gz``. Errors then count lines from `start`.
 
     Raises:
-        InputError: the file is missing, cut short or not UTF-8.
+        InputError: the file is missing, cut short or not UTF-8, or a line is too long.
     """
     location = folder.path_of(name)
     with _open_at(folder, name, start) if start else open_input(folder, name) as stream:
-        position = start - 1 + len(stream.readline()) if start else _skip_mark(stream, location)
+        position = start - 1 + len(read_line(stream, 0, location)) if start else _skip_mark(stream, location)
         line_number = 1
         while chunk := stream.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - position))):
             if not chunk.endswith(b"\n"):
-                chunk += stream.readline()
+                chunk += read_line(stream, line_number, location, chunk)
             position += len(chunk)
             try:  # A chunk at a time is three times as fast as a line.
                 lines = chunk.decode("utf-8").replace("\r\n", "\n").split("\n")

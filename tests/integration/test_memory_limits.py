@@ -1,0 +1,118 @@
+"""Small files that take gigabytes once they are read: each ends within the memory that SECURITY.md states."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipelines.inputs.dialects import split_rows
+from schemas import text
+from schemas.errors import InputError
+from schemas.text import MAX_LINE, read_line
+from tests.sizes import ROOT
+
+# Imports come first, so that the limit is that of reading.
+_LIMITED = """
+import resource, sys
+from pathlib import Path
+{imports}
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + ({mib} << 20), resource.RLIM_INFINITY))
+path = sys.argv[1]
+try:
+    print({call})
+except ImagepivotError as error:
+    print(type(error).__name__, error)
+"""
+_IMPORTS = "from schemas.errors import ImagepivotError\n"
+
+
+def run_limited(imports: str, call: str, path: object, mib: int) -> str:
+    """Evaluate a call in a process with so much address space for it, and return its value or its error as text."""
+    code = _LIMITED.format(imports=_IMPORTS + imports, call=call, mib=mib)
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+_FOLDER = "from schemas.storage.folder import Folder\n"
+_LINES = _FOLDER + "from pipelines.inputs.files import read_lines"
+_LONGEST = "max(map(len, read_lines(Folder(str(Path(path).parent)), Path(path).name)))"
+_TABLE = "from pipelines.inputs.captions.base import EVERYTHING\nfrom pipelines.inputs.captions.opening import open_source\n"
+_TABLE += "def read(source): return sum(1 for part in source.parts(EVERYTHING) for _ in source.read(part, EVERYTHING))"
+_CAPTIONS = "read(open_source('table', path))"
+_VECTORS = "from schemas.vector_files import read_vector_file"
+_WORDS = "read_vector_file(path, ['a'], expected='').words"
+
+
+def write_gzip(path, head: bytes, mib: int, unit: bytes = b"x", tail: bytes = b"") -> None:
+    """Write a gzip file of a head, a unit that fills so many MiB, and a tail."""
+    block = gzip.compress(unit * ((16 << 20) // len(unit)), 1)
+    path.write_bytes(gzip.compress(head) + block * (mib // 16) + gzip.compress(tail))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "head", "unit", "imports", "call", "message"),
+    [
+        ("a.en.gz", b"a\nb\n", b"x", _LINES, _LONGEST, "line 3: the line has more than 64 MiB, expected text with line ends"),
+        (
+            "a.vec.gz",
+            b"a 1 2\nb",
+            b" 1",
+            _VECTORS,
+            _WORDS,
+            "line 2: the line has more than 64 MiB, expected text with line ends",
+        ),
+        (
+            *("c.tsv.gz", b"image_id\tlanguage\ttext\na\ten\t", b"x", _TABLE, _CAPTIONS),
+            "line 2: the line has more than 64 MiB, expected text with line ends",
+        ),
+        (
+            *("c.tsv.gz", b'image_id\tlanguage\ttext\na\ten\t"', b"x" * 65535 + b"\n", _TABLE, _CAPTIONS),
+            "row 1 (line 2): the row has more than 64 MiB: close the quotes of its values",
+        ),
+        ("c.jsonl.gz", b'{"image_id": "a"}\n{', b" ", _TABLE, _CAPTIONS, "line 2: the line has more than 64 MiB"),
+    ],
+)
+def test_lines_of_gigabytes_in_small_gzip_are_errors(tmp_path, name, head, unit, imports, call, message):
+    write_gzip(tmp_path / name, head, mib=2048, unit=unit)
+    assert (tmp_path / name).stat().st_size < 20 << 20
+    ended = run_limited(imports, call, tmp_path / name, mib=768)
+    assert ended.startswith(f"InputError {str(tmp_path / name)!r}, {message}")
+
+
+@pytest.mark.slow
+def test_longest_line_takes_its_stated_memory(tmp_path):
+    """One character beyond 16 bits, so that Python stores four bytes of each."""
+    write_gzip(tmp_path / "a.en.gz", "😀".encode(), mib=48, tail=b"x" * ((16 << 20) - 4) + b"\nb\n")
+    assert run_limited(_LINES, _LONGEST, tmp_path / "a.en.gz", mib=1024) == str(MAX_LINE - 3)
+
+
+def test_read_line_of_exactly_the_maximum_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "MAX_LINE", 4)
+    (tmp_path / "a").write_bytes(b"abc\nabcd")
+    with (tmp_path / "a").open("rb") as file:
+        assert [read_line(file, 1, "a"), read_line(file, 2, "a"), read_line(file, 3, "a")] == [b"abc\n", b"abcd", b""]
+    (tmp_path / "a").write_bytes(b"abc\nabcd\n")
+    with (tmp_path / "a").open("rb") as file:
+        assert read_line(file, 1, "a") == b"abc\n"
+        with pytest.raises(InputError, match="'a', line 2: the line has more than"):
+            read_line(file, 2, "a")
+
+
+def test_rows_over_many_lines_count_their_own_lines_only(monkeypatch):
+    monkeypatch.setattr("pipelines.inputs.dialects.MAX_LINE", 14)
+    lines = ["id\ttext", *(f'{number}\t"a\nb"' for number in range(9))]
+    rows = list(split_rows(enumerate("\n".join(lines).split("\n"), 1), "\t", "rfc4180", "c.tsv"))
+    assert rows[1:] == [(2 + 2 * number, [str(number), "a\nb"]) for number in range(9)]
+    with pytest.raises(InputError, match=r"'c.tsv', row 1 \(line 2\): the row has more than 0 MiB: close the quotes"):
+        list(split_rows(enumerate(["id\ttext", '0\t"a', "", "", *"abcdef"], 1), "\t", "rfc4180", "c.tsv"))
