@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import ijson
+import numpy as np
 import pyarrow as pa
 
 from schemas.errors import DatasetError, InputError
@@ -34,6 +35,10 @@ _ESCAPE = re.compile(rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + 
 _LONGEST_ESCAPE = 12
 _LONG_DIGITS = 19
 _LONG_NUMBER = re.compile(rb"[:\[,\s-][0-9]{%d}" % _LONG_DIGITS)
+# The memory of ijson's C parser grows with the square of the depth.
+_MAX_DEPTH = 100
+_NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # As int8: 1 and -1.
 # In ijson's messages, of its C and of its Python parser.
 _NOT_A_NUMBER = re.compile(r"(?s)lexical error.*[:\[,]\s*-?(NaN|Infinity)|symbol '[-NI]'")
 _MORE = 1 << 12
@@ -163,7 +168,7 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
     The prefix is the path of the items in ijson's notation, e.g. ``images.item``.
 
     Raises:
-        InputError: the file is missing, cut short, not UTF-8 or not JSON.
+        InputError: the file is missing, cut short, not UTF-8, not JSON, or nested too deeply.
     """
     # The C parser replaces lone surrogates by "?" and refuses whole numbers beyond 64 bits; the Python parser is far slower.
     parser = ijson.get_backend("python") if _scan_json(folder, name) else ijson
@@ -214,12 +219,13 @@ def _skip_mark(stream: BinaryIO, location: str) -> int:
 
 
 def _scan_json(folder: Folder, name: str) -> bool:
-    """Check that a JSON file is UTF-8, and return whether it needs the Python parser.
+    """Check encoding and depth of JSON, and return whether it needs the Python parser.
 
     These are files with an escaped lone surrogate, or with a whole number that may exceed 64 bits.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_special, lines, first, tail = False, 1, b"", b""
+    depth, in_string = 0, False
     with open_input(folder, name) as stream:
         start = _skip_mark(stream, folder.path_of(name))
         while True:
@@ -235,9 +241,19 @@ def _scan_json(folder: Folder, name: str) -> bool:
                 place = f"line {line}, byte {start - pending + error.start + 1} of the file"
                 zipped = first == b"\x1f\x8b"
                 raise not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
-            is_special = is_special or any(match["half"] for match in _ESCAPE.finditer(chunk))
+            if b"\\ud" in chunk or b"\\uD" in chunk:
+                is_special = is_special or any(match["half"] for match in _ESCAPE.finditer(chunk))
             is_special = is_special or _LONG_NUMBER.search(tail + chunk) is not None
             tail = chunk[-_LONG_DIGITS:]
+            marks = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+            parts = (b'"' * in_string + marks).replace(b'""', b"").split(b'"')  # Every second one is in a string.
+            depths = depth + np.frombuffer(b"".join(parts[::2]).translate(_STEPS), np.int8).cumsum()
+            if depths.max(initial=0) > _MAX_DEPTH:
+                raise InputError(
+                    f"{folder.path_of(name)!r} has more than {_MAX_DEPTH} nested lists and objects after line {lines}: expected "
+                    "a list of images or annotations; fetch the file again"
+                )
+            depth, in_string = int(depths[-1]) if len(depths) else depth, len(parts) % 2 == 0
             if not chunk:
                 return is_special
             start += len(chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,11 @@ import sys
 import pytest
 
 from pipelines.inputs.dialects import split_rows
+from pipelines.inputs.files import iter_json
+from pipelines.inputs.tables import Table
 from schemas import text
 from schemas.errors import InputError
+from schemas.storage.folder import Folder
 from schemas.text import MAX_LINE, read_line
 from tests.sizes import ROOT
 
@@ -116,3 +120,62 @@ def test_rows_over_many_lines_count_their_own_lines_only(monkeypatch):
     assert rows[1:] == [(2 + 2 * number, [str(number), "a\nb"]) for number in range(9)]
     with pytest.raises(InputError, match=r"'c.tsv', row 1 \(line 2\): the row has more than 0 MiB: close the quotes"):
         list(split_rows(enumerate(["id\ttext", '0\t"a', "", "", *"abcdef"], 1), "\t", "rfc4180", "c.tsv"))
+
+
+# --- TOML and JSON ---------------------------------------------------------------------------------------------------
+
+_TOML = "from schemas.conversion import parse_toml"
+_PARSED = "len(parse_toml(Path(path).read_text()))"
+_JSON = _FOLDER + "from pipelines.inputs.files import iter_json"
+_ITEMS = "len(list(iter_json(Folder(str(Path(path).parent)), Path(path).name, prefix='images.item')))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a." * 20_000 + "b = 1", "a line has more than 500 dots: write lists and tables on several lines"),
+        ("[" + "a." * 20_000 + "b]", "a line has more than 500 dots: write lists and tables on several lines"),
+        ("x = {" + "'='." * 20_000 + "b = 1}", "a line has more than 500 dots: write lists and tables on several lines"),
+        ("a = 1\n" * 50_000, "it has 300,000 characters, expected at most 262,144: write several files"),
+    ],
+)
+def test_large_toml_is_an_error(tmp_path, content, message):
+    (tmp_path / "a.toml").write_text(content)
+    assert run_limited(_TOML, _PARSED, tmp_path / "a.toml", mib=512) == f"UsageError {message}"
+
+
+@pytest.mark.slow
+def test_worst_valid_toml_takes_its_stated_memory(tmp_path):
+    lines = ["".join([f"b{number}.", "a." * 498, "b = 1"]) for number in range(260)]
+    (tmp_path / "a.toml").write_text("\n".join(lines))
+    assert run_limited(_TOML, _PARSED, tmp_path / "a.toml", mib=512) == "260"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", ["[", '{"":', '["]",', '["\\"]",', '["\\\\",'])
+def test_deep_json_is_an_error(tmp_path, opening):
+    """Brackets in strings do not hide the depth, also where a chunk ends in a string."""
+    head = '{"images": [' + '{"text": "]]]]"},' * 20_000 + "\n"
+    (tmp_path / "a.json").write_text(head + opening * 40_000)
+    ended = run_limited(_JSON, _ITEMS, tmp_path / "a.json", mib=256)
+    assert ended.startswith(f"InputError {str(tmp_path / 'a.json')!r} has more than 100 nested lists and objects after line ")
+
+
+def test_brackets_in_strings_are_no_depth(tmp_path):
+    texts = ["[[{" * 40, '\\"[', '"{', "\\", '[\\\\"', "]" * 200, "ö[" * 90]
+    images = [{"text": texts[number % len(texts)]} for number in range(30_000)]
+    nested: list = []
+    for _ in range(97):
+        nested = [nested]
+    (tmp_path / "a.json").write_text(json.dumps({"images": [*images, nested]}))
+    assert list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item")) == [*images, nested]
+    (tmp_path / "a.json").write_text(json.dumps({"images": [*images, [nested]]}))
+    with pytest.raises(InputError, match="has more than 100 nested lists and objects after line 1: expected a list"):
+        list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item"))
+
+
+def test_deep_json_line_is_an_error(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"image_id": "a", "text": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
+    with pytest.raises(InputError, match=r"a\.jsonl', line 1: not JSON, "):
+        list(Table(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
