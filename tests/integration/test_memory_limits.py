@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from extractors.images.decoding import decode
 from pipelines.inputs.dialects import split_rows
 from pipelines.inputs.files import iter_json
 from pipelines.inputs.tables import Table
@@ -179,3 +183,35 @@ def test_deep_json_line_is_an_error(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"image_id": "a", "text": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
     with pytest.raises(InputError, match=r"a\.jsonl', line 1: not JSON, "):
         list(Table(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+_IMAGE = "from extractors.images.decoding import decode\nfrom PIL import Image, TiffImagePlugin, WebPImagePlugin\nImage.init()"
+_SIZE = "decode(Path(path).read_bytes()).size"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "mode", "size", "options"),
+    [
+        ("PNG", "I;16", (13376, 13376), {"compress_level": 1}),
+        ("TIFF", "I", (13376, 13376), {"compression": "tiff_deflate"}),
+        ("WEBP", "RGB", (16383, 10920), {"method": 0}),
+    ],
+)
+def test_images_at_the_limit_of_pixels_take_their_stated_memory(tmp_path, kind, mode, size, options):
+    Image.new(mode, size).save(tmp_path / "image", kind, **options)
+    assert (tmp_path / "image").stat().st_size < 4 << 20
+    assert run_limited(_IMAGE, _SIZE, tmp_path / "image", mib=3072) == str(size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(3, 2_000_000), (2_000_000, 3), (1024, 1024), (1025, 1023)])
+@pytest.mark.parametrize("inverted", [False, True])
+def test_grey_of_16_bits_over_several_blocks_is_rounded_to_the_nearest(shape, inverted):
+    values = np.random.default_rng(0).integers(0, 65536, shape, dtype=np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "TIFF", tiffinfo={262: int(not inverted)})
+    grey = np.rint((65535.0 - values if inverted else values) / 257)
+    np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), np.stack([grey] * 3, axis=-1))
