@@ -63,10 +63,7 @@ def read_line(stream: BinaryIO, line_number: int, location: str, head: bytes = b
     line = stream.readline(MAX_LINE + 1)
     if len(line) > MAX_LINE:
         number = line_number + head.count(b"\n")
-        raise InputError(
-            f"{location!r}, line {number}: the line has more than {MAX_LINE >> 20} MiB, expected text with line ends: fetch the "
-            f"file again; {LONE_CR}"
-        )
+        raise InputError(f"{location!r}, line {number}: more than {MAX_LINE >> 20} MiB, expected line ends: {LONE_CR}")
     return line
 
 

@@ -56,8 +56,7 @@ MAX_PIXELS = 178_956_970
 REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error")
 """All reasons of a `DecodeError`."""
 
-_BLOCK_PIXELS = 1 << 20
-
+_BLOCK_PIXELS = 1 << 20  # Of 16-bit grey, converted together: copies of all pixels may take gigabytes.
 # Modes that Pillow converts to RGB by the table. Grey of 16 and 32 bits is converted here.
 _CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
 # Pillow's documented errors for corrupt files, those of its plugins for malformed headers (see `PIL.ImageFile.ImageFile`), and
@@ -249,10 +248,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _grey16_to_rgb(image: Image.Image) -> Image.Image:
-    """Scale grey in 0…65535 to 8 bits, rounded to the nearest, and replicate it.
-
-    Blocks of rows bound the memory of an image at the limit of pixels.
-    """
+    """Scale grey in 0…65535 to 8 bits, rounded to the nearest, and replicate it."""
     import numpy as np
     from PIL import Image as PilImage
 

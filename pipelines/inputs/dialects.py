@@ -115,8 +115,7 @@ def split_rows(
                 first, size = line_number, len(line)
             elif (size := size + len(line) + _ENTRY_BYTES) > MAX_LINE:
                 raise InputError(
-                    f"{location!r}, row {count} (line {first}): the row has more than {MAX_LINE >> 20} MiB: close the quotes of "
-                    "its values, or give --quoting none if quotes are ordinary characters in this file"
+                    f"{location!r}, row {count} (line {first}): more than {MAX_LINE >> 20} MiB: close quotes or give --quoting none"
                 )
             lines.append(line)
             if len(lines) == _CHECKED_LINES:  # The quote may be open to the end of a large file.

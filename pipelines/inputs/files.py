@@ -250,8 +250,7 @@ def _scan_json(folder: Folder, name: str) -> bool:
             depths = depth + np.frombuffer(b"".join(parts[::2]).translate(_STEPS), np.int8).cumsum()
             if depths.max(initial=0) > _MAX_DEPTH:
                 raise InputError(
-                    f"{folder.path_of(name)!r} has more than {_MAX_DEPTH} nested lists and objects after line {lines}: expected "
-                    "a list of images or annotations; fetch the file again"
+                    f"{folder.path_of(name)!r} nests more than {_MAX_DEPTH} lists and objects after line {lines}: fetch it again"
                 )
             depth, in_string = int(depths[-1]) if len(depths) else depth, len(parts) % 2 == 0
             if not chunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import io
 import json
@@ -10,6 +11,8 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -71,24 +74,24 @@ def write_gzip(path, head: bytes, mib: int, unit: bytes = b"x", tail: bytes = b"
 @pytest.mark.parametrize(
     ("name", "head", "unit", "imports", "call", "message"),
     [
-        ("a.en.gz", b"a\nb\n", b"x", _LINES, _LONGEST, "line 3: the line has more than 64 MiB, expected text with line ends"),
+        ("a.en.gz", b"a\nb\n", b"x", _LINES, _LONGEST, "line 3: more than 64 MiB, expected line ends"),
         (
             "a.vec.gz",
             b"a 1 2\nb",
             b" 1",
             _VECTORS,
             _WORDS,
-            "line 2: the line has more than 64 MiB, expected text with line ends",
+            "line 2: more than 64 MiB, expected line ends",
         ),
         (
             *("c.tsv.gz", b"image_id\tlanguage\ttext\na\ten\t", b"x", _TABLE, _CAPTIONS),
-            "line 2: the line has more than 64 MiB, expected text with line ends",
+            "line 2: more than 64 MiB, expected line ends",
         ),
         (
             *("c.tsv.gz", b'image_id\tlanguage\ttext\na\ten\t"', b"x" * 65535 + b"\n", _TABLE, _CAPTIONS),
-            "row 1 (line 2): the row has more than 64 MiB: close the quotes of its values",
+            "row 1 (line 2): more than 64 MiB: close quotes or give --quoting none",
         ),
-        ("c.jsonl.gz", b'{"image_id": "a"}\n{', b" ", _TABLE, _CAPTIONS, "line 2: the line has more than 64 MiB"),
+        ("c.jsonl.gz", b'{"image_id": "a"}\n{', b" ", _TABLE, _CAPTIONS, "line 2: more than 64 MiB"),
     ],
 )
 def test_lines_of_gigabytes_in_small_gzip_are_errors(tmp_path, name, head, unit, imports, call, message):
@@ -113,7 +116,7 @@ def test_read_line_of_exactly_the_maximum_is_read(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"abc\nabcd\n")
     with (tmp_path / "a").open("rb") as file:
         assert read_line(file, 1, "a") == b"abc\n"
-        with pytest.raises(InputError, match="'a', line 2: the line has more than"):
+        with pytest.raises(InputError, match="'a', line 2: more than"):
             read_line(file, 2, "a")
 
 
@@ -122,7 +125,7 @@ def test_rows_over_many_lines_count_their_own_lines_only(monkeypatch):
     lines = ["id\ttext", *(f'{number}\t"a\nb"' for number in range(9))]
     rows = list(split_rows(enumerate("\n".join(lines).split("\n"), 1), "\t", "rfc4180", "c.tsv"))
     assert rows[1:] == [(2 + 2 * number, [str(number), "a\nb"]) for number in range(9)]
-    with pytest.raises(InputError, match=r"'c.tsv', row 1 \(line 2\): the row has more than 0 MiB: close the quotes"):
+    with pytest.raises(InputError, match=r"'c.tsv', row 1 \(line 2\): more than 0 MiB: close quotes or give --quoting none"):
         list(split_rows(enumerate(["id\ttext", '0\t"a', "", "", *"abcdef"], 1), "\t", "rfc4180", "c.tsv"))
 
 
@@ -163,7 +166,7 @@ def test_deep_json_is_an_error(tmp_path, opening):
     head = '{"images": [' + '{"text": "]]]]"},' * 20_000 + "\n"
     (tmp_path / "a.json").write_text(head + opening * 40_000)
     ended = run_limited(_JSON, _ITEMS, tmp_path / "a.json", mib=256)
-    assert ended.startswith(f"InputError {str(tmp_path / 'a.json')!r} has more than 100 nested lists and objects after line ")
+    assert ended.startswith(f"InputError {str(tmp_path / 'a.json')!r} nests more than 100 lists and objects after line ")
 
 
 def test_brackets_in_strings_are_no_depth(tmp_path):
@@ -175,7 +178,7 @@ def test_brackets_in_strings_are_no_depth(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"images": [*images, nested]}))
     assert list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item")) == [*images, nested]
     (tmp_path / "a.json").write_text(json.dumps({"images": [*images, [nested]]}))
-    with pytest.raises(InputError, match="has more than 100 nested lists and objects after line 1: expected a list"):
+    with pytest.raises(InputError, match="nests more than 100 lists and objects after line 1: fetch it again"):
         list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item"))
 
 
@@ -215,3 +218,37 @@ def test_grey_of_16_bits_over_several_blocks_is_rounded_to_the_nearest(shape, in
     Image.fromarray(values).save(file, "TIFF", tiffinfo={262: int(not inverted)})
     grey = np.rint((65535.0 - values if inverted else values) / 257)
     np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), np.stack([grey] * 3, axis=-1))
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+_PARQUET = (
+    _FOLDER
+    + """
+from pipelines.inputs.images.archives import ImagesInParquet
+from pipelines.inputs.images.base import SkippedFiles
+
+def read(path):
+    source, sizes, failed = ImagesInParquet(Folder(path)), set(), 0
+    for ref in source.refs():
+        try:
+            sizes.add(len(source.read(ref)))
+        except OSError as error:
+            failed += 1
+            message = error.strerror
+    return sizes, failed, message
+"""
+)
+
+
+@pytest.mark.slow
+def test_row_group_that_expands_gives_failures(tmp_path):
+    """A dictionary has one image of 100 KB, and 20,000 rows that refer to it: 2 GB in 100 KB."""
+    column = pa.chunked_array([pa.array([bytes(100_000)] * 1000)] * 20)
+    table = pa.table({"image_id": [f"i{number}" for number in range(20_000)], "image": column})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=20_000, dictionary_pagesize_limit=1 << 30)
+    assert (tmp_path / "x.parquet").stat().st_size < 1 << 20
+    sizes, failed, message = ast.literal_eval(run_limited(_PARQUET, "read(path)", tmp_path, mib=1536))
+    assert sizes == {100_000}
+    assert 17_000 < failed < 20_000
+    assert "a row group is far larger than the file" in message
