@@ -182,9 +182,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     import tomllib  # Only needed with a file.
 
     if len(text) > _MAX_TOML:
-        raise UsageError(f"it has {len(text):,} characters, expected at most {_MAX_TOML:,}: write several files")
+        raise UsageError(f"not TOML: it has {len(text):,} characters, expected at most {_MAX_TOML:,}: write several files")
     if text.count(".") > _MAX_DOTS < max(line.count(".") for line in text.split("\n")):
-        raise UsageError(f"a line has more than {_MAX_DOTS} dots: write lists and tables on several lines")
+        raise UsageError(f"not TOML: a line has more than {_MAX_DOTS} dots: write lists and tables on several lines")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

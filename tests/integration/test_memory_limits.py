@@ -141,10 +141,13 @@ _ITEMS = "len(list(iter_json(Folder(str(Path(path).parent)), Path(path).name, pr
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a." * 20_000 + "b = 1", "a line has more than 500 dots: write lists and tables on several lines"),
-        ("[" + "a." * 20_000 + "b]", "a line has more than 500 dots: write lists and tables on several lines"),
-        ("x = {" + "'='." * 20_000 + "b = 1}", "a line has more than 500 dots: write lists and tables on several lines"),
-        ("a = 1\n" * 50_000, "it has 300,000 characters, expected at most 262,144: write several files"),
+        ("a." * 20_000 + "b = 1", "not TOML: a line has more than 500 dots: write lists and tables on several lines"),
+        ("[" + "a." * 20_000 + "b]", "not TOML: a line has more than 500 dots: write lists and tables on several lines"),
+        (
+            "x = {" + "'='." * 20_000 + "b = 1}",
+            "not TOML: a line has more than 500 dots: write lists and tables on several lines",
+        ),
+        ("a = 1\n" * 50_000, "not TOML: it has 300,000 characters, expected at most 262,144: write several files"),
     ],
 )
 def test_large_toml_is_an_error(tmp_path, content, message):
