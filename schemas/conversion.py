@@ -36,6 +36,9 @@ _WRITTEN = {
 }
 _ACCEPTED: dict[Any, Any] = {float: (int, float), list: (list, tuple), dict: Mapping}
 _SIMILAR = 3  # Number of keys that a message suggests.
+# The memory of tomllib grows with the square of the parts of a dotted key.
+_MAX_TOML = 1 << 18  # Characters.
+_MAX_DOTS = 500  # Of a line.
 _MAX_WHOLE = 2**63 - 1  # Of the whole numbers of Arrow, numpy and torch.
 
 
@@ -174,10 +177,14 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        UsageError: the text is not TOML.
+        UsageError: the text is not TOML, or is too large.
     """
     import tomllib  # Only needed with a file.
 
+    if len(text) > _MAX_TOML:
+        raise UsageError(f"not TOML: it has {len(text):,} characters, expected at most {_MAX_TOML:,}: write several files")
+    if text.count(".") > _MAX_DOTS < max(line.count(".") for line in text.split("\n")):
+        raise UsageError(f"not TOML: a line has more than {_MAX_DOTS} dots: write lists and tables on several lines")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from pathlib import Path
+from typing import BinaryIO
 
 from schemas.errors import DatasetError, InputError
 from schemas.storage.locations import check_regular
@@ -18,6 +19,9 @@ HEAD = 4
 
 MARK = "\ufeff"
 """Byte order mark."""
+
+MAX_LINE = 64 << 20
+"""Maximum bytes of a line, since a small gzip file may hold a line of gigabytes."""
 
 LONE_CR = "if lines end in CR alone, as on old Macs, convert the file: tr '\\r' '\\n' < OLD > NEW"
 """Advice for an unexpected CR."""
@@ -46,6 +50,21 @@ def mark_length(head: bytes, location: str) -> int:
         order, endian = ("BE", "big") if head[0] == 0 else ("LE", "little")
         raise _other_encoding(location, f"UTF-16 ({endian} endian, without a mark)", f"UTF-16{order}")
     return 0
+
+
+def read_line(stream: BinaryIO, line_number: int, location: str, head: bytes = b"") -> bytes:
+    """Read the remainder of a line with its end; empty at the end of the stream.
+
+    ``line_number`` is that of the first line in ``head``, the bytes before; it is only for the message.
+
+    Raises:
+        InputError: it exceeds `MAX_LINE`.
+    """
+    line = stream.readline(MAX_LINE + 1)
+    if len(line) > MAX_LINE:
+        number = line_number + head.count(b"\n")
+        raise InputError(f"{location!r}, line {number}: more than {MAX_LINE >> 20} MiB, expected line ends: {LONE_CR}")
+    return line
 
 
 def decode_line(line: bytes, line_number: int, location: str) -> str:

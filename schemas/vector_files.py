@@ -23,7 +23,7 @@ import numpy as np
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import file_at
 from schemas.storage.locations import absolute_location, check_location
-from schemas.text import HEAD, decode_line, mark_length
+from schemas.text import HEAD, decode_line, mark_length, read_line
 
 HEADER = re.compile(rb"\s*(\d{1,18})\s+(\d{1,18})\s*")
 """First line of word2vec's and fastText's files: number of words, width."""
@@ -87,12 +87,13 @@ def read_vector_file(
     ``expected`` is the advice in messages, a sentence. ``on_progress`` receives the number of words read since its last call.
 
     Raises:
-        InputError: the file cannot be read, is cut off, is not UTF-8, or has no word vectors.
+        InputError: the file cannot be read, is cut off, is not UTF-8, has no word vectors, or a line is too long.
     """
     reader = _Lines(location, {word.encode() for word in wanted}, expected)
     with open_user_file(location, expected) as (file, digest):
         line_number = 0
-        for line_number, line in enumerate(file, start=1):
+        while line := read_line(file, line_number + 1, location):
+            line_number += 1
             reader.read(line_number, line)
             if line_number % _REPORT_LINES == 0:
                 on_progress(_REPORT_LINES)

@@ -56,6 +56,7 @@ MAX_PIXELS = 178_956_970
 REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error")
 """All reasons of a `DecodeError`."""
 
+_BLOCK_PIXELS = 1 << 20  # Of 16-bit grey, converted together: copies of all pixels may take gigabytes.
 # Modes that Pillow converts to RGB by the table. Grey of 16 and 32 bits is converted here.
 _CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
 # Pillow's documented errors for corrupt files, those of its plugins for malformed headers (see `PIL.ImageFile.ImageFile`), and
@@ -248,15 +249,22 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     """Scale grey in 0…65535 to 8 bits, rounded to the nearest, and replicate it."""
+    import numpy as np
     from PIL import Image as PilImage
 
-    values = _array(image).astype("int64")  # [H, W]
+    values = _array(image)  # [H, W]
     if tuple(getattr(image, "tag_v2", {}).get(258, ())) == (12,):  # BitsPerSample of a TIFF.
         raise DecodeError("unsupported", "the pixels have 12 bits, expected 8 or 16: convert the file to 8-bit RGB")
     _check_range(values, 65535)
-    if getattr(image, "white_is_zero", False):
-        values = 65535 - values
-    return PilImage.fromarray(((values + 128) // 257).astype("uint8")).convert("RGB")
+    grey = np.empty(values.shape, np.uint8)
+    rows = 1 + _BLOCK_PIXELS // (1 + image.width)
+    for start in range(0, image.height, rows):
+        block = values[start : start + rows].astype(np.int64)
+        if getattr(image, "white_is_zero", False):
+            block = 65535 - block
+        grey[start : start + rows] = (block + 128) // 257
+    del values
+    return PilImage.fromarray(grey).convert("RGB")
 
 
 def _array(image: Image.Image) -> np.ndarray:

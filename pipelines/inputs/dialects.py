@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from schemas.errors import InputError, UsageError
-from schemas.text import LONE_CR
+from schemas.text import LONE_CR, MAX_LINE
 
 Quoting: TypeAlias = Literal["auto", "rfc4180", "none"]
 """``rfc4180``: a value that begins with ``"`` ends at the closing ``"``; ``auto``: as ``rfc4180``, but a value that looks like
 rows, by its line ends and delimiters, is an error; ``none``: a quote is an ordinary character."""
 
 _CHECKED_LINES = 100
+_ENTRY_BYTES = 8  # Of a line in a list, so that empty ones count.
 _DELIMITERS = (",", "\t", ";", "|")
 _SEP_LINE = re.compile(r'"?sep=(.)"?')
 
@@ -92,9 +93,9 @@ def split_rows(
     """Yield the rows of numbered lines, each with the number of its first line.
 
     Raises:
-        InputError: quotes do not match, or `quoting` is ``auto`` and a quoted value looks like rows.
+        InputError: quotes do not match, `quoting` is ``auto`` and a quoted value looks like rows, or a row is too long.
     """
-    count = width = first = 0
+    count = width = first = size = 0
     lines: list[str] = []  # Of the current row.
 
     def check() -> None:
@@ -108,10 +109,14 @@ def split_rows(
             )
 
     def stream() -> Iterator[str]:
-        nonlocal first
+        nonlocal first, size
         for line_number, line in numbered:
             if not lines:
-                first = line_number
+                first, size = line_number, len(line)
+            elif (size := size + len(line) + _ENTRY_BYTES) > MAX_LINE:
+                raise InputError(
+                    f"{location!r}, row {count} (line {first}): more than {MAX_LINE >> 20} MiB: close quotes or give --quoting none"
+                )
             lines.append(line)
             if len(lines) == _CHECKED_LINES:  # The quote may be open to the end of a large file.
                 check()

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import ijson
+import numpy as np
 import pyarrow as pa
 
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder, PathKind
 from schemas.storage.locations import absolute_location, check_location, is_remote
 from schemas.storage.storage_errors import storage_errors
-from schemas.text import HEAD, decode_line, mark_length, not_utf8
+from schemas.text import HEAD, decode_line, mark_length, not_utf8, read_line
 from schemas.vector_files import FileDigest
 
 _CHUNK = 1 << 18
@@ -34,6 +35,10 @@ _ESCAPE = re.compile(rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + 
 _LONGEST_ESCAPE = 12
 _LONG_DIGITS = 19
 _LONG_NUMBER = re.compile(rb"[:\[,\s-][0-9]{%d}" % _LONG_DIGITS)
+# The memory of ijson's C parser grows with the square of the depth.
+_MAX_DEPTH = 100
+_NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # As int8: 1 and -1.
 # In ijson's messages, of its C and of its Python parser.
 _NOT_A_NUMBER = re.compile(r"(?s)lexical error.*[:\[,]\s*-?(NaN|Infinity)|symbol '[-NI]'")
 _MORE = 1 << 12
@@ -127,15 +132,15 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
     this range of bytes are read, not of a ``.gz``. Errors then count lines from `start`.
 
     Raises:
-        InputError: the file is missing, cut short or not UTF-8.
+        InputError: the file is missing, cut short or not UTF-8, or a line is too long.
     """
     location = folder.path_of(name)
     with _open_at(folder, name, start) if start else open_input(folder, name) as stream:
-        position = start - 1 + len(stream.readline()) if start else _skip_mark(stream, location)
+        position = start - 1 + len(read_line(stream, 0, location)) if start else _skip_mark(stream, location)
         line_number = 1
         while chunk := stream.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - position))):
             if not chunk.endswith(b"\n"):
-                chunk += stream.readline()
+                chunk += read_line(stream, line_number, location, chunk)
             position += len(chunk)
             try:  # A chunk at a time is three times as fast as a line.
                 lines = chunk.decode("utf-8").replace("\r\n", "\n").split("\n")
@@ -163,7 +168,7 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
     The prefix is the path of the items in ijson's notation, e.g. ``images.item``.
 
     Raises:
-        InputError: the file is missing, cut short, not UTF-8 or not JSON.
+        InputError: the file is missing, cut short, not UTF-8, not JSON, or nested too deeply.
     """
     # The C parser replaces lone surrogates by "?" and refuses whole numbers beyond 64 bits; the Python parser is far slower.
     parser = ijson.get_backend("python") if _scan_json(folder, name) else ijson
@@ -214,12 +219,13 @@ def _skip_mark(stream: BinaryIO, location: str) -> int:
 
 
 def _scan_json(folder: Folder, name: str) -> bool:
-    """Check that a JSON file is UTF-8, and return whether it needs the Python parser.
+    """Check encoding and depth of JSON, and return whether it needs the Python parser.
 
     These are files with an escaped lone surrogate, or with a whole number that may exceed 64 bits.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_special, lines, first, tail = False, 1, b"", b""
+    depth, in_string = 0, False
     with open_input(folder, name) as stream:
         start = _skip_mark(stream, folder.path_of(name))
         while True:
@@ -235,9 +241,18 @@ def _scan_json(folder: Folder, name: str) -> bool:
                 place = f"line {line}, byte {start - pending + error.start + 1} of the file"
                 zipped = first == b"\x1f\x8b"
                 raise not_utf8(folder.path_of(name), place=place, byte=error.object[error.start], zipped=zipped) from error
-            is_special = is_special or any(match["half"] for match in _ESCAPE.finditer(chunk))
+            if b"\\ud" in chunk or b"\\uD" in chunk:
+                is_special = is_special or any(match["half"] for match in _ESCAPE.finditer(chunk))
             is_special = is_special or _LONG_NUMBER.search(tail + chunk) is not None
             tail = chunk[-_LONG_DIGITS:]
+            marks = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+            parts = (b'"' * in_string + marks).replace(b'""', b"").split(b'"')  # Every second one is in a string.
+            depths = depth + np.frombuffer(b"".join(parts[::2]).translate(_STEPS), np.int8).cumsum()
+            if depths.max(initial=0) > _MAX_DEPTH:
+                raise InputError(
+                    f"{folder.path_of(name)!r} nests more than {_MAX_DEPTH} lists and objects after line {lines}: fetch it again"
+                )
+            depth, in_string = int(depths[-1]) if len(depths) else depth, len(parts) % 2 == 0
             if not chunk:
                 return is_special
             start += len(chunk)

@@ -283,7 +283,7 @@ class Table:
     def _json_row(self, line: str, line_number: int) -> dict[str, Any]:
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             advice = LONE_CR if "\r" in line else _ARRAY if line.startswith("[") else "each line must hold one whole object"
             raise InputError(f"{self._location!r}, line {line_number}: not JSON, {error}; {advice}") from error
         if not isinstance(row, dict):

@@ -44,6 +44,10 @@ _REMOTE_BUFFER = 4 << 20
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
 _ROW_GROUPS = RowGroups()
+# A dictionary may expand 100 KB to gigabytes. Bytes of a row group: these and so many times the size of its file.
+_GROUP_BYTES = 256 << 20
+_MAX_EXPANSION = 16
+_BATCH_ROWS = 16
 
 
 def archive_kind(name: str) -> ArchiveKind | None:
@@ -302,7 +306,7 @@ def _by_row_group(rows: Iterable[ImageRef], starts: Sequence[int]) -> Iterator[l
 
 
 def _changed() -> OSError:
-    return OSError(errno.EIO, "the Parquet file is broken, or was changed")
+    return OSError(errno.EIO, "the Parquet file is broken, or was changed, or a row group is far larger than the file")
 
 
 def _parts_of(uri: str) -> tuple[str, str]:
@@ -337,13 +341,22 @@ def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
 
 
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
-    """Return the images of a row group, or raise an ArrowException or OSError."""
+    """Return the images of a row group, or raise an ArrowException or OSError.
+
+    Of a row group that exceeds its limit of memory only the first images are returned.
+    """
     with folder.open(name) as file:
         table = pq.ParquetFile(file, metadata=read_metadata(folder, name, version))
         column = _bytes_column(table.schema_arrow)
         if column is None:
             raise pa.ArrowInvalid("no image bytes")
-        values = table.read_row_group(group, columns=[column]).column(0)
+        room, chunks = _GROUP_BYTES + _MAX_EXPANSION * file.size(), []
+        for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column]):
+            room -= batch.nbytes
+            if room < 0:
+                break
+            chunks.append(batch.column(0))
+    values = pa.chunked_array(chunks)
     return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
 
 
