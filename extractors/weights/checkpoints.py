@@ -19,6 +19,7 @@ from torch import Tensor
 
 from extractors.weights.restricted_pickle import OLD_TORCH_MAGIC, PICKLE_ERRORS, read_pickle, safe_globals
 from schemas.errors import InputError, first_line
+from schemas.pickle_growth import check_growth
 
 COUNTER = ".num_batches_tracked"
 """Suffix of batch norm's counters, without effect on features."""
@@ -260,6 +261,8 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
         # Without torch's warnings, which advise on unsafe reading.
         with torch.serialization.safe_globals([(call, name) for name, call in (functions or {}).items()]), catch_warnings():
             simplefilter("ignore")
+            with path.open("rb") as file:
+                check_growth(file)
             if path.suffix == ".safetensors":  # Torch chooses the format by the extension.
                 return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable(path))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
-import pickletools
 from collections import OrderedDict
 from collections.abc import Callable
 from math import prod
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import InputError, first_line
+from schemas.pickle_growth import ELEMENT_BYTES, check_growth, instructions
 
 OLD_TORCH_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """First bytes of files of ``torch.save`` before version 1.6: the pickle of a magic number."""
@@ -43,7 +43,6 @@ _INSTRUCTIONS = frozenset({
     "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 })
 # fmt: on
-_PUTS = frozenset({"BINPUT", "LONG_BINPUT"})
 _NUMERIC_KINDS = "biufc"
 PICKLE_ERRORS = (
     *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError, MemoryError),
@@ -89,7 +88,7 @@ def safe_globals(max_bytes: int) -> dict[str, Any]:
     functions: dict[str, Callable[..., Any]] = {
         "numpy.ndarray": builders.empty,
         "numpy.dtype": _Type,
-        "collections.OrderedDict": OrderedDict,
+        "collections.OrderedDict": builders.ordered,
         "builtins.bytes": lambda: b"",  # Empty bytes in protocols before 3.
         "__builtin__.bytes": lambda: b"",
         "_codecs.encode": builders.encode,
@@ -105,11 +104,9 @@ def safe_globals(max_bytes: int) -> dict[str, Any]:
 
 def _check_instructions(data: mmap.mmap) -> None:
     """Scan the program without running it, including lengths and memo positions."""
-    for count, (instruction, argument, position) in enumerate(pickletools.genops(cast("IO[bytes]", data))):
-        if instruction.name not in _INSTRUCTIONS:
-            raise pickle.UnpicklingError(f"it holds the instruction {instruction.name}, at byte {position}")
-        if instruction.name in _PUTS and int(argument or 0) > count:
-            raise pickle.UnpicklingError(f"memo position {argument} after {count} instructions, at byte {position}")
+    for name, position in instructions(cast("IO[bytes]", data)):
+        if name not in _INSTRUCTIONS:
+            raise pickle.UnpicklingError(f"it holds the instruction {name}, at byte {position}")
 
 
 class _Reader(pickle.Unpickler):
@@ -211,6 +208,7 @@ class _Builders:
             raise pickle.UnpicklingError("a tensor without bytes")
         self._spend(len(content))
         try:
+            check_growth(io.BytesIO(content))
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:  # With advice on unsafe reading.
             raise pickle.UnpicklingError("numbers of a tensor that torch refuses") from error
@@ -228,6 +226,11 @@ class _Builders:
             raise pickle.UnpicklingError(f"bytes of a {type(text).__name__} in {encoding!r}")
         self._spend(len(text))
         return text.encode("latin1")
+
+    def ordered(self, *items: Any) -> OrderedDict[Any, Any]:
+        """Return a dictionary; its pairs may be a list that was used before."""
+        self._spend(ELEMENT_BYTES * sum(map(len, items)))
+        return OrderedDict(*items)
 
     def _spend(self, count: int) -> None:
         self._bytes_left -= count

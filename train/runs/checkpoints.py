@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from schemas.conversion import convert, hints_of
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
+from schemas.pickle_growth import check_growth
 from schemas.storage.folder import Folder
 from train.config.models import ModelConfig
 from train.config.sections import settings_of
@@ -199,8 +200,8 @@ def _load(file: pa.NativeFile, location: str) -> Any:
         raise damaged(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
     if part is not None:
         raise damaged(location, f"its part {part!r} is not as it was written")
-    file.seek(0)
     try:
+        check_growth(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         # Torch's own message advises to disable ``weights_only``.

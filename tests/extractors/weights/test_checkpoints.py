@@ -47,7 +47,10 @@ def old_tar(path: Path) -> None:
         ),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "holds Python objects, which could run code"),
         (torchscript, r"cannot be read by torch \(it is a TorchScript archive\): .*save torch\.jit\.load\(FILE\)\.state_dict"),
-        (lambda path: path.write_bytes(OLD_TORCH_MAGIC + b"\x80\x02X\x01"), r"cannot be read by torch \(error: .* buffer of 4"),
+        (
+            lambda path: path.write_bytes(OLD_TORCH_MAGIC + b"\x80\x02X\x01"),
+            r"cannot be read by torch \(ValueError: not enough data",
+        ),
         (old_tar, r"cannot be read by torch \(its format is older than 2018\): .*save it again"),
     ],
     ids=["module", "object", "pickle", "TorchScript", "cut", "tar"],
