@@ -41,7 +41,7 @@ def resolve_device(device: str) -> torch.device:
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy values to a device; to a GPU asynchronously through pinned memory."""
-    if device.type == "cpu" or values.device == device:
+    if device.type != "cuda" or values.device == device:
         return values.to(device)
     pinned = values if values.is_pinned() else values.pin_memory()
     return pinned.to(device, non_blocking=True)
