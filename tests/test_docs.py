@@ -430,3 +430,13 @@ def test_version_is_the_same_everywhere() -> None:
     version, date = re.search(r"^## (\S+)(?: \((\S+)\))?$", changelog, re.MULTILINE).groups()
     assert (version, date) in (("Unreleased", None), (project["version"], citation["date-released"]))
     assert citation["version"] == project["version"]
+
+
+def test_each_promise_of_security_names_its_tests():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    for promise, _, tests in rows:
+        modules = re.findall(r"`([\w/]+\.py)`", tests)
+        assert modules, promise
+        assert all("\ndef test_" in (ROOT / "tests" / module).read_text(encoding="utf-8") for module in modules), promise
+    assert len(rows) > 15
