@@ -197,7 +197,7 @@ _IMAGE = "from extractors.images.decoding import decode\nfrom PIL import Image, 
 _SIZE = "decode(Path(path).read_bytes()).size"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("kind", "mode", "size", "options"),
     [
