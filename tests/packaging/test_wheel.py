@@ -63,7 +63,6 @@ NEEDS = {
     "demo out": "all",
     "build multi30k --output out": "pipelines",
     "import features.npy out --name a --ids ids.txt": "pipelines",
-    "export features out --format npy": "pipelines",
     "train demo run --captions encoded --features features --vocabulary vocabulary": "train",
     "evaluate run --captions encoded --features features": "train",
     "compare run run": "train",
@@ -74,7 +73,7 @@ NEEDS = {
     "figures run out --captions encoded --features features": "figures",
     "duplicates features": "duplicates",
 }
-BARE = {"inspect", "validate", "doctor", "diff", "word-vectors"}
+BARE = {"inspect", "validate", "doctor", "diff", "export", "word-vectors"}
 
 
 @pytest.fixture(scope="session")
