@@ -60,7 +60,9 @@ def redact_address(address: str) -> str:
     'https://***@host/get?key=a.jpg&sig=***'
     """
     scheme, mark, rest = address.partition("://")
-    return scheme + mark + _SIGNATURE.sub(r"\1=***", _without_user(rest, scheme)) if mark else address
+    if not mark or not ("@" in rest or "=" in rest):  # Most of millions of addresses.
+        return address
+    return scheme + mark + _SIGNATURE.sub(r"\1=***", _without_user(rest, scheme))
 
 
 def _hide_user(match: re.Match[str]) -> str:
@@ -73,8 +75,10 @@ def _hide_user(match: re.Match[str]) -> str:
 
 def _without_user(rest: str, scheme: str) -> str:
     """Replace user and password up to the last ``@``, also of an inner address."""
+    if "@" not in rest:
+        return rest
     hosts = [re.split("[/?#]", part, maxsplit=1)[0] for part in rest.split("://")]
-    if "@" in rest and any(":" in host and (scheme == "s3" or not _HOST_AND_PORT.fullmatch(host)) for host in hosts):
+    if any(":" in host and (scheme == "s3" or not _HOST_AND_PORT.fullmatch(host)) for host in hosts):
         return f"***@{rest.rpartition('@')[2]}"
     return f"***{rest[hosts[0].rindex('@') :]}" if "@" in hosts[0] else rest
 
