@@ -57,11 +57,12 @@ def sum_of_recalls(corpus, *runs, portion: str) -> float:
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", [kind for kind in TEXTS if kind != "vse"])  # See test_loop.
 def test_training_improves_recall(kind, train_kind, corpus, tmp_path):
-    train_kind("trained")
+    # After 44 steps the gain depends on the rounding of the processor; after 132 it is at least 212 with seeds 0, 1 and 4.
+    train_kind("trained", ("max_steps = 44", "max_steps = 132"))
     train_kind("untrained", ("learning_rate = 0.01", "learning_rate = 1e-9"))
     portion = "" if "scan" in kind else "comparable"
     trained, untrained = (sum_of_recalls(corpus, tmp_path / name, portion=portion) for name in ("trained", "untrained"))
-    assert trained > untrained + 75  # Of 600 for each language and portion; on one processor scan-t2i gains 91.
+    assert trained > untrained + 75  # Of 600 for each language and portion.
     assert sum_of_recalls(corpus, tmp_path / "trained", tmp_path / "untrained", portion=portion) != trained
 
 
