@@ -1,16 +1,17 @@
-"""Footer of a shard: fingerprint, parameters and statistics.
+"""Shards as Parquet files: their footer, and their rows within a limit of memory.
 
-A later run recognises a finished shard by its footer alone.
+A later run recognises a finished shard by its footer alone: fingerprint, parameters and statistics.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.conversion import convert, stored_values
@@ -22,6 +23,9 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import store_error_of
 
 _PREFIX = "imagepivot."
+_MIN_LIMIT = 256 << 20
+_MAX_EXPANSION = 16
+_VALUE_BYTES = 8  # Of a value at most, with its levels.
 
 
 @dataclass(frozen=True)
@@ -115,3 +119,79 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
     digest = sha256_of_file(file)
     file.seek(0)
     return digest
+
+
+class ShardRows:
+    """Rows of an open Parquet file within a limit of memory: 256 MiB, and 16 times its size.
+
+    A dictionary may expand 100 KB to gigabytes: text is read as dictionaries, and expanded only if it fits. The footer tells the
+    size of everything else.
+    """
+
+    def __init__(self, source: pa.NativeFile, path: str) -> None:
+        plain = pq.ParquetFile(source)
+        self.metadata, self.schema = plain.metadata, plain.schema_arrow
+        leaves = [self.metadata.schema.column(index) for index in range(self.metadata.num_columns)]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        self._parquet = pq.ParquetFile(source, metadata=self.metadata, read_dictionary=texts)
+        self._columns = [leaf.path.partition(".")[0] for leaf in leaves]
+        self._has_texts = any("." in path for path in texts)
+        self._path, self._limit = path, _MIN_LIMIT + _MAX_EXPANSION * source.size()
+
+    def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
+        """Read row groups, all by default; errors are those of `batches`."""
+        return pa.Table.from_batches(self.batches(columns, groups=groups), self._schema_of(columns))
+
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        groups: Sequence[int] | None = None,
+        *,
+        use_threads: bool = True,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read row groups, all by default, in batches; the limit is that of all without a batch size, else of each.
+
+        Raises:
+            DatasetError: they exceed the limit.
+            ValueError, OSError, pa.ArrowException: they are damaged.
+        """
+        schema, groups = self._schema_of(columns), list(range(self.metadata.num_row_groups) if groups is None else groups)
+        sizes = [self._size(group, schema.names) for group in groups]
+        self._check(max(sizes, default=0) if batch_size else sum(sizes))
+        text = 0
+        # Dictionaries of several texts in a row end with their row group.
+        for part in [[group] for group in groups] if self._has_texts else [groups]:
+            rows = sum(self.metadata.row_group(group).num_rows for group in part)
+            size = rows if self._has_texts or not batch_size else batch_size
+            for batch in self._parquet.iter_batches(max(1, size), part, schema.names, use_threads=use_threads):
+                batch.validate(full=True)  # Also positions in dictionaries.
+                text = sum(map(_text_bytes, batch.columns)) + (0 if batch_size else text)
+                self._check(text)
+                yield from pa.Table.from_batches([batch.cast(schema)]).to_batches(batch_size)
+
+    def _size(self, group: int, columns: Sequence[str]) -> int:
+        """Return the bytes of columns as the footer tells them."""
+        row_group = self.metadata.row_group(group)
+        chunks = [row_group.column(index) for index, name in enumerate(self._columns) if name in columns]
+        return sum(chunk.total_uncompressed_size + _VALUE_BYTES * chunk.num_values for chunk in chunks)
+
+    def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
+        return self.schema if columns is None else pa.schema([field for field in self.schema if field.name in columns])
+
+    def _check(self, size: int) -> None:
+        if size > self._limit:
+            raise DatasetError(
+                f"{self._path} takes more than {self._limit >> 20:,} MiB of memory ({_MIN_LIMIT >> 20} MiB and {_MAX_EXPANSION} "
+                "times its size): do not use data of an unknown author; write your own data again with more shards"
+            )
+
+
+def _text_bytes(values: pa.Array) -> int:
+    """Return the bytes of the text in a column with expanded dictionaries."""
+    if pa.types.is_dictionary(values.type):
+        return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
+    if not pa.types.is_nested(values.type):
+        return 0
+    parts = (values.keys, values.items) if pa.types.is_map(values.type) else values.flatten()
+    return sum(map(_text_bytes, (parts,) if isinstance(parts, pa.Array) else parts))
