@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -279,7 +280,7 @@ def outcome(call):
 _LABELS = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
 _LONG = "x" * 20_000
 _CAPTION = {"image_id": "a", **_LABELS, "text": "x", "tokens": ["x"]}
-_REFUSED = "takes more than 256 MiB of memory (256 MiB and 16 times its size): do not use data of an unknown author; write"
+_REFUSED = "takes more than 256 MiB of memory (256 MiB and 16 times its size): do not use data of an unknown author; split"
 _SHARD = "part-00000-of-00001.parquet"
 
 
@@ -349,3 +350,59 @@ def test_many_row_groups_exceed_the_limit_together(tmp_path, monkeypatch):
     assert shard.read(groups=[0]).equals(table[:40])
     with pytest.raises(DatasetError, match=r"x\.parquet takes more than 0 MiB of memory"):
         shard.read()
+
+
+# --- tables and arrays -----------------------------------------------------------------------------------------------
+
+_SENTENCES = "from train.evaluation.sts_data import read_sentence_vectors"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["image_id", "text"])
+def test_table_that_expands_is_an_error(tmp_path, column):
+    """2,048 rows, a batch, refer to a text of 1 MB: 2 GB in some KB."""
+    row = {"image_id": "a", "language": "en", "text": "x", column: "x" * 1_000_000}
+    part = pa.Table.from_pylist([row] * 20)
+    pq.write_table(pa.concat_tables([part] * 200), tmp_path / "c.parquet", dictionary_pagesize_limit=1 << 30)
+    ended = run_limited(_TABLE, _CAPTIONS, tmp_path / "c.parquet", mib=400)
+    assert ended.startswith(f"DatasetError {tmp_path / 'c.parquet'} takes more than 25")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_paths", [False, True])
+def test_image_ids_that_expand_are_an_error(tmp_path, has_paths):
+    """Ids, or the paths of images, are one text of 1 MB in 4,000 rows."""
+    ids = ["x" * 1_000_000] * 20
+    part = pa.table({"image_id": ids, "image": [b"x"] * 20})
+    if has_paths:
+        part = pa.table({"image": [{"bytes": b"x", "path": path} for path in ids]})
+    pq.write_table(pa.concat_tables([part] * 200), tmp_path / "x.parquet", dictionary_pagesize_limit=1 << 30)
+    ended = run_limited(_PARQUET, "read(path)", tmp_path, mib=400)
+    assert ended.startswith(f"DatasetError {tmp_path / 'x.parquet'} takes more than 25")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".npz", ".npz.gz"])
+def test_sentence_vectors_that_expand_are_an_error(tmp_path, suffix):
+    """Deflate stores zeros in a thousandth, gzip as well."""
+    data = io.BytesIO()
+    save = np.savez_compressed if suffix == ".npz" else np.savez
+    save(data, sentences=np.array(["a"]), vectors=np.zeros((1, 150_000_000), np.float32))
+    content = data.getvalue() if suffix == ".npz" else gzip.compress(data.getvalue(), 1)
+    del data
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    ended = run_limited(_SENTENCES, "read_sentence_vectors(path, ['a'])", path, mib=768)
+    assert ended.startswith(f"InputError {str(path)!r} takes more than ")
+
+
+@pytest.mark.slow
+def test_npy_with_a_false_shape_is_an_error(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name, dtype in (("sentences", "<U1"), ("vectors", "<f4")):
+            header = io.BytesIO()
+            shape = {"descr": dtype, "fortran_order": False, "shape": (1 << 40,)}
+            np.lib.format.write_array_header_1_0(header, shape)
+            archive.writestr(f"{name}.npy", header.getvalue())
+    ended = run_limited(_SENTENCES, "read_sentence_vectors(path, ['a'])", tmp_path / "a.npz", mib=400)
+    assert ended.startswith(f"InputError {str(tmp_path / 'a.npz')!r} does not hold vectors of sentences (")
