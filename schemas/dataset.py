@@ -142,7 +142,7 @@ class Dataset:
     def shard_batches(
         self, index: int, columns: Sequence[str] | None = None, batch_size: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one shard in batches, of about four MiB by default; row groups end a batch.
+        """Read the rows of one shard in batches, of about four MiB by default.
 
         Raises:
             DatasetError: the shard is missing or damaged.
@@ -360,7 +360,7 @@ class Dataset:
         """Copy one shard into the array by batches, which fit the processor's cache."""
         done = 0
         with self._open_shard(index) as shard:
-            for batch in shard.batches([column], batch_rows(self.schema), use_threads=False):
+            for batch in shard.batches([column], batch_rows(self.schema)):
                 values = batch.column(0).flatten().to_numpy(zero_copy_only=True)
                 target[done : done + len(batch)] = values.reshape(-1, target.shape[1])
                 done += len(batch)

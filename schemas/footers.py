@@ -123,7 +123,7 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
 
 
 def check_memory(size: int, file_size: int, path: str) -> None:
-    """Raise a DatasetError if a file takes more memory than 256 MiB and 16 times its size."""
+    """Refuse a file that takes more memory than 256 MiB and 16 times its size."""
     if size > (limit := _MIN_LIMIT + _MAX_EXPANSION * file_size):
         raise DatasetError(
             f"{path} takes more than {limit >> 20:,} MiB of memory ({_MIN_LIMIT >> 20} MiB and {_MAX_EXPANSION} times its size): "
@@ -142,10 +142,8 @@ class ShardRows:
         plain = pq.ParquetFile(source)
         self.metadata, self.schema = plain.metadata, plain.schema_arrow
         leaves = [self.metadata.schema.column(index) for index in range(self.metadata.num_columns)]
-        self._paths, self._texts = (
-            [leaf.path for leaf in leaves],
-            [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"],
-        )
+        self._paths = [leaf.path for leaf in leaves]
+        self._texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         self._parquet = pq.ParquetFile(source, metadata=self.metadata, read_dictionary=self._texts, **options)
         self._check = partial(check_memory, file_size=source.size(), path=path)
         self._check_text = check_text
@@ -155,14 +153,11 @@ class ShardRows:
         return pa.Table.from_batches(self.batches(columns, groups=groups), self._schema_of(columns))
 
     def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        batch_size: int | None = None,
-        groups: Sequence[int] | None = None,
-        *,
-        use_threads: bool = True,
+        self, columns: Sequence[str] | None = None, batch_size: int | None = None, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read row groups, all by default, in batches; the limit is that of all without a batch size, else of each.
+        """Read row groups, all by default, in batches of a size or at once.
+
+        The limit is that of a batch. Batches with lists of text end with their row group.
 
         Raises:
             DatasetError: they exceed the limit.
@@ -179,7 +174,8 @@ class ShardRows:
         for part in [[group] for group in groups] if is_nested else [groups]:
             rows = sum(self.metadata.row_group(group).num_rows for group in part)
             size = rows if is_nested or not batch_size else batch_size
-            for batch in self._parquet.iter_batches(max(1, size), part, schema.names, use_threads=use_threads):
+            # Threads read one column each.
+            for batch in self._parquet.iter_batches(max(1, size), part, schema.names, use_threads=len(read) > 1):
                 if self._check_text:
                     batch.validate(full=True)
                 text = sum(map(text_bytes, batch.columns)) + (0 if batch_size else text)
@@ -191,8 +187,9 @@ class ShardRows:
 
 
 def text_bytes(values: pa.Array) -> int:
-    """Return the bytes of a column's text with dictionaries expanded; take checks their positions."""
+    """Return the bytes of a column's text with its dictionaries expanded."""
     if pa.types.is_dictionary(values.type):
+        # `take` checks the positions in the dictionary.
         return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
     if not pa.types.is_nested(values.type):
         return 0
