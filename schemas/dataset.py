@@ -135,7 +135,7 @@ class Dataset:
             yield self.shard(index, columns)
 
     def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
-        """Read all rows in batches; memory holds one."""
+        """Read all rows in batches; memory holds one, or a row group of tokens."""
         for index in range(self.num_shards):
             yield from self.shard_batches(index, columns, batch_size)
 
