@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes
-from schemas.footers import sha256_of_footer
+from schemas.footers import ShardRows, sha256_of_footer
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, numpy_type, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
@@ -125,9 +124,8 @@ class Dataset:
 
     def shard(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of one shard, sorted by key."""
-        with self._open_shard(index) as (_, shard):
-            table = shard.read(columns=None if columns is None else list(columns))
-            table.validate(full=True)
+        with self._open_shard(index) as shard:
+            table = shard.read(columns)
             _check_rows(table.num_rows, shard)
             return table if columns is None else table.select(list(columns))
 
@@ -137,7 +135,7 @@ class Dataset:
             yield self.shard(index, columns)
 
     def batches(self, columns: Sequence[str] | None = None, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
-        """Read all rows in batches; memory holds one."""
+        """Read all rows in batches; memory holds one, or a row group of tokens."""
         for index in range(self.num_shards):
             yield from self.shard_batches(index, columns, batch_size)
 
@@ -150,9 +148,8 @@ class Dataset:
             DatasetError: the shard is missing or damaged.
         """
         done, batch_size = 0, batch_size or batch_rows(self.schema)
-        with self._open_shard(index) as (_, shard):
-            for batch in shard.iter_batches(batch_size=batch_size, columns=None if columns is None else list(columns)):
-                batch.validate(full=True)
+        with self._open_shard(index) as shard:
+            for batch in shard.batches(columns, batch_size):
                 done += batch.num_rows
                 yield batch
             _check_rows(done, shard)
@@ -175,9 +172,12 @@ class Dataset:
         """
         if not belongs_to_images(self.kind):
             raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
-        with self._open_shard(shard_of(image_id, self.num_shards)) as (source, _):
-            table = pq.read_table(source, filters=pc.field("image_id") == image_id)
-            table.validate(full=True)
+        with self._open_shard(shard_of(image_id, self.num_shards)) as shard:
+            table = self.schema.empty_table()
+            for group in range(shard.metadata.num_row_groups):
+                statistics = shard.metadata.row_group(group).column(0).statistics
+                if statistics is None or not statistics.has_min_max or statistics.min <= image_id <= statistics.max:
+                    table = pa.concat_tables([table, shard.read(groups=[group]).filter(pc.field("image_id") == image_id)])
         if table.num_rows == 0:
             raise NoRowError(self, image_id)
         return table if columns is None else table.select(list(columns))
@@ -213,13 +213,12 @@ class Dataset:
         first = 0
         for index, entry in enumerate(self.manifest.shards):
             if first < stop and start < first + entry.rows:
-                with self._open_shard(index) as (_, shard):
+                with self._open_shard(index) as shard:
                     begin = first
-                    for group in range(shard.num_row_groups):
+                    for group in range(shard.metadata.num_row_groups):
                         end = begin + shard.metadata.row_group(group).num_rows
                         if begin < stop and start < end:
-                            rows = shard.read_row_group(group)
-                            rows.validate(full=True)
+                            rows = shard.read(groups=[group])
                             yield from self._rows_of(rows[max(start - begin, 0) : stop - begin])
                         begin = end
             first += entry.rows
@@ -302,7 +301,7 @@ class Dataset:
             ) from error
 
     @contextmanager
-    def _open_shard(self, index: int) -> Iterator[tuple[pa.NativeFile, pq.ParquetFile]]:
+    def _open_shard(self, index: int) -> Iterator[ShardRows]:
         """Open a shard and check its size, rows and columns.
 
         The digest of a small shard without vectors is compared, too. Of a shard of vectors only the digest of the footer is, since
@@ -322,12 +321,12 @@ class Dataset:
                 source = pa.BufferReader(buffer)
             elif entry.footer_sha256 and sha256_of_footer(file) != entry.footer_sha256:
                 raise damaged(path, "is damaged (the SHA-256 of its footer is not the one that the manifest lists)")
-            parquet = pq.ParquetFile(source)
-            if parquet.metadata.num_rows != entry.rows:
-                raise damaged(path, f"has {parquet.metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
-            if not parquet.schema_arrow.equals(self.schema):
+            shard = ShardRows(source, path)
+            if shard.metadata.num_rows != entry.rows:
+                raise damaged(path, f"has {shard.metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
+            if not shard.schema.equals(self.schema):
                 raise damaged(path, f"has other columns than a shard of {self.kind}")
-            yield source, parquet
+            yield shard
 
     def read_file(self, entry: FileEntry) -> bytes:
         """Read all bytes of a file in the manifest.
@@ -358,14 +357,13 @@ class Dataset:
             raise damaged(self.folder.path_of(entry.path), "is damaged (its SHA-256 is not the one that the manifest lists)")
 
     def _fill(self, index: int, column: str, target: np.ndarray) -> None:
-        """Copy one shard into the array by row groups, which fit the processor's cache."""
+        """Copy one shard into the array by batches, which fit the processor's cache."""
         done = 0
-        with self._open_shard(index) as (_, shard):
-            for group in range(shard.num_row_groups):
-                for chunk in shard.read_row_group(group, columns=[column], use_threads=False)[column].chunks:
-                    values = chunk.flatten().to_numpy(zero_copy_only=True)
-                    target[done : done + len(chunk)] = values.reshape(-1, target.shape[1])
-                    done += len(chunk)
+        with self._open_shard(index) as shard:
+            for batch in shard.batches([column], batch_rows(self.schema)):
+                values = batch.column(0).flatten().to_numpy(zero_copy_only=True)
+                target[done : done + len(batch)] = values.reshape(-1, target.shape[1])
+                done += len(batch)
             _check_rows(done, shard)
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
@@ -375,6 +373,6 @@ class Dataset:
         return (rows, width // 4, 4) if column == "boxes" else (rows, width)
 
 
-def _check_rows(rows: int, shard: pq.ParquetFile) -> None:
+def _check_rows(rows: int, shard: ShardRows) -> None:
     if rows != shard.metadata.num_rows:
         raise ValueError(f"it has {rows:,} rows, its footer says {shard.metadata.num_rows:,}")

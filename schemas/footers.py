@@ -1,16 +1,18 @@
-"""Footer of a shard: fingerprint, parameters and statistics.
+"""Shards as Parquet files: their footer, and their rows within a limit of memory.
 
-A later run recognises a finished shard by its footer alone.
+A later run recognises a finished shard by its footer alone: fingerprint, parameters and statistics.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.conversion import convert, stored_values
@@ -22,6 +24,9 @@ from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import store_error_of
 
 _PREFIX = "imagepivot."
+_MIN_LIMIT = 256 << 20
+_MAX_EXPANSION = 16
+_VALUE_BYTES = 8  # Of a value at most, with its levels.
 
 
 @dataclass(frozen=True)
@@ -115,3 +120,78 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
     digest = sha256_of_file(file)
     file.seek(0)
     return digest
+
+
+def check_memory(size: int, file_size: int, path: str) -> None:
+    """Refuse a file that takes more memory than 256 MiB and 16 times its size."""
+    if size > (limit := _MIN_LIMIT + _MAX_EXPANSION * file_size):
+        raise DatasetError(
+            f"{path} takes more than {limit >> 20:,} MiB of memory ({_MIN_LIMIT >> 20} MiB and {_MAX_EXPANSION} times its size): "
+            "do not use data of an unknown author; split your own into more files (--shards)"
+        )
+
+
+class ShardRows:
+    """Rows of an open Parquet file within the limit of `check_memory`.
+
+    A dictionary may expand 100 KB to gigabytes: text is read as dictionaries, and expanded only if it fits. The footer tells the
+    size of everything else. Text that is not UTF-8 is an error if it is checked.
+    """
+
+    def __init__(self, source: pa.NativeFile, path: str, *, check_text: bool = True, **options: Any) -> None:
+        plain = pq.ParquetFile(source)
+        self.metadata, self.schema = plain.metadata, plain.schema_arrow
+        leaves = [self.metadata.schema.column(index) for index in range(self.metadata.num_columns)]
+        self._paths = [leaf.path for leaf in leaves]
+        self._texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        self._parquet = pq.ParquetFile(source, metadata=self.metadata, read_dictionary=self._texts, **options)
+        self._check = partial(check_memory, file_size=source.size(), path=path)
+        self._check_text = check_text
+
+    def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
+        """Read row groups, all by default; errors are those of `batches`."""
+        return pa.Table.from_batches(self.batches(columns, groups=groups), self._schema_of(columns))
+
+    def batches(
+        self, columns: Sequence[str] | None = None, batch_size: int | None = None, groups: Sequence[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Read row groups, all by default, in batches of a size or at once.
+
+        The limit is that of a batch. Batches with lists of text end with their row group.
+
+        Raises:
+            DatasetError: they exceed the limit.
+            ValueError, OSError, pa.ArrowException: they are damaged.
+        """
+        schema, groups = self._schema_of(columns), list(range(self.metadata.num_row_groups) if groups is None else groups)
+        read = {index for index, path in enumerate(self._paths) if path.partition(".")[0] in schema.names}
+        chunks = [[self.metadata.row_group(group).column(index) for index in read] for group in groups]
+        sizes = [sum(chunk.total_uncompressed_size + _VALUE_BYTES * chunk.num_values for chunk in group) for group in chunks]
+        self._check(max(sizes, default=0) if batch_size else sum(sizes))
+        # Dictionaries of several texts in a row end with their row group.
+        is_nested = any("." in self._paths[index] and self._paths[index] in self._texts for index in read)
+        text = 0
+        for part in [[group] for group in groups] if is_nested else [groups]:
+            rows = sum(self.metadata.row_group(group).num_rows for group in part)
+            size = rows if is_nested or not batch_size else batch_size
+            # Threads read one column each.
+            for batch in self._parquet.iter_batches(max(1, size), part, schema.names, use_threads=len(read) > 1):
+                if self._check_text:
+                    batch.validate(full=True)
+                text = sum(map(text_bytes, batch.columns)) + (0 if batch_size else text)
+                self._check(text)
+                yield from pa.Table.from_batches([batch.cast(schema)]).to_batches(batch_size)
+
+    def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
+        return self.schema if columns is None else pa.schema([field for field in self.schema if field.name in columns])
+
+
+def text_bytes(values: pa.Array) -> int:
+    """Return the bytes of a column's text with its dictionaries expanded."""
+    if pa.types.is_dictionary(values.type):
+        # `take` checks the positions in the dictionary.
+        return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
+    if not pa.types.is_nested(values.type):
+        return 0
+    parts = (values.keys, values.items) if pa.types.is_map(values.type) else values.flatten()
+    return sum(map(text_bytes, (parts,) if isinstance(parts, pa.Array) else parts))

@@ -1,6 +1,6 @@
 """``imagepivot diff``: the differences between two datasets of one kind.
 
-Rows are joined by key as two sorted streams, so memory holds a few rows of each open shard. Datasets with the same number of
+Rows are joined by key as two sorted streams, so memory holds a row group of each open shard. Datasets with the same number of
 shards are joined shard by shard. With ``A`` and ``B`` shards, an image of shard ``a`` can only be in a shard ``b`` with the same
 remainder modulo ``gcd(A, B)``: these shards are merged and joined together.
 """

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
 from pipelines.inputs.images.base import ImageRef, ImageSource
@@ -24,7 +23,7 @@ from pipelines.inputs.images.listing import Listing, digest_of
 from schemas.errors import DatasetError, InputError
 from schemas.escapes import redact_address
 from schemas.failures import failure_row, failures_name, parse_failures
-from schemas.footers import Footer, shard_entry
+from schemas.footers import Footer, ShardRows, shard_entry
 from schemas.kinds import batch_rows
 from schemas.sample_outputs import are_equal
 from schemas.storage.locations import is_remote
@@ -133,7 +132,7 @@ def _read_stored(output: OutputDataset, shard: int) -> _Stored | None:
         return None
     try:
         with folder.open(name) as file, content_errors(folder.path_of(name)):
-            rows = pq.ParquetFile(file).read(columns=["image_id"])["image_id"].to_pylist()
+            rows = ShardRows(file, folder.path_of(name)).read(["image_id"])["image_id"].to_pylist()
         path = failures_name(name)
         failures = [] if state.failures is None else parse_failures(folder.read(path), folder.path_of(path)).to_pylist()
     except (FileNotFoundError, DatasetError):
@@ -311,9 +310,9 @@ def _sort_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Tab
 def _batches(output: OutputDataset, name: str, ids: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """Yield stored rows by id."""
     wanted = pa.array(sorted(ids), pa.string())
-    with output.folder.open(name) as file, content_errors(output.folder.path_of(name)):
-        parquet = pq.ParquetFile(file)
-        for batch in parquet.iter_batches(batch_size=batch_rows(parquet.schema_arrow)):
+    path = output.folder.path_of(name)
+    with output.folder.open(name) as file, content_errors(path):
+        for batch in ShardRows(file, path).batches(batch_size=batch_rows(output.schema)):
             rows = batch.filter(pc.is_in(batch["image_id"], wanted))
             if rows.num_rows:
                 yield rows

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, header_lines, split_rows
 from pipelines.inputs.files import open_input, open_seekable, read_lines
 from schemas.errors import InputError, UsageError
+from schemas.footers import ShardRows
 from schemas.storage.folder import Folder
 from schemas.text import LONE_CR
 
@@ -299,11 +300,11 @@ class Table:
         with open_seekable(self.folder, self.name) as stream:
             try:
                 # With a buffer, pages are read one by one; without it, whole column chunks.
-                table = pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-                columns = self._resolve(table.schema_arrow.names)
+                table = ShardRows(stream, location, check_text=False, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+                columns = self._resolve(table.schema.names)
                 names = list(dict.fromkeys(columns.values()))
                 groups = None if part is None else list(range(*part))
-                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=names):
+                for batch in table.batches(names, _BATCH_ROWS, groups):
                     values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
                     yield Batch(location, values, batch.num_rows, partial(_row, done + 1), columns)
                     done += batch.num_rows

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
+from schemas.footers import ShardRows
 from schemas.storage.storage_errors import content_errors
 from schemas.vocabulary import SPECIALS, TEXT_NAMES, Vocabulary
 from schemas.writing.output import OutputDataset
@@ -101,7 +101,7 @@ def restore_text(output: OutputDataset) -> str:
     """Write the text of a vocabulary from its finished shard, and return its path."""
     path = output.folder.path_of(output.name(0))
     with output.folder.open(output.name(0)) as file, content_errors(path):
-        vocabulary = Vocabulary.from_table(pq.ParquetFile(file).read())
+        vocabulary = Vocabulary.from_table(ShardRows(file, path).read())
     output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
     return TEXT_NAMES[0]
 

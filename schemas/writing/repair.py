@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION
+from schemas.footers import ShardRows
 from schemas.keys import SHARD_NAME
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
@@ -113,6 +113,6 @@ def _vocabulary_text(folder: Folder, shard: ShardState) -> str | None:
     """Return the text of a vocabulary from its shard; None if unreadable."""
     try:
         with folder.open(shard.name) as file:
-            return Vocabulary.from_table(pq.ParquetFile(file).read()).to_text()
-    except (ValueError, KeyError, OSError, pa.ArrowException):
+            return Vocabulary.from_table(ShardRows(file, folder.path_of(shard.name)).read()).to_text()
+    except (DatasetError, ValueError, KeyError, OSError, pa.ArrowException):
         return None

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from schemas.console import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
 from schemas.fingerprints import FORMAT_VERSION
+from schemas.footers import ShardRows
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
@@ -82,8 +82,9 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     """Read the rows of a shard, or return the problem of reading them."""
     try:
         with dataset.folder.open(entry.path) as file:
-            table = pq.ParquetFile(file).read()
-        table.validate(full=True)
+            table = ShardRows(file, dataset.folder.path_of(entry.path)).read()
+    except DatasetError as error:
+        return str(error)
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
         return f"{entry.path} cannot be read: {error}"
     if not table.schema.equals(schema):

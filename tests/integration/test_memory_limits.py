@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import gzip
+import hashlib
 import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +23,12 @@ from pipelines.inputs.dialects import split_rows
 from pipelines.inputs.files import iter_json
 from pipelines.inputs.tables import Table
 from schemas import text
-from schemas.errors import InputError
+from schemas.errors import DatasetError, InputError
+from schemas.features import FeatureSpec
+from schemas.footers import ShardRows
 from schemas.storage.folder import Folder
 from schemas.text import MAX_LINE, read_line
+from tests.builders import sign, write_rows
 from tests.sizes import ROOT
 
 # Imports come first, so that the limit is that of reading.
@@ -255,3 +260,149 @@ def test_row_group_that_expands_gives_failures(tmp_path):
     assert sizes == {100_000}
     assert 17_000 < failed < 20_000
     assert "a row group is far larger than the file" in message
+
+
+# --- shards of datasets ----------------------------------------------------------------------------------------------
+
+_DATASETS = """
+from pipelines.datasets.comparison import compare_datasets
+from pipelines.jobs import DiffJob
+from schemas.dataset import open_dataset
+from schemas.errors import ImagepivotError
+from schemas.writing.validation import validate
+
+def outcome(call):
+    try:
+        return str(call())
+    except ImagepivotError as error:
+        return str(error)
+"""
+_LABELS = {"language": "de", "portion": "comparable", "index": 0, "split": "train"}
+_LONG = "x" * 20_000
+_CAPTION = {"image_id": "a", **_LABELS, "text": "x", "tokens": ["x"]}
+_REFUSED = "takes more than 256 MiB of memory (256 MiB and 16 times its size): do not use data of an unknown author; split"
+_SHARD = "part-00000-of-00001.parquet"
+
+
+def write_expanding(path, kind, row, spec=None, *, rows, parts, **options):
+    """Write a dataset whose shard has rows times parts copies of a row, with the sizes and digests of its manifest."""
+    write_rows(path, kind, [row], spec)
+    part = pa.concat_tables([pq.read_table(path / _SHARD)] * rows).combine_chunks()
+    table = pa.concat_tables([part] * parts)
+    options = {"compression": "zstd", "row_group_size": rows * parts, "dictionary_pagesize_limit": 1 << 30, **options}
+    pq.write_table(table, path / _SHARD, version="2.6", **options)
+    data = (path / _SHARD).read_bytes()
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+    sizes = {"bytes": len(data), "rows": rows * parts, "sha256": hashlib.sha256(data).hexdigest()}
+    manifest = json.loads((path / "_manifest.json").read_text())
+    manifest["shards"] = [{**manifest["shards"][0], **sizes, "footer_sha256": hashlib.sha256(footer).hexdigest()}]
+    (path / "_manifest.json").write_text(json.dumps(sign(manifest)))
+    assert len(data) < 2 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "row", "spec", "rows", "calls"),
+    [
+        ("captions", {**_CAPTION, "text": _LONG}, None, 1000, (".table()", ".rows('a')", "[0]")),
+        ("captions", {**_CAPTION, "tokens": [_LONG] * 100}, None, 10, (".table()", ".get('a')", ".shard(0, ['tokens'])")),
+        ("encoded", {"image_id": _LONG, **_LABELS, "token_ids": [1, 2], "length": 2}, None, 1000, (".table()",)),
+        ("vocabulary", {"id": 0, "token": "x", "count": 1, "counts": [(_LONG, 1)]}, None, 1000, (".table()", ".vocabulary()")),
+        (
+            *("features", {"image_id": _LONG, "feature": np.zeros(1, np.float32)}, FeatureSpec("zeros", (1,)), 1000),
+            (".table()", "[0]", ".rows('b')"),
+        ),
+        (
+            *("features", {"image_id": "a", "feature": np.zeros(5000, np.float32)}, FeatureSpec("zeros", (5000,)), 1000),
+            (".table()", "[0]", ".rows('a')", ".numpy()"),
+        ),
+    ],
+)
+def test_shard_that_expands_is_an_error(tmp_path, kind, row, spec, rows, calls):
+    """Dictionaries have one value of 20 KB, and the shards refer to it 50,000 times: 1 GB in some KB."""
+    write_expanding(tmp_path / "d", kind, row, spec, rows=rows, parts=50)
+    path, data = tmp_path / "d", "open_dataset(path)"
+    calls = [*(data + call for call in calls), "validate(path)"]
+    calls += ["compare_datasets(DiffJob(path, path))"] if kind == "captions" else []
+    outcomes = ", ".join(f"outcome(lambda: {call})" for call in [*calls, f"sum(map(len, {data}.batches()))"])
+    *ended, of_batches = ast.literal_eval(run_limited(_DATASETS, f"[{outcomes}]", path, mib=400))
+    for call, message in zip(calls, ended, strict=True):
+        assert _REFUSED in message or ("numpy" in call and "cannot hold 50,000 rows in" in message), (call, message)
+        assert str(path / _SHARD) in message
+    assert of_batches == "50000" or _REFUSED in of_batches
+
+
+@pytest.mark.slow
+def test_shard_at_the_limit_takes_its_stated_memory(tmp_path):
+    """Text of 240 MB is read as dictionaries of 10 KB and expanded once."""
+    write_expanding(tmp_path, "captions", {**_CAPTION, "text": _LONG}, rows=1000, parts=12)
+    assert run_limited(_DATASETS, "open_dataset(path).table().num_rows", tmp_path, mib=768) == "12000"
+    assert "comes before" not in run_limited(_DATASETS, "validate(path)", tmp_path, mib=768)
+
+
+def test_many_row_groups_exceed_the_limit_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("schemas.footers._MIN_LIMIT", 64 << 10)
+    table = pa.table({"text": ["x" * 10_000 + str(number % 10) for number in range(4000)]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=40, compression="zstd")
+    source = pa.memory_map(str(tmp_path / "x.parquet"))
+    shard = ShardRows(source, "x.parquet")
+    assert pa.Table.from_batches(shard.batches(batch_size=40)).equals(table)
+    assert shard.read(groups=[0]).equals(table[:40])
+    with pytest.raises(DatasetError, match=r"x\.parquet takes more than 0 MiB of memory"):
+        shard.read()
+
+
+# --- tables and arrays -----------------------------------------------------------------------------------------------
+
+_SENTENCES = "from train.evaluation.sts_data import read_sentence_vectors"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["image_id", "text"])
+def test_table_that_expands_is_an_error(tmp_path, column):
+    """2,048 rows, a batch, refer to a text of 1 MB: 2 GB in some KB."""
+    row = {"image_id": "a", "language": "en", "text": "x", column: "x" * 1_000_000}
+    part = pa.Table.from_pylist([row] * 20)
+    pq.write_table(pa.concat_tables([part] * 200), tmp_path / "c.parquet", dictionary_pagesize_limit=1 << 30)
+    ended = run_limited(_TABLE, _CAPTIONS, tmp_path / "c.parquet", mib=400)
+    assert ended.startswith(f"DatasetError {tmp_path / 'c.parquet'} takes more than 25")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_paths", [False, True])
+def test_image_ids_that_expand_are_an_error(tmp_path, has_paths):
+    """Ids, or the paths of images, are one text of 1 MB in 4,000 rows."""
+    ids = ["x" * 1_000_000] * 20
+    part = pa.table({"image_id": ids, "image": [b"x"] * 20})
+    if has_paths:
+        part = pa.table({"image": [{"bytes": b"x", "path": path} for path in ids]})
+    pq.write_table(pa.concat_tables([part] * 200), tmp_path / "x.parquet", dictionary_pagesize_limit=1 << 30)
+    ended = run_limited(_PARQUET, "read(path)", tmp_path, mib=400)
+    assert ended.startswith(f"DatasetError {tmp_path / 'x.parquet'} takes more than 25")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".npz", ".npz.gz"])
+def test_sentence_vectors_that_expand_are_an_error(tmp_path, suffix):
+    """Deflate stores zeros in a thousandth, gzip as well."""
+    data = io.BytesIO()
+    save = np.savez_compressed if suffix == ".npz" else np.savez
+    save(data, sentences=np.array(["a"]), vectors=np.zeros((1, 150_000_000), np.float32))
+    content = data.getvalue() if suffix == ".npz" else gzip.compress(data.getvalue(), 1)
+    del data
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    ended = run_limited(_SENTENCES, "read_sentence_vectors(path, ['a'])", path, mib=768)
+    assert ended.startswith(f"InputError {str(path)!r} takes more than ")
+
+
+@pytest.mark.slow
+def test_npy_with_a_false_shape_is_an_error(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name, dtype in (("sentences", "<U1"), ("vectors", "<f4")):
+            header = io.BytesIO()
+            shape = {"descr": dtype, "fortran_order": False, "shape": (1 << 40,)}
+            np.lib.format.write_array_header_1_0(header, shape)
+            archive.writestr(f"{name}.npy", header.getvalue())
+    ended = run_limited(_SENTENCES, "read_sentence_vectors(path, ['a'])", tmp_path / "a.npz", mib=400)
+    assert ended.startswith(f"InputError {str(tmp_path / 'a.npz')!r} does not hold vectors of sentences (")

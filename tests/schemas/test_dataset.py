@@ -317,11 +317,11 @@ def test_features_and_rows_by_number_over_several_row_groups(tmp_path, monkeypat
     chosen = np.random.default_rng(0).integers(0, 1400, 12).tolist()
     assert same([dataset[number] for number in chosen], [toy.rows[number] for number in chosen])
     assert same(dataset[500:720], toy.rows[500:720])
-    read, read_row_group = [], pq.ParquetFile.read_row_group
+    read, iter_batches = [], pq.ParquetFile.iter_batches
     monkeypatch.setattr(
         pq.ParquetFile,
-        "read_row_group",
-        lambda self, group, *a, **k: (read.append(group), read_row_group(self, group, *a, **k))[1],
+        "iter_batches",
+        lambda self, size, groups, *a, **k: (read.extend(groups), iter_batches(self, size, groups, *a, **k))[1],
     )
     assert same([dataset[600]], [toy.rows[600]])
     assert len(read) == 1

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from schemas.errors import DatasetError
+from schemas.footers import ShardRows
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS
 from train.data.captions import Captions
@@ -102,7 +103,7 @@ def read_ranks(folder: str | os.PathLike[str]) -> pa.Table:
     location = Folder(os.fspath(folder))
     source = location.path_of(RANKS)
     try:
-        table = pq.read_table(pa.BufferReader(location.read(RANKS)))
+        table = ShardRows(pa.BufferReader(location.read(RANKS)), source).read()
     except FileNotFoundError:
         raise DatasetError(
             f"{location.location!r} holds no {RANKS}: give a folder that imagepivot evaluate --output or imagepivot train wrote"

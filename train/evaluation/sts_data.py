@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
+from schemas.footers import check_memory
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.storage.storage_errors import storage_errors
@@ -232,6 +233,7 @@ def _input_errors(location: str) -> Iterator[None]:
 
 
 WORD = re.compile(r"\w+")
+_CHUNK = 16 << 20
 _EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .npz"
 
 
@@ -295,9 +297,14 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
     Raises:
         InputError: the file cannot be read, lacks an array, or lacks one of the sentences.
     """
-    with open_user_file(location, _EXPECTED) as (file, _):
+    with open_user_file(location, _EXPECTED) as (file, digest):
+        data = bytearray()
+        while chunk := file.read(_CHUNK):
+            data += chunk
+            check_memory(len(data), digest.bytes, repr(location))
         try:
-            with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                check_memory(sum(member.file_size for member in arrays.zip.infolist()), digest.bytes, repr(location))
                 texts, vectors = (np.asarray(arrays[name]) for name in ("sentences", "vectors"))  # Bytes without npy's mark.
         except (*NPY_ERRORS, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(

@@ -32,6 +32,7 @@ from pipelines.inputs.images.folders import FolderSource
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from pipelines.inputs.tars import tar_members
 from schemas.errors import DatasetError, InputError
+from schemas.footers import ShardRows, check_memory, text_bytes
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
@@ -48,6 +49,7 @@ _ROW_GROUPS = RowGroups()
 _GROUP_BYTES = 256 << 20
 _MAX_EXPANSION = 16
 _BATCH_ROWS = 16
+_ID_ROWS = 4096
 
 
 def archive_kind(name: str) -> ArchiveKind | None:
@@ -267,9 +269,9 @@ class ImagesInParquet(_Archives):
                 table = pq.ParquetFile(file, pre_buffer=False)
                 ids = _ids_column(table.schema_arrow, location)
                 if ids not in table.schema_arrow.names:
-                    yield from self._refs_by_path(name, _read_paths(table, ids))
+                    yield from self._refs_by_path(name, _read_paths(file, table, ids, location))
                     return
-                for batch in table.iter_batches(columns=[ids]):
+                for batch in ShardRows(file, location, check_text=False, pre_buffer=False).batches([ids], _ID_ROWS):
                     for value in batch.column(0).to_pylist():
                         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
                             raise InputError(
@@ -331,13 +333,20 @@ def _check_member(member: TarInfo, location: str) -> None:
         )
 
 
-def _read_paths(table: pq.ParquetFile, column: str) -> list[str | None]:
+def _read_paths(file: pa.NativeFile, table: pq.ParquetFile, column: str, location: str) -> list[str | None]:
     """Return the path of each row of a file; None for a missing path."""
     struct, _, field = column.partition(".")
     if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
+        check_memory(8 * table.metadata.num_rows, file.size(), location)
         return [None] * table.metadata.num_rows
-    values = table.read(columns=[column]).column(0)
-    return pc.struct_field(values, field).cast(pa.string()).to_pylist()
+    paths, size = [], 0
+    table = pq.ParquetFile(file, metadata=table.metadata, read_dictionary=[column])
+    for group in range(table.num_row_groups):
+        values = pc.struct_field(table.read_row_group(group, columns=[column]).column(0), field)
+        size += 8 * len(values) + sum(map(text_bytes, values.chunks))
+        check_memory(size, file.size(), location)
+        paths += values.cast(pa.string()).to_pylist()
+    return paths
 
 
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
