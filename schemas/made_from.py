@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from schemas.fingerprints import sha256_of_file, sha256_of_json
-from schemas.manifest import MANIFEST_NAMES, Manifest
+from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location
 from schemas.storage.reads import Reads
@@ -123,7 +123,7 @@ def _content(folder: Folder, file: str) -> Any:
     """Describe a dataset, run, file or folder by digests; None if it does not exist."""
     if file:
         return _digest(folder, file)
-    if any(folder.size(name) is not None for name in MANIFEST_NAMES):
+    if folder.size(MANIFEST_NAME) is not None:
         manifest = Manifest.read(folder)
         return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
     if folder.size(_WEIGHTS) is not None:
@@ -136,7 +136,7 @@ def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str
     prefix = absolute_location(folder.location).rstrip("/") + "/"
     names = sorted(read.removeprefix(prefix) for read in reads if read.startswith(prefix))
     names = [name for name in names if "/" not in name and name != given] if given else names
-    counted = (*MANIFEST_NAMES, _WEIGHTS)  # By the digest of their dataset or run, as shards.
+    counted = (MANIFEST_NAME, _WEIGHTS)  # By the digest of their dataset or run, as shards.
     names = [name for name in names if PurePosixPath(name).name not in counted and not name.endswith(".parquet")]
     return {name: _digest_or_none(folder, name) for name in names}
 
