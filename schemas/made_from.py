@@ -76,15 +76,14 @@ def read_made_from(folder: Folder) -> dict[str, Any]:
     return content if isinstance(content, dict) and "command" in content else {}
 
 
-def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
+def is_current(folder: Folder, now: MadeFrom) -> bool:
     """Return whether a folder has the output of a description, from unchanged files."""
     stored = read_made_from(folder)
     files, read = stored.pop("files", None), stored.pop("read", {})
     if stored != now:
         return False
-    folders = getattr(now, "folders", {})
     try:
-        places = [place for name, digests in read.items() for place in zip(folders[name], digests, strict=True)]
+        places = [place for name, digests in read.items() for place in zip(now.folders[name], digests, strict=True)]
         digests_by_file = [(folder, *item) for (folder, _), digests in places for item in digests.items()]
     except (AttributeError, KeyError, TypeError, ValueError):  # Damaged, or of an earlier version.
         return False
@@ -93,11 +92,11 @@ def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
     return isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
 
 
-def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+def write_made_from(folder: Folder, now: MadeFrom, sizes: Mapping[str, int]) -> None:
     """Write ``_made_from.json``: a description, files read, and sizes of outputs."""
-    read = now.files_read(folder) if isinstance(now, MadeFrom) else {}
-    now = {**now, "read": read} if read else now
-    folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())
+    read = now.files_read(folder)
+    content = {**now, **({"read": read} if read else {}), "files": sizes}
+    folder.write(MADE_FROM_NAME, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

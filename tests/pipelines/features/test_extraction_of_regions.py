@@ -36,7 +36,7 @@ class FakeRegions(Extractor):
 
     batches: list[int] = []  # noqa: RUF012 -- shared on purpose
 
-    def sample(self, image):
+    def sample(self):
         return np.ones(3)  # Counts as no batch.
 
     def preprocess(self, image):
