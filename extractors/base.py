@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SAMPLE_SIZE_WH = (96, 72)  # Small, so that region extractors resize it to few pixels.
+
 
 @dataclass(frozen=True)
 class Description:
@@ -136,12 +138,12 @@ class Extractor(ABC):
         """Run the model and return ``[B, ...]`` by column, by default only ``feature``."""
         return {"feature": self.extract(batch)}
 
-    def sample(self, image: Image.Image) -> np.ndarray:
-        """Compute values of an image that tell versions of the code apart, in any shape.
+    def sample(self) -> np.ndarray:
+        """Compute values of `sample_image` that tell versions of the code apart.
 
-        See `extractors.sample_outputs`. The default is the feature.
+        They may have any shape, see `extractors.sample_outputs`. The default is the feature.
         """
-        return self.extract(self.collate([self.preprocess(image)]))
+        return self.extract(self.collate([self.preprocess(sample_image())]))
 
     def extract_async(self, batch: Any) -> Callable[[], dict[str, np.ndarray]]:
         """Run the model without waiting for a GPU.
@@ -168,13 +170,23 @@ class RegionExtractor(Extractor):
         """Return region features, ``[B, R, D]`` in the spec's dtype, padded with zeros."""
         return self.extract_columns(batch)["features"]
 
-    def sample(self, image: Image.Image) -> np.ndarray:
+    def sample(self) -> np.ndarray:
         """Compute the sum of the regions' features, which rounding does not reorder."""
-        return super().sample(image).sum(axis=1)
+        return super().sample().sum(axis=1)
 
     @abstractmethod
     def extract_columns(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         """Detect regions: all columns of kind ``regions`` except ``image_id``."""
+
+
+def sample_image() -> Image.Image:
+    """Return a fixed RGB image with ramps, edges and texture, from integers only."""
+    import numpy as np
+    from PIL import Image
+
+    y, x = np.mgrid[: _SAMPLE_SIZE_WH[1], : _SAMPLE_SIZE_WH[0]]
+    red, green, blue = 2 * x, 3 * y, 40 + 160 * ((x // 12 + y // 9) % 2) + (7 * x * y) % 31
+    return Image.fromarray(np.stack([red, green, blue], axis=-1).astype(np.uint8), "RGB")
 
 
 @cache

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from extractors.base import Description, Extractor
 from extractors.computing.compile import warm_up_compile
 from extractors.computing.cpu_parallel import FORWARD_IMAGES, passes_share_threads, run_in_chunks
-from extractors.computing.devices import cast_layers, download, pinned_empty, precision_context, upload
+from extractors.computing.devices import cast_layers, download, pinned_empty, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_parts_with_oom_retry
 from extractors.images.preprocessing import Preprocessing, cropped_pixels, resize_and_crop
 from extractors.options import ExtractorOptions
+from schemas.process.devices import upload
 
 
 class FixedSizeExtractor(Extractor):

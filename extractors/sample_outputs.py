@@ -5,28 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from extractors.base import Extractor
 from extractors.description_cache import load_json, source_stamps, store_json
 from schemas.sample_outputs import NUM_OUTPUTS, SampleOutputs
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from PIL import Image
 
 
 _LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy", "detectron2", "transformers", "tokenizers")
-_SIZE_WH = (96, 72)  # Small, so that region extractors resize it to few pixels.
-
-
-def sample_image() -> Image.Image:
-    """Return a fixed RGB image with ramps, edges and texture, from integers only."""
-    import numpy as np
-    from PIL import Image
-
-    y, x = np.mgrid[: _SIZE_WH[1], : _SIZE_WH[0]]
-    red, green, blue = 2 * x, 3 * y, 40 + 160 * ((x // 12 + y // 9) % 2) + (7 * x * y) % 31
-    return Image.fromarray(np.stack([red, green, blue], axis=-1).astype(np.uint8), "RGB")
 
 
 def summarize(values: np.ndarray) -> SampleOutputs:
@@ -49,7 +36,7 @@ def sample_outputs(extractor: Any) -> SampleOutputs:
     is_own = type(extractor).__module__.partition(".")[0] == __name__.partition(".")[0]
     outputs = stored_sample_outputs(fingerprint, extractor.device) if is_own else ()
     if not outputs:
-        outputs = summarize(extractor.sample(sample_image()) if isinstance(extractor, Extractor) else extractor.sample())
+        outputs = summarize(extractor.sample())
         if is_own:
             store_json("sample-outputs", _key(fingerprint, extractor.device), outputs)
     return outputs

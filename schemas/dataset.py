@@ -319,7 +319,7 @@ class Dataset:
                 buffer = file.read_buffer()
                 self._check_digest(entry, buffer)
                 source = pa.BufferReader(buffer)
-            elif entry.footer_sha256 and sha256_of_footer(file) != entry.footer_sha256:
+            elif sha256_of_footer(file) != entry.footer_sha256:
                 raise damaged(path, "is damaged (the SHA-256 of its footer is not the one that the manifest lists)")
             shard = ShardRows(source, path)
             if shard.metadata.num_rows != entry.rows:

@@ -26,9 +26,9 @@ class FailuresEntry:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-def failures_name(shard: str, version: int = 2) -> str:
-    """Return the path of a shard's failures in a version of the format."""
-    return f"failures/{shard}" if version == 1 else f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
+def failures_name(shard: str) -> str:
+    """Return the path of a shard's failures."""
+    return f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
 
 
 def failure_row(key: str, stage: str, reason: str, message: str, uri: str = "") -> dict[str, str]:
@@ -48,16 +48,12 @@ def failures_content(failures: Iterable[Mapping[str, str]]) -> tuple[bytes, Fail
 
 
 def parse_failures(data: bytes, path: str) -> pa.Table:
-    """Parse a file of failures: JSON lines, or Parquet in version 1 of the format.
+    """Parse a file of failures.
 
     Raises:
         DatasetError: it is damaged.
     """
     with content_errors(path):
-        if path.endswith(".parquet"):
-            from schemas.footers import ShardRows  # Which needs this module.
-
-            return ShardRows(pa.BufferReader(data), path).read().cast(FAILURES)
         *lines, rest = data.decode().split("\n")  # Not splitlines: an address may hold one of Unicode's line ends.
         if rest:
             raise ValueError("the last line has no end")

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 FORMAT_VERSION = 2
-"""Version of names of files, manifest and footers. Readers refuse newer versions. Version 1 had ``manifest.json`` and failures in
-Parquet files below ``failures/``, which other tools took for data."""
+"""Version of names of files, manifest and footers. Readers refuse all others."""
 
 SCHEMA_VERSION = 1
-"""Version of keys and columns. It is part of every fingerprint: datasets of both format versions have the same."""
+"""Version of keys and columns. It is part of every fingerprint."""
 
 
 def canonical_json(value: object) -> str:

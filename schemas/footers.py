@@ -19,7 +19,7 @@ from schemas.conversion import convert, stored_values
 from schemas.errors import DatasetError
 from schemas.failures import FailuresEntry
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_file, sha256_of_json
-from schemas.manifest import ShardEntry
+from schemas.manifest import ShardEntry, other_version
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import store_error_of
 
@@ -35,7 +35,7 @@ class Footer:
 
     Attributes:
         statistics: numbers about the shard's rows, summed over shards for the manifest.
-        failures: the shard's failures; empty in version 1 of the format.
+        failures: the shard's failures.
     """
 
     kind: str
@@ -66,7 +66,11 @@ def footer_metadata(footer: Footer) -> dict[str, str]:
 
 
 def inspect_shard(folder: Folder, name: str) -> Footer | None:
-    """Read a footer: `FOREIGN` for other tools' files, None if missing or damaged."""
+    """Read a footer: `FOREIGN` for other tools' files, None if missing or damaged.
+
+    Raises:
+        DatasetError: the shard has version 1 of the format.
+    """
     try:
         with folder.open(name) as file:
             metadata = pq.ParquetFile(file).metadata
@@ -82,21 +86,25 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         return None  # A local file is mapped: parsing failed, not the disk.
     try:
         stored = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
-        content = {key.removeprefix(_PREFIX): text for key, text in stored.items() if key.startswith(_PREFIX)}
-        if not content:
-            return FOREIGN
-        version, digest = int(content["version"]), content.pop("sha256", None)
-        if digest != (None if version == 1 else sha256_of_json(content)):
-            return None  # Damage, not another dataset.
-        failures = json.loads(content["failures"]) if version > 1 else {}
+    except ValueError:
+        return None
+    content = {key.removeprefix(_PREFIX): text for key, text in stored.items() if key.startswith(_PREFIX)}
+    if not content:
+        return FOREIGN
+    digest = content.pop("sha256", None)
+    if digest is None and content.get("version") == "1":
+        raise DatasetError(f"{folder.path_of(name)} {other_version(1)}")
+    if digest != sha256_of_json(content):
+        return None  # Damage, not another dataset.
+    try:
         return Footer(
             kind=content["kind"],
             fingerprint=content["fingerprint"],
             parameters=convert(json.loads(content["parameters"]), dict, error=DatasetError),
             statistics=convert(json.loads(content["statistics"]), dict, error=DatasetError),
             rows=metadata.num_rows,
-            failures=FailuresEntry(**stored_values(FailuresEntry, failures)),
-            version=version,
+            failures=FailuresEntry(**stored_values(FailuresEntry, json.loads(content["failures"]))),
+            version=int(content["version"]),
         )
     except (KeyError, ValueError, RecursionError, DatasetError):
         return None

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from schemas.fingerprints import sha256_of_file, sha256_of_json
-from schemas.manifest import MANIFEST_NAMES, Manifest
+from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location
 from schemas.storage.reads import Reads
@@ -76,15 +76,14 @@ def read_made_from(folder: Folder) -> dict[str, Any]:
     return content if isinstance(content, dict) and "command" in content else {}
 
 
-def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
+def is_current(folder: Folder, now: MadeFrom) -> bool:
     """Return whether a folder has the output of a description, from unchanged files."""
     stored = read_made_from(folder)
     files, read = stored.pop("files", None), stored.pop("read", {})
     if stored != now:
         return False
-    folders = getattr(now, "folders", {})
     try:
-        places = [place for name, digests in read.items() for place in zip(folders[name], digests, strict=True)]
+        places = [place for name, digests in read.items() for place in zip(now.folders[name], digests, strict=True)]
         digests_by_file = [(folder, *item) for (folder, _), digests in places for item in digests.items()]
     except (AttributeError, KeyError, TypeError, ValueError):  # Damaged, or of an earlier version.
         return False
@@ -93,11 +92,11 @@ def is_current(folder: Folder, now: Mapping[str, Any]) -> bool:
     return isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
 
 
-def write_made_from(folder: Folder, now: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+def write_made_from(folder: Folder, now: MadeFrom, sizes: Mapping[str, int]) -> None:
     """Write ``_made_from.json``: a description, files read, and sizes of outputs."""
-    read = now.files_read(folder) if isinstance(now, MadeFrom) else {}
-    now = {**now, "read": read} if read else now
-    folder.write(MADE_FROM_NAME, (json.dumps({**now, "files": sizes}, indent=1, ensure_ascii=False) + "\n").encode())
+    read = now.files_read(folder)
+    content = {**now, **({"read": read} if read else {}), "files": sizes}
+    folder.write(MADE_FROM_NAME, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -123,7 +122,7 @@ def _content(folder: Folder, file: str) -> Any:
     """Describe a dataset, run, file or folder by digests; None if it does not exist."""
     if file:
         return _digest(folder, file)
-    if any(folder.size(name) is not None for name in MANIFEST_NAMES):
+    if folder.size(MANIFEST_NAME) is not None:
         manifest = Manifest.read(folder)
         return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
     if folder.size(_WEIGHTS) is not None:
@@ -136,7 +135,7 @@ def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str
     prefix = absolute_location(folder.location).rstrip("/") + "/"
     names = sorted(read.removeprefix(prefix) for read in reads if read.startswith(prefix))
     names = [name for name in names if "/" not in name and name != given] if given else names
-    counted = (*MANIFEST_NAMES, _WEIGHTS)  # By the digest of their dataset or run, as shards.
+    counted = (MANIFEST_NAME, _WEIGHTS)  # By the digest of their dataset or run, as shards.
     names = [name for name in names if PurePosixPath(name).name not in counted and not name.endswith(".parquet")]
     return {name: _digest_or_none(folder, name) for name in names}
 

@@ -31,8 +31,7 @@ from schemas.storage.folder import Folder
 MANIFEST_NAME = "_manifest.json"
 """Data tools ignore names with a leading underscore."""
 
-MANIFEST_NAMES = (MANIFEST_NAME, "manifest.json")
-"""The name in this version of the format, then that in version 1."""
+_NAME_IN_VERSION_1 = "manifest.json"
 
 _FORMAT = "imagepivot"
 
@@ -65,7 +64,7 @@ class ShardEntry(FileEntry):
 
     Attributes:
         footer_sha256: SHA-256 of a Parquet file from its metadata to its end, to check before parsing: a damaged footer can crash
-            pyarrow. Empty for failures, and in version 1 of the format.
+            pyarrow. Empty for failures.
     """
 
     rows: int
@@ -144,7 +143,7 @@ class Manifest:
         """Parse and check a manifest; messages start with its location.
 
         Raises:
-            DatasetError: it is not a manifest, has a newer version, was changed, or contradicts itself.
+            DatasetError: it is not a manifest, has another version, was changed, or contradicts itself.
         """
         try:
             content = json.loads(text)
@@ -158,13 +157,13 @@ class Manifest:
                 f"{location} is not the manifest of a dataset ({type(error).__name__}: {error}): {_ADVICE}"
             ) from error
         try:
-            if version > 1 and content.pop("sha256", None) != sha256_of_json({"format": _FORMAT, **content}):
+            if content.pop("sha256", None) != sha256_of_json({"format": _FORMAT, **content}):
                 raise DatasetError("it was changed since it was written: its sha256 is not that of its content")
-            if version <= FORMAT_VERSION:
+            if version == FORMAT_VERSION:
                 return _checked(cls, content)
         except (DatasetError, ValueError, RecursionError) as error:  # NaN, surrogates: no canonical JSON.
             raise DatasetError(f"{location} is damaged ({error}): {_ADVICE}") from error
-        raise DatasetError(f"{location} {newer(version)}")
+        raise DatasetError(f"{location} {other_version(version)}")
 
     @classmethod
     def read(cls, folder: Folder) -> Manifest:
@@ -173,21 +172,19 @@ class Manifest:
         Raises:
             DatasetError: the folder holds no manifest, or an unusable one.
         """
-        for name in MANIFEST_NAMES:
-            try:
-                data = folder.read(name)
-            except FileNotFoundError:
-                continue
-            try:
-                return cls.from_json(data.decode(), folder.path_of(name))
-            except UnicodeDecodeError as error:
-                raise DatasetError(f"{folder.path_of(name)} is damaged ({error}): {_ADVICE}") from error
-        raise DatasetError(diagnose(folder))
+        location = folder.path_of(MANIFEST_NAME)
+        try:
+            return cls.from_json(folder.read(MANIFEST_NAME).decode(), location)
+        except FileNotFoundError:
+            raise DatasetError(diagnose(folder)) from None
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"{location} is damaged ({error}): {_ADVICE}") from error
 
 
-def newer(version: int) -> str:
-    """Return the end of the message about a newer version of the format."""
-    return f"has format version {version}, this version of imagepivot reads up to {FORMAT_VERSION}: update imagepivot"
+def other_version(version: int) -> str:
+    """Return the end of the message about another version of the format."""
+    remedy = "update imagepivot" if version > FORMAT_VERSION else "write the dataset again, into another folder"
+    return f"has format version {version}, this version of imagepivot reads version {FORMAT_VERSION}: {remedy}"
 
 
 _ADVICE = "copy it again, or delete it and run the command that wrote the dataset again, which keeps intact shards"
@@ -237,13 +234,13 @@ def _check_paths(manifest: Manifest) -> None:
     """Check that every file has the expected name, inside the folder."""
     if not manifest.shards:
         raise DatasetError("it lists no shards")
-    if manifest.version > 1 and not all(shard.footer_sha256 for shard in manifest.shards):
+    if not all(shard.footer_sha256 for shard in manifest.shards):
         raise DatasetError("a shard is listed without the footer_sha256 of its footer")
     names = [shard_name(number, len(manifest.shards)) for number in range(len(manifest.shards))]
     for number, (shard, name) in enumerate(zip(manifest.shards, names, strict=True)):
         if shard.path != name:
             raise DatasetError(f"shard {number} is called {shard.path!r}, expected {name!r}")
-    belonging = [failures_name(name, manifest.version) for name in names]
+    belonging = [failures_name(name) for name in names]
     failures = [entry.path for entry in manifest.failures]
     stray = next((path for path in failures if path not in belonging), None)
     if stray is not None or failures != sorted(set(failures)):
@@ -253,7 +250,7 @@ def _check_paths(manifest: Manifest) -> None:
     files = [entry.path for entry in manifest.files]
     for path in files:
         parts = path.split("/")
-        if not path.isprintable() or not {"", ".", ".."}.isdisjoint(parts) or path in (*names, *belonging, *MANIFEST_NAMES):
+        if not path.isprintable() or not {"", ".", ".."}.isdisjoint(parts) or path in (*names, *belonging, MANIFEST_NAME):
             raise DatasetError(f"{path!r} is not a valid name of a file beside the shards")
     if len(set(files)) != len(files):
         raise DatasetError("a file is listed twice")
@@ -281,12 +278,14 @@ def diagnose(folder: Folder) -> str:
             f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
             "the datasets that it was trained on"
         )
-    datasets = [name for name in folder.folders() if not set(folder.children(name)).isdisjoint(MANIFEST_NAMES)]
+    datasets = [name for name in folder.folders() if MANIFEST_NAME in folder.children(name)]
     if datasets:
         named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MAX_NAMED])
         more = f" or another of its {len(datasets)}" if len(datasets) > _MAX_NAMED else ""
         return f"{start} but a folder of datasets: give {'one of ' if len(datasets) > 1 else ''}{named}{more}"
     if any(name.startswith("part-") for name in files):
+        if _NAME_IN_VERSION_1 in files:
+            return f"{folder.location!r} {other_version(1)}"
         return (
             f"{start}: it holds no {MANIFEST_NAME}, which is written last, but shards. Run the command that writes it again to "
             "finish it, or copy the whole folder again"

@@ -13,8 +13,8 @@ from schemas.kinds import VOCABULARY
 
 PAD, START, END, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
-TEXT_NAMES = ("_vocabulary.txt", "vocabulary.txt")
-"""Names of the text file of a vocabulary, in this version of the format and in version 1."""
+TEXT_NAME = "_vocabulary.txt"
+"""Name of the text file of a vocabulary."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from schemas.manifest import MANIFEST_NAMES
+from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
 from schemas.writing import shard_writer
 from schemas.writing.output import OutputDataset
@@ -125,7 +125,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
 
     def stopping(function):
         def call(folder, *arguments):
-            if MANIFEST_NAMES[0] not in arguments and MANIFEST_NAMES[1] not in arguments:
+            if MANIFEST_NAME not in arguments:
                 stage.stop()
             stage.see(result := function(folder, *arguments))
             return result

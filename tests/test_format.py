@@ -1,4 +1,4 @@
-"""The specification in docs/format.md: its vectors, tables and reader, and datasets of both versions as they were once written."""
+"""The specification in docs/format.md: its vectors, tables and reader, and datasets as they were once written."""
 
 import hashlib
 import json
@@ -19,14 +19,12 @@ from schemas.writing.validation import validate
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
-# Format 1 was written by the code before version 2 existed.
-FIXTURES = {
-    1: "b1fe887ef93424856c0cfc34cdea1f1e1455fb53d31351a296064e6817a44679",
-    2: "e02637c07fc52761d0fd14e334130558bd9581197803ae20928ae75b17fb73ea",
-}
-KINDS = {1: ["captions", "embeddings", "encoded", "features", "features16", "regions", "vocabulary"]}
-KINDS[2] = sorted([*KINDS[1], "token-features", "truecased", "word-vectors"])
-DATASETS = [(version, name) for version in FIXTURES for name in KINDS[version]]
+FIXTURE = ROOT / "tests" / "schemas" / "formats" / "format-2.zip"
+SHA256 = "e02637c07fc52761d0fd14e334130558bd9581197803ae20928ae75b17fb73ea"
+DATASETS = [
+    *("captions", "embeddings", "encoded", "features", "features16", "regions", "token-features", "truecased", "vocabulary"),
+    "word-vectors",
+]
 
 
 def code_of_page(language):
@@ -50,11 +48,9 @@ def reader():
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("formats")
-    for version, sha256 in FIXTURES.items():
-        path = ROOT / "tests" / "schemas" / "formats" / f"format-{version}.zip"
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
-        zipfile.ZipFile(path).extractall(root / str(version))
-        assert sorted(folder.name for folder in (root / str(version)).iterdir()) == KINDS[version]
+    assert hashlib.sha256(FIXTURE.read_bytes()).hexdigest() == SHA256
+    zipfile.ZipFile(FIXTURE).extractall(root)
+    assert sorted(folder.name for folder in root.iterdir()) == DATASETS
     return root
 
 
@@ -104,12 +100,12 @@ def test_tables_of_the_page_equal_the_schemas():
     assert re.findall(r"`(\w+)`", reasons) == list(FAILURE_REASONS)
 
 
-@pytest.mark.parametrize(("version", "name"), DATASETS)
-def test_old_dataset_is_valid_and_the_reader_of_the_page_agrees(reader, datasets, version, name):
-    folder = datasets / str(version) / name
+@pytest.mark.parametrize("name", DATASETS)
+def test_old_dataset_is_valid_and_the_reader_of_the_page_agrees(reader, datasets, name):
+    folder = datasets / name
     dataset = open_dataset(folder)
     manifest, rows, failures, files = reader.read(folder)
-    assert dataset.manifest.version == manifest["version"] == version
+    assert dataset.manifest.version == manifest["version"] == 2
     assert validate(folder) == []
     assert rows.to_pylist() == dataset.table().to_pylist()
     assert len(rows) > 0
@@ -123,21 +119,21 @@ def test_old_dataset_is_valid_and_the_reader_of_the_page_agrees(reader, datasets
 
 @pytest.mark.parametrize("damage", [("version", 3), ("kind", "captions"), ("rows", 1)])
 def test_reader_of_the_page_refuses_a_changed_manifest(reader, datasets, tmp_path, damage):
-    manifest = json.loads((datasets / "2" / "features" / "_manifest.json").read_text("utf-8"))
+    manifest = json.loads((datasets / "features" / "_manifest.json").read_text("utf-8"))
     (tmp_path / "_manifest.json").write_text(json.dumps({**manifest, damage[0]: damage[1]}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"unknown format or version|the manifest is damaged"):
         reader.read(tmp_path)
 
 
 def test_unknown_keys_of_a_manifest_are_ignored(reader, datasets, tmp_path):
-    manifest = json.loads((datasets / "2" / "features" / "_manifest.json").read_text("utf-8"))
+    manifest = json.loads((datasets / "features" / "_manifest.json").read_text("utf-8"))
     manifest["later"] = {"a": 1}
     manifest["shards"][0]["later"] = 0.5
     manifest["statistics"]["later"] = []
     del manifest["sha256"]
     manifest["sha256"] = hashlib.sha256(canonical(manifest).encode()).hexdigest()
     folder = tmp_path / "features"
-    zipfile.ZipFile(ROOT / "tests/schemas/formats/format-2.zip").extractall(tmp_path)
+    zipfile.ZipFile(FIXTURE).extractall(tmp_path)
     (folder / "_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert open_dataset(folder).table().num_rows == reader.read(folder)[1].num_rows == 12
     manifest["shards"][0]["rows"] = "many"

@@ -10,7 +10,6 @@ import torch
 
 from schemas.errors import UsageError
 from schemas.process import devices
-from schemas.process.devices import upload as upload
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 

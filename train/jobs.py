@@ -13,6 +13,7 @@ from schemas.storage.locations import absolute_location, is_remote
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 if TYPE_CHECKING:
+    from schemas.made_from import MadeFrom
     from train.chance import Chance
     from train.config.sections import Config
     from train.data.splits import MissingFeatures
@@ -212,7 +213,7 @@ class EvaluateJob(Options):
         """Folders of the runs."""
         return (self.run,) if isinstance(self.run, str) else tuple(self.run)
 
-    def made_from(self) -> dict[str, Any]:
+    def made_from(self) -> MadeFrom:
         """Return the inputs of the scores, see `schemas.made_from`."""
         names = ("splits", "languages", "portion", "folds", "cross_lingual", "allow_missing_features")
         inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations", "exclude")
@@ -354,7 +355,7 @@ class FiguresJob(Options):
             if name not in FIGURES:
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
 
-    def made_from(self) -> dict[str, Any]:
+    def made_from(self) -> MadeFrom:
         """Return the inputs of the figures, see `schemas.made_from`."""
         inputs = ("run", "captions", "features", "token_features")
         names = (*inputs, "output", "images", "device", "memory_map")
@@ -435,7 +436,7 @@ def _overrides(job: TrainJob | ReproduceJob) -> dict[str, str]:
     return overrides if job.max_steps is None else overrides | {"schedule.max_steps": str(job.max_steps)}
 
 
-def _made_from(command: str, job: object, options: Any, inputs: Any, *, images: str = "") -> dict[str, Any]:
+def _made_from(command: str, job: object, options: Any, inputs: Any, *, images: str = "") -> MadeFrom:
     from schemas.made_from import made_from
 
     data = {name: getattr(job, name) for name in inputs}

@@ -15,6 +15,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from schemas.parameters import VocabularyParameters
+from schemas.process.devices import upload
 from schemas.vocabulary import SPECIALS, Vocabulary
 from train.chance import Chance
 from train.config.sections import Config
@@ -25,7 +26,6 @@ from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import Exclusion, MissingFeatures, SplitData, open_data
 from train.data.token_features import check_token_features
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
-from train.devices import upload
 from train.evaluation.evaluation import Validation, chance, validate
 from train.jobs import Corpus
 from train.losses import Inputs, Term

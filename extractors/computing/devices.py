@@ -15,7 +15,6 @@ from extractors.base import warn_once
 from extractors.computing.compile import check_compile
 from schemas.errors import UsageError
 from schemas.process.devices import float32_products, resolve_device
-from schemas.process.devices import upload as upload
 from schemas.process.resources import bfloat16_remark
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")

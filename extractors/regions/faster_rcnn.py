@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.base import Description, RegionExtractor
+from extractors.base import Description, RegionExtractor, sample_image
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import cast_layers, precision_context
 from extractors.computing.fused_conv2d import can_fuse_in
@@ -137,9 +137,9 @@ class FasterRCNNRegions(RegionExtractor):
         regions = detect(batch) if batch else empty_regions(self.spec)
         return columns([(image.shape[2], image.shape[1]) for image in batch], regions, self.spec)
 
-    def sample(self, image: Image.Image) -> np.ndarray:
+    def sample(self) -> np.ndarray:
         """Compute the features of fixed boxes, since rounding may select other ones."""
-        original = send(self.preprocess(image), self._device)
+        original = send(self.preprocess(sample_image()), self._device)
         with precision_context(self._precision, self._device), torch.inference_mode():
             pixels = prepare(original)[:, :, :SAMPLE_SIDE, :SAMPLE_SIDE]
             maps = self._model.backbone(pixels.contiguous(memory_format=torch.channels_last))

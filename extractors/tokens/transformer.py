@@ -25,12 +25,13 @@ from torch import Tensor
 
 from extractors.base import Description
 from extractors.computing.cpu_parallel import run_in_chunks
-from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, check_request, precision_context, upload
+from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, check_request, precision_context
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.weights.resolve import state_sha256
 from schemas.errors import InputError, first_line
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_bytes, sha256_of_json
+from schemas.process.devices import upload
 
 FORWARD_CAPTIONS = 8
 """Captions per forward on a CPU."""

@@ -39,7 +39,7 @@ from torchvision.transforms import CenterCrop, Resize
 
 from extractors.base import Description
 from extractors.computing.compile import compile_model
-from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, upload
+from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts
 from extractors.computing.fusion import fold_norms, fuse_onednn, infer_shapes, optimize_for_inference, recompile
 from extractors.fixed_size import FixedSizeExtractor
 from extractors.images.decoding import DecodeError
@@ -49,6 +49,7 @@ from extractors.weights.checkpoints import Choice, read_state
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
+from schemas.process.devices import upload
 
 _PREFIX = "timm:"
 _BATCH = 32

@@ -36,10 +36,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from extractors.base import Description, Extractor
+from extractors.base import Description, Extractor, sample_image
 from extractors.computing.compile import warm_up_compile
 from extractors.computing.cpu_parallel import run_single_threaded
-from extractors.computing.devices import cast_layers, precision_context, upload
+from extractors.computing.devices import cast_layers, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.images.preprocessing import CROPS, Preprocessing, resized_pixels, ten_crop
@@ -50,6 +50,7 @@ from extractors.weights.checkpoints import Choice, format_of, read_state
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
+from schemas.process.devices import upload
 
 FORWARD_CROPS = 1
 """Crops per forward of the convolutions on a CPU, a divisor of `CROPS`. See `extractors.computing.cpu_parallel`."""
@@ -216,10 +217,10 @@ class VGG19TenCrop(Extractor):
             features = run_with_oom_retry(lambda part: self._forward([batch[i] for i in part]), indices, self._limits)
             return self.spec.rounded(features.numpy())
 
-    def sample(self, image: Image.Image) -> np.ndarray:
+    def sample(self) -> np.ndarray:
         """Compute the features of some crops: all ten take seconds on a CPU."""
         with precision_context(self._precision, self._device), torch.inference_mode():
-            crops = self._crops(self.preprocess(image))[:FORWARD_CROPS]
+            crops = self._crops(self.preprocess(sample_image()))[:FORWARD_CROPS]
             return self._connected(self._convolve(crops)).float().cpu().numpy()
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:

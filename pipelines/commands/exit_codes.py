@@ -20,8 +20,8 @@ _EXTRAS = {
     "extractors": _MODELS,
     "pipelines": _MODELS
     | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "requests", "grpc", "packaging"},
-    "train": frozenset({"torch", "matplotlib", "tensorboard"}),
-    "figures": frozenset({"torch", "matplotlib", "tensorboard", "sklearn", "threadpoolctl"}),
+    "train": frozenset({"torch", "matplotlib", "scipy", "tensorboard"}),
+    "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
     "fasttext": frozenset({"gensim"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -27,6 +27,7 @@ from train.progress import CountDisplay, TrainingDisplay, format_score
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from schemas.made_from import MadeFrom
     from train.evaluation.sts_data import StsPairs
     from train.reports.figure_examples import Picture
     from train.reports.reproduce import FinishedRun
@@ -107,7 +108,7 @@ def evaluate(
 
     if output:
         check_evaluation_folder(output)
-    made_from = job.made_from() if output else {}
+    made_from = job.made_from() if output else None
     if _is_up_to_date(output, made_from, EVALUATION if as_json else ""):
         return
     with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
@@ -121,7 +122,7 @@ def evaluate(
     report = evaluation_content(scores, job.runs)
     if complete:
         report["with_duplicates"] = evaluation_report(complete)
-    if output:
+    if made_from is not None:
         names = write_evaluation(scores, report, output)
         write_made_from(Folder(output), made_from, {name: Folder(output).size(name) or 0 for name in names})
         remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
@@ -133,12 +134,12 @@ def evaluate(
     render_tables(console, score_tables(complete, title=f"{title}, with duplicates"))
 
 
-def _is_up_to_date(output: str, made_from: Mapping[str, Any], report: str = "") -> bool:
+def _is_up_to_date(output: str, made_from: MadeFrom | None, report: str = "") -> bool:
     """Return whether a folder has the same output; then say so and print a file of it."""
     from schemas.made_from import is_current
     from schemas.storage.folder import Folder
 
-    if not output or not is_current(Folder(output), made_from):
+    if made_from is None or not is_current(Folder(output), made_from):
         return False
     if report:
         typer.echo(Folder(output).read(report), nl=False)
@@ -255,7 +256,7 @@ def sts(
     from train.evaluation import sts as work
     from train.reports.tables import sts_report, sts_tables, write_sts
 
-    made_from = work.sts_made_from(job) if output else {}
+    made_from = work.sts_made_from(job) if output else None
     if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
         return
     with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
@@ -268,7 +269,7 @@ def sts(
     for pairs in result.data:
         if pairs.unscored:
             remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
-    if output:
+    if made_from is not None:
         names, picture = write_sts(result, output), plot_sts(result, output)
         sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}
         write_made_from(Folder(output), made_from, sizes)

@@ -6,7 +6,6 @@ attribute. The manifest lists them, but they are not part of the dataset's finge
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,7 @@ from schemas.text import read_text
 # Without an extension: some tools infer the data format from the most frequent extension of a folder.
 _CLASSES = "_names/classes"
 _ATTRIBUTES = "_names/attributes"
-_VERSION_1 = {_CLASSES: "names/classes.txt", _ATTRIBUTES: "names/attributes.txt"}
-NAMES_FILES = "|".join(map(re.escape, (*_VERSION_1.keys(), *_VERSION_1.values())))
+NAMES_FILES = f"{_CLASSES}|{_ATTRIBUTES}"
 """Regular expression of the paths of these files within a dataset."""
 
 
@@ -67,7 +65,7 @@ class RegionNames:
             DatasetError: a file that the manifest lists is missing or damaged.
         """
         listed = {entry.path: entry for entry in dataset.manifest.files}
-        stored = [listed.get(new, listed.get(old)) for new, old in _VERSION_1.items()]
+        stored = (listed.get(name) for name in (_CLASSES, _ATTRIBUTES))
         return cls(*(() if entry is None else _lines(dataset.read_file(entry)) for entry in stored))
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:

@@ -18,7 +18,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.footers import ShardRows
 from schemas.storage.storage_errors import content_errors
-from schemas.vocabulary import SPECIALS, TEXT_NAMES, Vocabulary
+from schemas.vocabulary import SPECIALS, TEXT_NAME, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
@@ -90,11 +90,11 @@ def sum_by_key(pairs: Iterable[tuple[_K, Mapping[str, int]]]) -> dict[_K, Counte
 def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[Group, Mapping[str, int]]) -> str:
     """Write a vocabulary and its text, and return the path of the text."""
     vocabulary, statistics = vocabulary_from_counts(job, counts)
-    output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
+    output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
         shard.write(vocabulary.to_table())
         shard.statistics = statistics
-    return TEXT_NAMES[0]
+    return TEXT_NAME
 
 
 def restore_text(output: OutputDataset) -> str:
@@ -102,8 +102,8 @@ def restore_text(output: OutputDataset) -> str:
     path = output.folder.path_of(output.name(0))
     with output.folder.open(output.name(0)) as file, content_errors(path):
         vocabulary = Vocabulary.from_table(ShardRows(file, path).read())
-    output.folder.write(TEXT_NAMES[0], vocabulary.to_text().encode())
-    return TEXT_NAMES[0]
+    output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
+    return TEXT_NAME
 
 
 def vocabulary_statistics(

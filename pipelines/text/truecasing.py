@@ -173,10 +173,9 @@ def _number(tenths: int) -> str:
     return f"{whole}.{tenth}" if tenth else str(whole)
 
 
-TRUECASER_FOLDERS = ("_truecaser", "truecaser")
-"""Folder of the truecasers in format 2 of datasets, then in format 1."""
+_FOLDER = "_truecaser"
 
-TRUECASER_FILES = rf"({'|'.join(TRUECASER_FOLDERS)})/[A-Za-z0-9-]+\.model"
+TRUECASER_FILES = rf"{_FOLDER}/[A-Za-z0-9-]+\.model"
 """Regular expression of the paths of truecasers within a captions dataset."""
 
 
@@ -198,9 +197,8 @@ def load_truecasers(location: str) -> dict[str, str]:
         UsageError: the name of a file is not a language tag.
     """
     folder = Folder(location)
-    below = next((name for name in TRUECASER_FOLDERS if folder.children(name)), None)
-    if below is not None:
-        folder = Folder(folder.path_of(below))
+    if folder.children(_FOLDER):
+        folder = Folder(folder.path_of(_FOLDER))
     texts: dict[str, str] = {}
     for name in folder.children():
         if not name.endswith(".model"):
@@ -218,7 +216,7 @@ def load_truecasers(location: str) -> dict[str, str]:
 
 def write_truecaser(language: str, text: str, folder: Folder) -> str:
     """Write a truecaser into a captions dataset, and return its path there."""
-    name = f"{TRUECASER_FOLDERS[0]}/{language}.model"
+    name = f"{_FOLDER}/{language}.model"
     folder.write(name, text.encode())
     return name
 

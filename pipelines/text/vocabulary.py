@@ -28,7 +28,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest
 from schemas.parameters import VocabularyParameters
 from schemas.storage.folder import Folder
-from schemas.vocabulary import TEXT_NAMES
+from schemas.vocabulary import TEXT_NAME
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
@@ -90,7 +90,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
             portions=tuple(sorted(job.portions)),
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
-        other_files="|".join(map(re.escape, TEXT_NAMES)),
+        other_files=re.escape(TEXT_NAME),
     ).made_from(captions)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:

@@ -17,11 +17,11 @@ import pyarrow as pa
 from schemas.fingerprints import fingerprint_of, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
-from schemas.manifest import MANIFEST_NAMES
+from schemas.manifest import MANIFEST_NAME
 from schemas.parameters import feature_of
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import TEMPORARY_MARK, Folder
-from schemas.vocabulary import TEXT_NAMES
+from schemas.vocabulary import TEXT_NAME
 
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
@@ -106,24 +106,13 @@ PUBLISHING_NAME = ".publishing"
 PROBE_NAME = ".probe"
 """File written and deleted before a run, to check that a store is writable."""
 
-TASKS_NAME = "_tasks.json"
-"""File of array jobs of earlier versions; not read, and not foreign."""
-
 JOB_NAME = "_job.json"
 """Record of a job on other machines; not foreign."""
 
-SUMMARY_NAME = ".records/dataset.json"
-"""Summary of records in a store by earlier versions; not read, and not foreign."""
-
-_OF_SHARDS = re.compile(
-    r"(failures/)?part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl"  # "failures/": version 1.
-    + f"|{re.escape(SUMMARY_NAME)}"
-)
-_CONTROL = (*MANIFEST_NAMES, TASKS_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
+_OF_SHARDS = re.compile(r"part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl")
+_CONTROL = (MANIFEST_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
 _TEMPORARY = re.compile(rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d.*", re.DOTALL)  # Also files in a temporary folder.
-_SIDE_NAMES = re.compile(
-    rf"{'|'.join(map(re.escape, TEXT_NAMES))}|_?truecaser/[^/]+\.model|_?names/(classes|attributes)(\.txt)?"
-)
+_SIDE_NAMES = re.compile(rf"{re.escape(TEXT_NAME)}|_truecaser/[^/]+\.model|_names/(classes|attributes)")
 
 
 def is_of_shard(name: str) -> bool:
@@ -143,7 +132,7 @@ def is_temporary(name: str) -> bool:
 
 def is_leftover(name: str) -> bool:
     """Return whether the next run deletes a file."""
-    return is_temporary(name) or name in (PROBE_NAME, TASKS_NAME)
+    return is_temporary(name) or name == PROBE_NAME
 
 
 def is_like_shard(name: str) -> bool:

@@ -5,7 +5,7 @@
 | missing | no shard |
 | claimed | a shard without a digest in manifest or record: its attempt was stopped, or still runs |
 | damaged | size, digest, tag, failures or footer disagree with the manifest or the record |
-| other | a shard with another fingerprint, or of another version of the format |
+| other | a shard with another fingerprint, or of a newer version of the format |
 | foreign | a Parquet file of another tool |
 | stale | intact, written from other inputs |
 | current | intact, written from the present inputs |
@@ -29,7 +29,7 @@ from schemas.errors import DatasetError, OtherDatasetError
 from schemas.failures import failures_name
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes, sha256_of_file
 from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
-from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, FileEntry, Manifest, ShardEntry, newer
+from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, other_version
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Entry, Folder
 from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
@@ -147,9 +147,8 @@ def state_of(
         entry = (record.as_footer(shard, size) or (None,))[0]
     if footer is FOREIGN:
         return ShardState(shard, Status.FOREIGN, problem, entry=listed)
-    version = FORMAT_VERSION if manifest is None else manifest.version
     wanted = fingerprint or (None if record is None else record.shard.get("fingerprint"))
-    if footer is not None and (footer.version != version or wanted not in (None, footer.fingerprint)):
+    if footer is not None and (footer.version != FORMAT_VERSION or wanted not in (None, footer.fingerprint)):
         return ShardState(shard, Status.OTHER, problem, entry=listed, footer=footer)
     failures_problem = (
         "" if footer is None else _compare_failures(folder, shard, entries, footer, manifest, reference, compares_digests)
@@ -184,14 +183,13 @@ def _compare_failures(
     digest: bool,
 ) -> str:
     """Return the fault of a shard's failures; leftovers are not a fault."""
-    name, stated = failures_name(shard, footer.version), footer.failures
-    expected: FileEntry | None = FileEntry(name, stated.bytes, stated.sha256) if stated.rows else None
+    name, stated = failures_name(shard), footer.failures
+    expected = FileEntry(name, stated.bytes, stated.sha256) if stated.rows else None
     if manifest is not None:
         listed = manifest.shard_entries.get(name)
         rows, entry = (0, None) if listed is None else (listed.rows, FileEntry(name, listed.bytes, listed.sha256))
-        if footer.version > 1 and (stated.rows, expected) != (rows, entry):
+        if (stated.rows, expected) != (rows, entry):
             return f"{shard} was made with {stated.rows:,} failures, the manifest lists {rows:,}, or others"
-        expected = entry
     return "" if expected is None else file_problem(folder, entries, expected, reference, digest=digest)
 
 
@@ -408,9 +406,8 @@ class OutputState:
                 for index, shard in self.shards(range(self.output.shards)).items():
                     if shard.is_intact and shard.record is None:
                         self._record_digest(index)
-            for name in MANIFEST_NAMES:
-                if name in self.entries:
-                    folder.delete(name)
+            if MANIFEST_NAME in self.entries:
+                folder.delete(MANIFEST_NAME)
 
     def _record_digest(self, index: int) -> None:
         folder, name = self.output.folder, self.output.name(index)
@@ -427,12 +424,12 @@ class OutputState:
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:
         """The manifest in the folder, or the error of reading it; None without a manifest."""
-        if self.entries.keys().isdisjoint(MANIFEST_NAMES):
+        if MANIFEST_NAME not in self.entries:
             return None
         try:
             return Manifest.read(self.output.folder)
         except DatasetError as error:
-            if all(self.output.folder.size(name) is None for name in MANIFEST_NAMES):
+            if self.output.folder.size(MANIFEST_NAME) is None:
                 return None  # Another array task has deleted it since the folder was listed.
             return error
 
@@ -440,9 +437,7 @@ class OutputState:
     def _own_manifest(self) -> Manifest | None:
         """The manifest in the folder if it has the output's fingerprint, else None."""
         manifest = self._manifest
-        if not isinstance(manifest, Manifest) or manifest.version != FORMAT_VERSION:
-            return None
-        return manifest if manifest.fingerprint == self.output.fingerprint else None
+        return manifest if isinstance(manifest, Manifest) and manifest.fingerprint == self.output.fingerprint else None
 
     @cached_property
     def _footers(self) -> dict[str, Footer | None]:
@@ -469,7 +464,7 @@ class OutputState:
 
     def _holds_dataset(self) -> bool:
         """Return whether the folder has a manifest or a shard of any dataset."""
-        if MANIFEST_NAME in self.entries or isinstance(self._manifest, Manifest):
+        if MANIFEST_NAME in self.entries:
             return True
         shards = (name for name in self.entries if name.startswith("part-"))
         return any(inspect_shard(self.output.folder, name) not in (None, FOREIGN) for name in shards)
@@ -487,13 +482,8 @@ class OutputState:
                 f"{location!r} holds another dataset ({difference(stored, output)}): {written}. Choose another folder, "
                 "or give --overwrite to replace it"
             )
-        if stored.version > FORMAT_VERSION:
-            raise DatasetError(f"{location!r} {newer(stored.version)}. {written.capitalize()}")
-        if stored.version < FORMAT_VERSION:
-            raise DatasetError(
-                f"{location!r} holds this dataset in version {stored.version} of the format, which can be read but not continued: "
-                f"{written}. Keep it, or give --overwrite to write it again in version {FORMAT_VERSION}"
-            )
+        if stored.version != FORMAT_VERSION:
+            raise DatasetError(f"{location!r} {other_version(stored.version)}. {written.capitalize()}")
 
     def _check_not_stale(self, written: str) -> None:
         changed = sum(shard.status is Status.STALE for shard in self.shards().values())

@@ -9,12 +9,11 @@ import pyarrow as pa
 
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
-from schemas.fingerprints import FORMAT_VERSION
 from schemas.footers import ShardRows
 from schemas.keys import SHARD_NAME
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
-from schemas.vocabulary import TEXT_NAMES, Vocabulary
+from schemas.vocabulary import TEXT_NAME, Vocabulary
 from schemas.writing.output import is_like_shard, is_own, is_temporary
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import Record, record_name, write_record
@@ -45,7 +44,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
     a vocabulary are rewritten. Damaged shards are deleted together with the manifest: the same command then rewrites only them.
 
     Raises:
-        DatasetError: the folder has no dataset, is in use, or has a damaged dataset in version 1 of the format.
+        DatasetError: the folder has no dataset, is in use, or has another version of the format.
     """
     folder = Folder(os.fspath(path))
     try:
@@ -75,12 +74,6 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
     names = sorted(filter(SHARD_NAME.fullmatch, entries)) if manifest is None else [shard.path for shard in manifest.shards]
     shards = folder.map(lambda name: state_of(folder, name, entries, manifest, read_all=True), names)
     intact = [shard for shard in shards if shard.is_intact]
-    version = FORMAT_VERSION if manifest is None else manifest.version
-    if version != FORMAT_VERSION and len(intact) < len(shards):
-        raise DatasetError(
-            f"{folder.location!r} is damaged and has version {version} of the format, which cannot be continued: make it again in "
-            "another folder"
-        )
     for shard in shards:
         if shard.status in (Status.OTHER, Status.FOREIGN):
             others.append(shard.name)
@@ -91,7 +84,7 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
                 delete(part)
     for entry in files:
         if file_problem(folder, entries, entry, "the manifest", digest=True):
-            text = _vocabulary_text(folder, intact[0]) if entry.path in TEXT_NAMES and intact else None
+            text = _vocabulary_text(folder, intact[0]) if entry.path == TEXT_NAME and intact else None
             if text is not None:
                 folder.write(entry.path, text.encode())
                 mended.append(entry.path)
@@ -99,7 +92,7 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
                 delete(entry.path)
                 missing.append(entry.path)
     for shard in intact:
-        if shard.record is None and shard.entry is not None and shard.footer is not None and version == FORMAT_VERSION:
+        if shard.record is None and shard.entry is not None and shard.footer is not None:
             outputs = () if manifest is None else manifest.sample_outputs
             write_record(folder, shard.name, Record.of(shard.entry, shard.footer, sample_outputs=outputs))
             mended.append(record_name(shard.name))

@@ -47,7 +47,7 @@ from schemas.errors import CommittedError, DatasetError
 from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.footers import Footer, footer_metadata, shard_entry
 from schemas.kinds import group_rows, holds_vectors, is_vector
-from schemas.manifest import MANIFEST_NAME, MANIFEST_NAMES, Manifest
+from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.process.shutdown import critical_section
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import Entry, Folder
@@ -298,7 +298,7 @@ class Attempt:
 
     def _check_not_committed(self) -> None:
         folder = self._folder
-        if any((folder.tag(name) if folder.has_tags else folder.state(name)) is not None for name in MANIFEST_NAMES):
+        if (folder.tag(MANIFEST_NAME) if folder.has_tags else folder.state(MANIFEST_NAME)) is not None:
             raise self.committed()
 
 

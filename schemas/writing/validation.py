@@ -15,16 +15,15 @@ from schemas.console import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
-from schemas.fingerprints import FORMAT_VERSION
 from schemas.footers import ShardRows
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
-from schemas.manifest import MANIFEST_NAMES, FileEntry, ShardEntry
+from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.sample_outputs import are_equal
 from schemas.storage.folder import Entry
-from schemas.vocabulary import END, SPECIALS, START, TEXT_NAMES
-from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, is_like_shard, is_own, left_alone
+from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
+from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 
@@ -51,7 +50,7 @@ def validate(
     """
     dataset = open_dataset(path)
     folder, manifest, entries = dataset.folder, dataset.manifest, dataset.folder.tagged()
-    names = {*MANIFEST_NAMES[: 3 - manifest.version], LOCK_NAME, PUBLISHING_NAME, SUMMARY_NAME, JOB_NAME}
+    names = {MANIFEST_NAME, LOCK_NAME, PUBLISHING_NAME, JOB_NAME}
     listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
     names |= {record_name(shard.path) for shard in manifest.shards} | {entry.path for entry in listed}
     stray = sorted(entries.keys() - names)
@@ -126,7 +125,7 @@ def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mappi
 
 
 def _check_failures(dataset: Dataset, index: int, reasons: Counter[str], shard: ShardState) -> list[str]:
-    name = failures_name(shard.name, dataset.manifest.version)
+    name = failures_name(shard.name)
     entry = dataset.manifest.shard_entries.get(name)
     if entry is None or shard.failures_problem:
         return []
@@ -186,11 +185,10 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     if wrong is not None:
         yield f"the count of token {wrong!r} is not the sum of its counts by language"
     text = "".join(f"{row['token']}\n" for row in rows).encode()
-    name = TEXT_NAMES[FORMAT_VERSION - dataset.manifest.version]
-    if all(entry.path != name for entry in dataset.manifest.files):
-        yield f"{name} is not in the manifest"
-    elif dataset.folder.size(name) is not None and dataset.folder.read(name) != text:
-        yield f"{name} does not hold the same tokens"
+    if all(entry.path != TEXT_NAME for entry in dataset.manifest.files):
+        yield f"{TEXT_NAME} is not in the manifest"
+    elif dataset.folder.size(TEXT_NAME) is not None and dataset.folder.read(TEXT_NAME) != text:
+        yield f"{TEXT_NAME} does not hold the same tokens"
 
 
 def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:

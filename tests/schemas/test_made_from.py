@@ -69,7 +69,7 @@ def test_is_current_compares_file_sizes(tmp_path):
     (tmp_path / "map.png").write_bytes(b"12")
     write_made_from(folder, now, {"map.png": 2})
     assert is_current(folder, now)
-    assert not is_current(folder, {**now, "options": {}})
+    assert not is_current(folder, made_from("figures", {}, {"run": ("",)}))
     (tmp_path / "map.png").write_bytes(b"1")
     assert not is_current(folder, now)
 

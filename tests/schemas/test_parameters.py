@@ -13,7 +13,7 @@ from schemas.parameters import (
     untrained_remark,
 )
 
-# As manifests of format 1 hold them, key by key.
+# As manifests hold them, key by key.
 RECIPE = {
     "recipe": "multi30k-lc",
     "lowercase": True,

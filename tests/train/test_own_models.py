@@ -76,7 +76,7 @@ def test_configuration_of_a_registered_kind(pairwise):
     with pytest.raises(UsageError, match=r"unknown key model\.word_dim: expected 'width'"):
         from_toml(pairwise.replace("width = 4", "word_dim = 4"), "test")
     with pytest.raises(UsageError, match=r"model\.width is 'a', expected a whole number"):
-        from_toml(pairwise, "test", {"model.width": "a"})
+        from_toml(pairwise.replace("width = 4", "width = 'a'"), "test")
 
 
 def test_extends_with_another_kind_drops_its_keys(pairwise):

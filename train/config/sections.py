@@ -281,23 +281,23 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         >>> imagepivot.resolve_config("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
         256
     """
-    return _build(read_table(source), source, overrides)
+    return _build(read_table(source), source, overrides or {})
 
 
-def from_toml(text: str, source: str, overrides: Mapping[str, str] | None = None) -> Config:
+def from_toml(text: str, source: str) -> Config:
     """Parse a configuration.
 
-    ``extends`` and overrides are as in `resolve`. ``source`` is the name of the text in messages.
+    ``extends`` is as in `resolve`. ``source`` is the name of the text in messages.
 
     Raises:
         UsageError: the text is not a configuration.
     """
-    return _build(parse_table(text, (source,)), source, overrides)
+    return _build(parse_table(text, (source,)), source, {})
 
 
-def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str] | None) -> Config:
+def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str]) -> Config:
     try:
-        for key, value in (overrides or {}).items():
+        for key, value in overrides.items():
             override(table, key, value)
         return convert(table, Config)
     except UsageError as error:

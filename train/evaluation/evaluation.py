@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
+from schemas.process.devices import upload
 from train.chance import chance_measures
 from train.config.sections import Config
 from train.data.batches import CaptionBatch
@@ -28,7 +29,7 @@ from train.data.captions import Captions
 from train.data.features import ImageFeatures
 from train.data.sampling import Batch, fixed_batches
 from train.data.splits import SplitData
-from train.devices import computing, upload
+from train.devices import computing
 from train.evaluation.metrics import Ranks, RetrievalMetrics, Scores, bidirectional_ranks
 from train.evaluation.ranks import rank_table
 from train.evaluation.relevance import RelevanceCollector, RightItems

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from schemas.process.devices import upload
 from train.chance import CUTOFFS, chance_recall
-from train.devices import upload
 
 Scores = Callable[[slice, Tensor], Tensor]
 """A source of scores: from a slice of rows (images) and int64 indices of columns (captions) to scores ``[rows, columns]``.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import UsageError
-from schemas.made_from import made_from
+from schemas.made_from import MadeFrom, made_from
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
 from train.devices import resolve_device
@@ -46,7 +46,7 @@ OVERLAP = "word overlap"
 """Name of the baseline."""
 
 
-def sts_made_from(job: StsJob) -> dict[str, Any]:
+def sts_made_from(job: StsJob) -> MadeFrom:
     """Return everything that the result depends on, see `schemas.made_from`."""
     runs, data = _runs_and_data(job)
     options = {"runs": runs, "vectors": job.vectors, "language": job.language, "tokenized": job.tokenized}

@@ -88,8 +88,15 @@ class StsPairs:
         Raises:
             ValueError: the numbers of similarities and pairs differ.
         """
-        pair = pearson(self.scores, similarities), spearman(self.scores, similarities)
-        return Correlation(*(None if value is None else 100 * value for value in pair))
+        from scipy.stats import pearsonr, rankdata  # Loaded to compute: the import takes a second.
+
+        x, y = np.asarray(self.scores, np.float64), np.asarray(similarities, np.float64)
+        if x.shape != y.shape:
+            raise ValueError(f"similarities have the shape {y.shape}, expected {x.shape}, one per pair")
+        if _constant(x) or _constant(y):
+            return Correlation(None, None)
+        pairs = (x, y), (rankdata(x), rankdata(y))
+        return Correlation(*(100 * float(pearsonr(*pair).statistic) for pair in pairs))
 
 
 def read_sts(locations: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[StsPairs]:
@@ -340,32 +347,6 @@ class Correlation:
 
     pearson: float | None
     spearman: float | None
-
-
-def pearson(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Return Pearson's r of two series ``[N]``, -1 to 1; None if one is constant.
-
-    Raises:
-        ValueError: the series differ in length.
-    """
-    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if x.shape != y.shape or x.ndim != 1:
-        raise ValueError(f"series of the shapes {x.shape} and {y.shape}: expected two of one length")
-    if _constant(x) or _constant(y):
-        return None
-    return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))
-
-
-def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Return Spearman's rho of two series ``[N]``; None if one is constant."""
-    x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    return None if _constant(x) or _constant(y) else pearson(ranks_with_ties(x), ranks_with_ties(y))
-
-
-def ranks_with_ties(values: ArrayLike) -> np.ndarray:
-    """Return the ranks of values ``[N]`` from 1; equal values share their mean rank."""
-    _, indices, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[indices]
 
 
 def cosines(first: ArrayLike, second: ArrayLike) -> np.ndarray:

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from schemas.errors import UsageError
+from schemas.process.devices import upload
 from schemas.vocabulary import PAD, UNK
 from train.config.models import ModelConfig
 from train.data.batches import CaptionBatch
 from train.data.word_vectors import WordVectors
-from train.devices import upload
 from train.models.packed_rnn import bilstm_over_trie, build_trie, gru_over_trie
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, RetrievalModel
 from train.models.similarity import inner_product

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from schemas.process.devices import upload
 from train.data.batches import CaptionBatch
 from train.data.features import ImageFeatures
-from train.devices import upload
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
+from schemas.process.devices import upload
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.devices import upload
 from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
 from train.models.similarity import l2_normalize

@@ -11,7 +11,7 @@ from typing import Any
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
-from schemas.made_from import write_made_from
+from schemas.made_from import MadeFrom, write_made_from
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
@@ -53,7 +53,7 @@ def draw_figures(
     read_pictures: ReadPictures | None = None,
     on_progress: Count = no_progress,
     *,
-    made_from: Mapping[str, Any] | None = None,
+    made_from: MadeFrom | None = None,
 ) -> Figures:
     """Draw the figures of a run into a folder.
 
@@ -116,7 +116,7 @@ def draw_figures(
 
 
 def _write(
-    figures: Figures, run: Run, job: FiguresJob, data: SplitData, pictures: Mapping[str, Picture], made_from: Mapping[str, Any]
+    figures: Figures, run: Run, job: FiguresJob, data: SplitData, pictures: Mapping[str, Picture], made_from: MadeFrom
 ) -> Figures:
     """Draw the figures, and write them as JSON."""
     folder = Folder(job.output)

@@ -24,7 +24,8 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
     Raises:
         DatasetError: the picture cannot be written.
     """
-    kinds = history.loss_kinds or ("",)
+    terms = [*history.losses("step"), *history.losses("validation")]
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in terms)) or [""]  # Kinds differ in scale.
     rows = len(kinds) // 2 + 2  # The last one has recalls.
     figure, panels = new_figure(rows, 2, sharex=True)
     losses, rate, recalls = panels[: len(kinds)], panels[len(kinds)], panels[-2:]

@@ -51,11 +51,6 @@ class History:
         return {name: self.series(event, "terms", name) for name in terms}
 
     @property
-    def loss_kinds(self) -> tuple[str, ...]:
-        """Kinds of terms, which differ in scale: ``c2c``, ``c2i``, ``diversity``."""
-        return tuple(dict.fromkeys(name.partition("/")[0] for event in ("step", "validation") for name in self.losses(event)))
-
-    @property
     def languages(self) -> tuple[str, ...]:
         """Languages that were evaluated in both directions, in the order of the log."""
         items = [item for entry in self.of("evaluation") for item in entry.items() if isinstance(item[1], Mapping)]

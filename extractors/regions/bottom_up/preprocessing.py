@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from extractors.computing.devices import upload
+from schemas.process.devices import upload
 
 _SHORT, _LONG = 600, 1000
 _MEAN_BGR = (102.9801, 115.9465, 122.7717)  # ``__C.PIXEL_MEANS`` of lib/fast_rcnn/config.py

@@ -18,7 +18,7 @@ from detectron2.structures import Boxes
 from PIL import Image
 from torch import Tensor
 
-from extractors.base import Description, RegionExtractor
+from extractors.base import Description, RegionExtractor, sample_image
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import cast_layers, precision_context
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
@@ -78,10 +78,10 @@ class Detectron2Regions(RegionExtractor):
             regions = torch.cat([self._detect(image) for image in batch]) if batch else empty_regions(self.spec)
         return columns([(image.width, image.height) for image in batch], regions, self.spec)
 
-    def sample(self, image: Image.Image) -> np.ndarray:
+    def sample(self) -> np.ndarray:
         """Compute the features of fixed boxes, since rounding may select other ones."""
         with precision_context(self._precision, self._device), torch.inference_mode():
-            maps = self._run(self._maps, self.preprocess(image))
+            maps = self._run(self._maps, self.preprocess(sample_image()))
             return self._features(maps, SAMPLE_BOXES.to(self._device)).cpu().numpy()
 
     def _detect(self, image: Sized) -> Tensor:

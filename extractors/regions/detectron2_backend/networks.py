@@ -34,10 +34,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from extractors.computing.devices import upload
 from extractors.regions.bottom_up.network import ATTRIBUTES
 from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
 from extractors.regions.boxes import cell_anchors, nms
+from schemas.process.devices import upload
 
 CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
 """Config file of the detector."""

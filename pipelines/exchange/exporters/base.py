@@ -24,7 +24,7 @@ from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import REGIONS
-from schemas.made_from import differences, read_made_from, write_made_from
+from schemas.made_from import MadeFrom, differences, read_made_from, write_made_from
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.locations import local_path, target_path
 from schemas.storage.storage_errors import create_folder, storage_errors
@@ -40,7 +40,7 @@ class Staging:
 
     location: str
     overwrite: bool
-    made_from: Mapping[str, Any]
+    made_from: MadeFrom
     meter: Meter
     on_warning: Callable[[str], None]
 

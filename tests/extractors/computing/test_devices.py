@@ -7,10 +7,10 @@ from torch import nn
 
 import extractors
 from extractors.base import warn_once
-from extractors.computing.devices import cache_casts, cast_layers, check_precision, precision_context, upload
+from extractors.computing.devices import cache_casts, cast_layers, check_precision, precision_context
 from schemas.errors import UsageError
 from schemas.process import resources
-from schemas.process.devices import resolve_device
+from schemas.process.devices import resolve_device, upload
 from tests.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")

@@ -46,7 +46,7 @@ class FakeExtractor(ColourExtractor):
         self._more = int(weights)
         FakeExtractor.loaded += 1
 
-    def sample(self, image):
+    def sample(self):
         return np.ones(3)  # Counts as no batch.
 
     def extract(self, batch):

@@ -26,7 +26,6 @@ from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import picture
 from tests.reuse import with_policy
-from tests.version1 import as_version_1
 
 ONE = Execution(workers=1)
 R, D, CLASSES, ATTRIBUTES = 3, 5, 4, 2
@@ -37,7 +36,7 @@ class FakeRegions(Extractor):
 
     batches: list[int] = []  # noqa: RUF012 -- shared on purpose
 
-    def sample(self, image):
+    def sample(self):
         return np.ones(3)  # Counts as no batch.
 
     def preprocess(self, image):
@@ -247,14 +246,6 @@ def test_region_names_of_another_extractor_are_replaced(images, tmp_path):
     (tmp_path / "r" / "_names" / "attributes").write_text("blue\nold\n")
     extract_features(job_of(images, tmp_path / "r"), ONE)
     assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames(attributes=("blue", "old"))
-
-
-def test_names_of_a_dataset_of_version_1_are_read(extracted_with_names, tmp_path):
-    as_version_1(tmp_path / "r")
-    assert (tmp_path / "r" / "names/classes.txt").exists()
-    assert validate(tmp_path / "r") == []
-    names = RegionNames.of(open_dataset(tmp_path / "r"))
-    assert names == RegionNames(classes=("sky", "bus stop,busstop", "man", "tree"), attributes=("blue", "old"))
 
 
 def test_names_of_an_overwritten_dataset_go(images, extracted_with_names, tmp_path):

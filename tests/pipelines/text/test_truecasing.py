@@ -247,7 +247,7 @@ EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
 DE = "Hund (5/5)\n"
 
 
-@pytest.mark.parametrize("below", ["", "_truecaser", "truecaser"])  # The last: version 1 of the format.
+@pytest.mark.parametrize("below", ["", "_truecaser"])
 def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
     folder = tmp_path / below
     folder.mkdir(exist_ok=True)
@@ -262,7 +262,7 @@ def test_models_of_a_folder_or_of_a_dataset(tmp_path, below):
 
 
 def test_inputs_are_digests_in_the_order_of_languages():
-    # By the names of version 1, since they are part of the fingerprint.
+    # Without the underscore of their folder: the names are part of the fingerprint.
     text = "é (1/1)\n"
     assert truecaser_inputs({"fr": text, "de": DE}) == [
         {"name": "truecaser/de.model", "bytes": len(DE), "sha256": hashlib.sha256(DE.encode()).hexdigest()},

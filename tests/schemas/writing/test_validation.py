@@ -11,6 +11,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.footers import Footer, footer_metadata
 from schemas.writing.shard_writer import lock_folder
 from schemas.writing.validation import validate
 from tests.builders import shard_by_hand
@@ -123,7 +124,7 @@ def test_unlisted_vocabulary_file(copy_toy, forge):
     "name",
     [
         *("part-00000-of-00004.parquet", "copies/part-00000-of-00003.parquet", "copy.parquet", "part-0.csv", ".part-1.tmp-7"),
-        *("_failures/part-00000-of-00004.jsonl", ".records/part-00000-of-00004.jsonl", "_vocabulary.txt", "_tasks.json"),
+        *("_failures/part-00000-of-00004.jsonl", ".records/part-00000-of-00004.jsonl", "_vocabulary.txt"),
     ],
 )
 def test_extra_file(copy_toy, name):
@@ -148,14 +149,7 @@ def test_file_of_another_tool_is_a_remark(copy_toy, name):
 
 def test_shard_of_another_dataset(copy_toy, forge):
     toy = copy_toy("captions")
-    footer = {
-        "imagepivot.version": "1",
-        "imagepivot.kind": "captions",
-        "imagepivot.fingerprint": "ab" * 32,
-        "imagepivot.parameters": "{}",
-        "imagepivot.statistics": "{}",
-    }  # Version 1, which says nothing of failures.
-    forge.shard(toy, FIRST, lambda table: table, footer=footer)
+    forge.shard(toy, FIRST, lambda table: table, footer=footer_metadata(Footer("captions", "ab" * 32, {})))
     assert complains(toy, rf"{FIRST} was made for fingerprint '{'ab' * 32}', the dataset has '{toy.output.fingerprint}'")
 
 

@@ -55,7 +55,7 @@ def test_languages_keep_their_order():
     assert to_toml(ab) != to_toml(ba)
 
 
-def test_overrides():
+def test_overrides(tmp_path):
     overrides = {
         "optimizer.learning_rate": "1e-3",
         "loss.hinges": "max",
@@ -63,7 +63,8 @@ def test_overrides():
         "schedule.max_steps": "12",
         "description": '"in quotes"',
     }
-    config = from_toml(SMALL, "a.toml", overrides)
+    (tmp_path / "a.toml").write_text(SMALL)
+    config = resolve(str(tmp_path / "a.toml"), overrides)
     assert config.optimizer.learning_rate == 1e-3
     assert config.loss.hinges == "max"
     assert config.data.portions == {"en": ("comparable",), "de": ("translation",)}
@@ -174,11 +175,12 @@ def test_missing_presets_and_files_are_refused(tmp_path):
         resolve("../presets/vsepp")
 
 
-def test_override_below_a_value_is_refused():
+def test_override_below_a_value_is_refused(tmp_path):
+    (tmp_path / "a.toml").write_text(SMALL + "[loss]\nmargin = 1.0")
     with pytest.raises(UsageError, match=r"cannot set 'loss.margin.x': 'margin' is a value, not a section"):
-        from_toml(SMALL + "[loss]\nmargin = 1.0", "mine", {"loss.margin.x": "1"})
+        resolve(str(tmp_path / "a.toml"), {"loss.margin.x": "1"})
     with pytest.raises(UsageError, match=r"unknown key loss\.x"):
-        from_toml(SMALL, "mine", {"loss.x": "1"})
+        resolve(str(tmp_path / "a.toml"), {"loss.x": "1"})
 
 
 def test_lasting_configuration_excludes_the_budget():

@@ -12,17 +12,15 @@ import pytest
 from schemas.errors import InputError, UsageError
 from train.evaluation.sts_data import (
     WORD,
+    Correlation,
     Coverage,
     StsPairs,
     cosines,
     coverage_of,
     mean_vectors,
-    pearson,
-    ranks_with_ties,
     read_sentence_vectors,
     read_sts,
     read_word_vectors,
-    spearman,
 )
 
 INPUT = 'A dog runs.\tA dog sleeps.\nTwo cats.\tSome cats\tMSRvid\textra\n"A" bird\tA bird\'s "nest\n'
@@ -236,26 +234,33 @@ def test_damaged_npz_is_refused(tmp_path):
             read_sentence_vectors(str(tmp_path / "a.npz"), ["a"])
 
 
+def scored(scores):
+    sentences = tuple(map(str, scores))
+    return StsPairs("pairs", "pairs.tsv", tuple(scores), sentences, sentences, tuple(range(1, len(scores) + 1)))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_correlations_equal_pandas(seed):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 26, size=120) / 5  # Like human scores: with many ties.
     y = np.round(x + rng.normal(0, 2, size=120), 1)
     frame = pd.DataFrame({"x": x, "y": y})
-    assert ranks_with_ties(x).tolist() == frame.x.rank().tolist()
-    assert pearson(x, y) == pytest.approx(frame.x.corr(frame.y), abs=1e-12)
-    assert spearman(x, y) == pytest.approx(frame.x.rank().corr(frame.y.rank()), abs=1e-12)
+    correlation = scored(x).correlation(y)
+    assert correlation.pearson == pytest.approx(100 * frame.x.corr(frame.y), abs=1e-10)
+    assert correlation.spearman == pytest.approx(100 * frame.x.rank().corr(frame.y.rank()), abs=1e-10)
+    assert scored([1, 2]).correlation([0.5, 0.25]) == Correlation(-100, -100)
 
 
 @pytest.mark.parametrize("constant", [[1, 1, 1], [0.9999999, 1.0, 0.99999995], [0, 0, 0]])
-@pytest.mark.parametrize("measure", [pearson, spearman])
-def test_correlation_with_a_constant_series_is_none(constant, measure):
-    assert measure([1, 2, 3], constant) is measure(constant, [1, 2, 3]) is measure([1], [2]) is None
+def test_correlation_with_a_constant_series_is_none(constant):
+    none = Correlation(None, None)
+    assert scored([1, 2, 3]).correlation(constant) == scored(constant).correlation([1, 2, 3]) == none
+    assert scored([1]).correlation([2]) == none
 
 
-def test_pearson_of_different_lengths_is_refused():
-    with pytest.raises(ValueError, match=r"series of the shapes \(3,\) and \(2,\): expected two of one length"):
-        pearson([1, 2, 3], [1, 2])
+def test_correlation_of_different_lengths_is_refused():
+    with pytest.raises(ValueError, match=r"similarities have the shape \(2,\), expected \(3,\), one per pair"):
+        scored([1, 2, 3]).correlation([1, 2])
 
 
 def test_cosines_are_those_of_each_row():

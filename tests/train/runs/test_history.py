@@ -54,7 +54,6 @@ def test_series():
     assert HISTORY.series("evaluation", "de", "image_to_text", "recall_at_1") == Series((40,), (4.0,))
     assert HISTORY.series("evaluation", "en", "sum_of_recalls") == Series((20, 40), (12.0, 18.0))
     assert HISTORY.last_step == 40
-    assert HISTORY.loss_kinds == ("c2c", "c2i")
     assert HISTORY.chance("en")["text_to_image"]["recall_at_5"] == 1.25
     assert HISTORY.chance("de") == {}
 
