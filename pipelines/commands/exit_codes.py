@@ -78,7 +78,7 @@ def run(app: Callable[..., Any]) -> int:
 
 
 def _record_for_torchrun(message: str | None) -> None:
-    """Write an error to the file from which `torchrun` prints it, also for a process whose output it hides."""
+    """Write an error to the file that `torchrun` prints, even of a hidden rank."""
     if message and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         error = {"message": message, "extraInfo": {"timestamp": int(time.time())}}
         Path(file).write_text(to_json({"message": error}))

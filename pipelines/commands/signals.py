@@ -38,8 +38,9 @@ def stop_signal() -> int:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does, and exit with the signal's code.
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does.
 
+    The block covers all between the first import and the end of the process, which exits with 128 plus the signal's number.
     Linux and macOS deliver the signals of a process to its main thread, where they also interrupt the wait for a lock. The
     interrupt is raised again until it is handled: Python only prints it in finalizers, and libraries swallow it at their import.
     """
