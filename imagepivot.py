@@ -251,13 +251,13 @@ def main() -> None:
     Raises:
         SystemExit: with its exit code.
     """
-    from schemas.process.resources import keep_freed_memory
+    from schemas.process.resources import keep_freed_memory, reduce_gc
 
     keep_freed_memory()
-    from pipelines.commands.signals import prepare_streams, reduce_gc, stoppable
+    reduce_gc()
+    from pipelines.commands.signals import prepare_streams, stoppable
 
     prepare_streams()
-    reduce_gc()
     with stoppable():
         from pipelines.commands.app import main as run
 

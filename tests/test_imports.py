@@ -24,11 +24,11 @@ FORBIDDEN = {
 }
 # All that a package may import.
 ALLOWED = {"schemas": {*sys.stdlib_module_names, "numpy", "pyarrow", "schemas"}}
-# The commands over models call `train`, as does the demo; `app` has the output of rank 0. Workers on other
-# machines import `pipelines` first, and with it the rule that the names of our packages mean ours.
+# The commands over models call `train`, as does the demo. Workers on other machines import `pipelines` first, and with it the
+# rule that the names of our packages mean ours.
 EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
-    **{f"pipelines/commands/{name}.py": {"train"} for name in ("app", "demo", "training")},
+    **{f"pipelines/commands/{name}.py": {"train"} for name in ("demo", "training")},
     "schemas/drawing.py": {"matplotlib"},  # Loaded to draw.
     "schemas/fonts.py": {"matplotlib"},
     "schemas/process/devices.py": {"torch"},  # Loaded to compute.
@@ -77,7 +77,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "distributed": {"models"},
         "chance": set(),
         "progress": {"chance"},
-        "rank_output": set(),
         "data": {"config", "devices"},
         "models": {"config", "data", "devices"},
         "losses": {"config", "data", "models"},

@@ -31,7 +31,6 @@ from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
 from schemas.process.shutdown import CLOSED_PIPE, stop_at_closed_pipe
-from train.rank_output import RankOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,8 +117,6 @@ def _options(
 
 def main() -> None:
     """Run the command, and exit with its code."""
-    output = RankOutput()
-    output.silence()
     logging.basicConfig(level=logging.ERROR)
     events.show_remarks(remark)
     # On the class: typer and `train` have their own consoles.
@@ -129,7 +126,7 @@ def main() -> None:
     words = sys.argv[1:]
     if "--log-json" in words[: words.index("--") if "--" in words else None]:
         events.start()  # Before parsing: usage errors are events, too.
-    sys.exit(run(output.report_once(app)))
+    sys.exit(run(app))
 
 
 _show_any_warning = warnings.showwarning

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
@@ -21,7 +22,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.core import TyperCommand
 
-from pipelines.commands.signals import skip_pandas
 from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
@@ -404,7 +404,7 @@ class Command(TyperCommand):
         context = {"context": ctx} if "context" in inspect.signature(function).parameters else {}
         try:
             arguments = self.arguments(ctx.params, flags_of(ctx))
-            skip_pandas()
+            _skip_pandas()
             return function(**context, **arguments)
         except UsageError as error:
             if origins := _origins(ctx, self.options, str(error)):
@@ -574,3 +574,20 @@ def _read(location: str) -> dict[str, Any]:
         raise UsageError(f"{location!r} is not TOML: {error}") from error
     except UsageError as error:
         raise UsageError(f"{location!r} is {error}") from error
+
+
+def _skip_pandas() -> None:
+    """Keep pyarrow from importing pandas with the first array, which takes a second."""
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _WithoutPandas())
+    pa.array([0])
+    del sys.meta_path[0]
+
+
+class _WithoutPandas:
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ImportError(name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -13,6 +16,7 @@ from pipelines.commands.results import console, notes, remark
 from pipelines.commands.signals import flush_streams, stop_signal, stopped_line
 from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
+from schemas.escapes import to_json
 from schemas.process.shutdown import CLOSED_PIPE, DetachedError
 
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors", "simplejpeg"})
@@ -54,8 +58,10 @@ def run(app: Callable[..., Any]) -> int:
     except BaseException as error:
         ending = _ending(error)
         if ending is None:
+            _record_for_torchrun(traceback.format_exc())
             raise
         code, message = ending
+        _record_for_torchrun(message)
     if stop_signal():  # Even if a library swallowed the interrupt; `stoppable` prints the last line.
         return 128 + stop_signal()
     if code == _INTERRUPTED:
@@ -69,6 +75,13 @@ def run(app: Callable[..., Any]) -> int:
         _report(failed, message)
     events.finish(code, message)
     return code
+
+
+def _record_for_torchrun(message: str | None) -> None:
+    """Write an error to the file that `torchrun` prints, even of a hidden rank."""
+    if message and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        error = {"message": message, "extraInfo": {"timestamp": int(time.time())}}
+        Path(file).write_text(to_json({"message": error}))
 
 
 def _ending(error: BaseException) -> tuple[int, str | None] | None:

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
-import importlib.abc
 import io
 import os
 import signal
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
-from typing import Any
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 from schemas.console import events
 from schemas.process import shutdown
@@ -31,10 +26,7 @@ _KEPT_WORK = {
     "build": "; finished steps are kept, the same command continues from here",
 }
 
-_WAKE_SECONDS = 0.02
-_WAKE_ATTEMPTS = 50  # A forked process writes to the same pipe; this process never handles its signals.
-
-_GC_THRESHOLD = 20_000  # Net allocations; Python's default is 700 or 2,000.
+_REPEAT_SECONDS = 0.2
 
 _received: list[int] = []
 
@@ -46,54 +38,29 @@ def stop_signal() -> int:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Handle signals in the block, from the first import to the end of the process.
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does.
 
-    The first signal raises `KeyboardInterrupt` in the main thread. During an import, where libraries swallow or disguise it, the
-    process exits immediately, or after the import if it is in a critical section.
+    The block covers all between the first import and the end of the process, which exits with 128 plus the signal's number.
+    Linux and macOS deliver the signals of a process to its main thread, where they also interrupt the wait for a lock. The
+    interrupt is raised again until it is handled: Python only prints it in finalizers, and libraries swallow it at their import.
     """
 
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def interrupt(signum: int, _frame: FrameType | None) -> None:
+        if _received:
+            _end()
         _received.append(signum)
-        if len(_received) > 1:
-            _end()
-        interrupt(frame)
+        signal.setitimer(signal.ITIMER_REAL, _REPEAT_SECONDS, _REPEAT_SECONDS)
+        raise KeyboardInterrupt
 
-    def interrupt(frame: FrameType | None) -> None:
-        if not _is_importing(frame):
+    def repeat(_signum: int, _frame: FrameType | None) -> None:
+        if sys.exception() is None:  # No `except`, `finally` or `with` is cleaning up.
             raise KeyboardInterrupt
-        later()
 
-    def later() -> None:
-        if not shutdown.in_critical_section():
-            _end()
-        waiting.append(True)
-        threading.Timer(_WAKE_SECONDS, signal.pthread_kill, (main, signal.SIGURG)).start()
-
-    def wake(_number: int, frame: FrameType | None) -> None:
-        if waiting:
-            waiting.clear()
-            interrupt(frame)
-
-    def report(unraisable: Any) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # E.g. in a finalizer, where Python only prints it.
-            later()
-        else:
-            sys.__unraisablehook__(unraisable)
-
-    def report_thread(fault: threading.ExceptHookArgs) -> None:
-        if not _received:  # After a signal, threads fail as their peers exit.
-            threading.__excepthook__(fault)
-
-    waiting: list[bool] = []
-    main = threading.get_ident()
-    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    signal.signal(signal.SIGALRM, repeat)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     caught = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores SIGHUP.
     for signum in caught:
-        signal.signal(signum, handle)
-    signal.signal(signal.SIGURG, wake)  # Ignored signals interrupt no system call.
-    _wake_main_thread(main, caught)
-    sys.unraisablehook = report
-    threading.excepthook = report_thread
+        signal.signal(signum, interrupt)
     try:
         yield
     except BaseException:
@@ -102,30 +69,7 @@ def stoppable() -> Iterator[None]:
         raise
     finally:
         for signum in caught:
-            signal.signal(signum, _end_late)
-
-
-def _wake_main_thread(main: int, numbers: Sequence[signal.Signals]) -> None:
-    """Forward signals that the kernel delivers to other threads to the main thread.
-
-    Python runs handlers in the main thread, and only a signal to that thread interrupts its wait for a lock, e.g. for a worker's
-    result. A thread reads each signal from the wake-up pipe and forwards it until it is handled.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-
-    def listen() -> None:
-        num_signals = 0
-        while data := os.read(reading, 1):
-            num_signals += data[0] in numbers
-            for _ in range(_WAKE_ATTEMPTS):  # The main thread may be about to wait.
-                if len(_received) >= num_signals:
-                    break
-                signal.pthread_kill(main, signal.SIGURG)
-                time.sleep(_WAKE_SECONDS)
-
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=listen, name="signals", daemon=True).start()
+            signal.signal(signum, _end)
 
 
 def stopped_line() -> str:
@@ -152,12 +96,6 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def reduce_gc() -> None:
-    """Collect cyclic garbage less often: each run visits a million objects of torch."""
-    _, *older = gc.get_threshold()
-    gc.set_threshold(_GC_THRESHOLD, *older)
 
 
 @contextlib.contextmanager
@@ -199,40 +137,13 @@ def flush_streams() -> OSError | None:
     return failed
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    return any(outer.f_code.co_filename.startswith("<frozen importlib") for outer, _ in traceback.walk_stack(frame))
-
-
-def _end() -> None:
+def _end(signum: int = 0, _frame: FrameType | None = None) -> NoReturn:
     """Exit immediately; the last line bypasses Python's buffers, which may be in use."""
-    code = 128 + _received[0]
+    code = 128 + (stop_signal() or signum)
     with contextlib.suppress(OSError, SystemExit):
         if events.emit("remark", message=stopped_line()):
             events.finish(code, stopped_line())
-            os._exit(code)
-        if sys.stderr is not None and sys.stderr.isatty():
-            os.write(2, b"\r\x1b[?25h")  # The progress display hides the cursor.
-        os.write(2, f"{stopped_line()}\n".encode())
+        else:
+            show_cursor = "\r\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""  # Progress hides it.
+            os.write(2, f"{show_cursor}{stopped_line()}\n".encode())
     os._exit(code)
-
-
-def _end_late(signum: int, _frame: FrameType | None) -> None:
-    _received.append(signum)
-    _end()
-
-
-def skip_pandas() -> None:
-    """Keep pyarrow from importing pandas with the first array, which takes a second."""
-    if "pandas" in sys.modules:
-        return
-    import pyarrow as pa
-
-    sys.meta_path.insert(0, _WithoutPandas())
-    pa.array([0])
-    del sys.meta_path[0]
-
-
-class _WithoutPandas(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if name == "pandas":
-            raise ImportError(name)

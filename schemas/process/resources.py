@@ -7,6 +7,7 @@ pays for page faults and system calls. `keep_freed_memory` prevents it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -124,3 +125,12 @@ def keep_freed_memory() -> bool:
     if not mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
         mallopt(_MMAP_THRESHOLD, _LARGEST_ONCE)
     return True
+
+
+_GC_THRESHOLD = 20_000  # Net allocations; Python's default is 700 or 2,000.
+
+
+def reduce_gc() -> None:
+    """Collect cyclic garbage less often: each run visits a million objects of torch."""
+    _, *older = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD, *older)

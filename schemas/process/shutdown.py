@@ -1,10 +1,9 @@
-"""Shutdown notices, critical sections and deferred signals.
+"""Shutdown notices and deferred signals.
 
 1. Code that leaves a remote job or a checkpoint behind registers a notice for the user: `shutdown_notice`.
-2. Code that must not be interrupted, e.g. the removal of a lock, enters a critical section: `critical_section`.
-3. Code that stops at safe points defers signals: `defer_signals`.
+2. Code that stops at safe points defers signals: `defer_signals`.
 
-The signal handler (`pipelines/commands/signals.py`) reads notice and critical sections, which are global to the process.
+The notice is global to the process; `pipelines/commands/signals.py` prints it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class DetachedError(Exception):
 
 
 _notice: str | None = None
-_critical_sections = 0
 
 
 def current_notice() -> str | None:
@@ -68,22 +66,6 @@ def set_shutdown_notice(words: str) -> None:
     global _notice
     if _notice is not None:
         _notice = words
-
-
-@contextlib.contextmanager
-def critical_section() -> Iterator[None]:
-    """Let signals wait for the end of the block."""
-    global _critical_sections
-    _critical_sections += 1
-    try:
-        yield
-    finally:
-        _critical_sections -= 1
-
-
-def in_critical_section() -> bool:
-    """Return whether a critical section is active."""
-    return _critical_sections > 0
 
 
 @dataclass

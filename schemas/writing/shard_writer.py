@@ -48,7 +48,6 @@ from schemas.failures import FailuresEntry, failures_content, failures_name
 from schemas.footers import Footer, footer_metadata, shard_entry
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, Manifest
-from schemas.process.shutdown import critical_section
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import Entry, Folder
 from schemas.storage.storage_errors import create_folder, storage_errors
@@ -73,28 +72,27 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
         folder.check_bucket()
         yield
         return
-    with critical_section():
-        path = folder.local_path
-        with storage_errors(folder.location):
-            created = [parent for parent in (path, *path.parents) if not parent.exists()]
-            try:
-                handle = lock_file(path / LOCK_NAME, shared=shared, patience=_SHARED_PATIENCE if shared else 0.0)
-            except BlockingIOError:
-                raise DatasetError(
-                    f"{folder.location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
-                ) from None
+    path = folder.local_path
+    with storage_errors(folder.location):
+        created = [parent for parent in (path, *path.parents) if not parent.exists()]
         try:
-            yield
-        finally:
-            # Deleted under an exclusive lock, so that no other run's lock file is deleted.
-            if not shared or _is_last(handle, path / LOCK_NAME):
-                _delete_publishing(folder)
-                folder.delete(LOCK_NAME)
-            os.close(handle)
-            if created:  # A run that fails early leaves no empty folders.
-                for empty in (*path.glob("*/"), *created):
-                    with contextlib.suppress(OSError):
-                        empty.rmdir()
+            handle = lock_file(path / LOCK_NAME, shared=shared, patience=_SHARED_PATIENCE if shared else 0.0)
+        except BlockingIOError:
+            raise DatasetError(
+                f"{folder.location!r} is in use: another run is writing it. Wait for it to end, or choose another folder"
+            ) from None
+    try:
+        yield
+    finally:
+        # Deleted under an exclusive lock, so that no other run's lock file is deleted.
+        if not shared or _is_last(handle, path / LOCK_NAME):
+            _delete_publishing(folder)
+            folder.delete(LOCK_NAME)
+        os.close(handle)
+        if created:  # A run that fails early leaves no empty folders.
+            for empty in (*path.glob("*/"), *created):
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
 
 
 def _delete_publishing(folder: Folder) -> None:

@@ -3,11 +3,13 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from pipelines.commands import app as cli
 from pipelines.commands import results
@@ -144,6 +146,30 @@ def test_ctrl_c_reports_kept_work(call, monkeypatch, words, place, says):
     code, out, err = call(*words.split())
     assert (code, out) == (130, "")
     assert err == says if says.endswith("\n") else says in err
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "last"),
+    [
+        (DatasetError("'a' is broken"), "'a' is broken\n", "'a' is broken\n"),
+        (ValueError("ours"), "Traceback (most recent call last):\n", "ValueError: ours\n"),
+    ],
+)
+def test_torchrun_shows_an_error_and_only_a_bugs_traceback(call, monkeypatch, tmp_path, error, first, last):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    monkeypatch.setattr("schemas.writing.validation.validate", raising(error))
+    with pytest.raises(ValueError, match="ours") if isinstance(error, ValueError) else nullcontext():
+        call("validate", "folder")
+    summary = str(ChildFailedError("train", {1: ProcessFailure(1, 0, 1, str(file))}))
+    assert f"traceback : {first}" in summary
+    assert last in summary
+
+
+def test_torchrun_shows_no_error_after_success(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert call("--version")[0] == 0
+    assert not list(tmp_path.iterdir())
 
 
 def manifest(rows: int, failed: int = 0) -> Manifest:
