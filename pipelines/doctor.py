@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from schemas.errors import ImagepivotError, UsageError, first_line
@@ -26,6 +27,9 @@ _PACKAGES = ("torch", "torchvision", "apache-beam", "numpy", "pyarrow", "pillow"
 _COLLECTIONS = ("all", "dev")
 _TOLERANCE = 1e-4
 """Largest error of float32 on a device, relative to the largest value in float64 on the CPU."""
+
+_NVIDIA = Path("/dev/nvidiactl")
+"""Device of NVIDIA's driver, also in containers."""
 
 _CUDA_ADVICE = {
     "no kernel image": "this torch has no code for this GPU: install a build of torch for it, see pytorch.org",
@@ -122,7 +126,7 @@ def check_device(device: str = "auto") -> Iterator[Check]:
             raise UsageError(f"device is {device!r}, and torch is not installed, {advice}") from None
         yield Check("device", "warning", "torch is not installed", advice)
         return
-    from schemas.process.devices import resolve_device
+    from schemas.process.devices import driver_cuda, missing_gpu, resolve_device
 
     resolved = resolve_device(device)
     if resolved.type == "cuda" and device in ("auto", "cuda"):
@@ -131,8 +135,11 @@ def check_device(device: str = "auto") -> Iterator[Check]:
     elif resolved.type == "cuda":
         yield compare_with_cpu(str(resolved), torch.cuda.get_device_name(resolved))
     else:
-        no_gpu = "" if torch.cuda.is_available() else f" (no GPU; torch is built for CUDA {torch.version.cuda})"
-        yield compare_with_cpu("cpu", f"{torch.get_num_threads()} threads{no_gpu}")
+        if not torch.cuda.is_available():
+            cause, remedy = missing_gpu()
+            has_nvidia = _NVIDIA.exists() or driver_cuda() is not None
+            yield Check("gpu", "warning", cause, remedy) if has_nvidia else Check("gpu", "ok", f"none; {cause}")
+        yield compare_with_cpu("cpu", f"{torch.get_num_threads()} threads")
 
 
 def compare_with_cpu(device: str, title: str) -> Check:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_DRIVER = re.compile(r"[0-9][0-9x.]*")
+_OLD_GPUS = re.compile(r"k80|p4|p100|v100")  # Below compute capability 7.5, the least of CUDA 13.
 _ONE_PROCESS = "no_use_multiple_sdk_containers"
 _SEVERAL_PROCESSES = "use_multiple_sdk_containers"
 
@@ -55,21 +57,37 @@ class Accelerator:
             panel=SEVERAL_MACHINES,
         ),
     ] = ""
+    driver: Annotated[
+        str,
+        Opt(
+            "Set the version of NVIDIA's driver (--gpu only), e.g. [i]5xx[/i], Dataflow's newest. Default: the runner's.",
+            name="gpu-driver",
+            panel=SEVERAL_MACHINES,
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.type):
             raise UsageError(f"--gpu is {self.type!r}, expected a type of GPU, e.g. nvidia-l4")
+        if _OLD_GPUS.fullmatch(self.type.rpartition("-")[2]):
+            raise UsageError(
+                f"--gpu is {self.type!r}, whose compute capability is below 7.5, the least that torch for CUDA 13 runs on: use a "
+                "T4 or a newer GPU, e.g. nvidia-tesla-t4 or nvidia-l4"
+            )
         if self.machine and not _NAME.fullmatch(self.machine):
             raise UsageError(f"--worker-machine is {self.machine!r}, expected a type of machine, e.g. g2-standard-4")
+        if self.driver and not _DRIVER.fullmatch(self.driver):
+            raise UsageError(f"--gpu-driver is {self.driver!r}, expected a version, e.g. 5xx")
         if self.count < 1:
             raise UsageError(f"--gpus-per-worker is {self.count}, expected 1 or more")
 
     def hints(self) -> dict[str, str]:
         """Return Beam's resource hints for a step on GPUs, with one bundle per GPU."""
         machine = f"machine_type:{self.machine};" if self.machine else ""
+        driver = f"install-nvidia-driver:{self.driver}" if self.driver else "install-nvidia-driver"
         return {
             # Format of Dataflow's right fitting.
-            "accelerator": f"type:{self.type};count:{self.count};{machine}install-nvidia-driver",
+            "accelerator": f"type:{self.type};count:{self.count};{machine}{driver}",
             "max_active_bundles_per_worker": str(self.count),
         }
 

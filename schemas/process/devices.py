@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from schemas.errors import UsageError
+
+_DRIVER = "libcuda.so.1"
 
 
 def resolve_device(device: str) -> torch.device:
@@ -31,12 +34,40 @@ def resolve_device(device: str) -> torch.device:
         raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
     index = int(digits) if colon else 0
     if not available or index >= count:
+        cause, remedy = missing_gpu()
         raise UsageError(
             f"device {device!r} is not on this host: torch.cuda.is_available() is {available}, torch.cuda.device_count() is "
-            f"{count}, torch is {torch.__version__} built for CUDA {torch.version.cuda}. Check the driver (nvidia-smi) and "
-            "CUDA_VISIBLE_DEVICES, or pass --device cpu, which is many times slower"
+            f"{count}, torch is {torch.__version__}. {cause}: {remedy}; or pass --device cpu, which is many times slower"
         )
     return torch.device("cuda", index)
+
+
+def driver_cuda() -> int | None:
+    """Return the newest CUDA that NVIDIA's driver runs, e.g. 12040 for 12.4; None without it."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def missing_gpu() -> tuple[str, str]:
+    """Return why torch finds no GPU, and the remedy: torch, the driver or its settings."""
+    built, newest = torch.version.cuda, driver_cuda()
+    if built is None:
+        return "this torch is built without CUDA", "install another build, see pytorch.org"
+    if newest is None:
+        return (
+            f"NVIDIA's driver is missing ({_DRIVER} is not found; torch is built for CUDA {built})",
+            "install it; start a container with docker run --gpus all, on Google's machines with "
+            "LD_LIBRARY_PATH=/usr/local/nvidia/lib64",
+        )
+    runs = f"NVIDIA's driver runs CUDA {newest // 1000}.{newest % 1000 // 10}, torch is built for CUDA {built}"
+    if newest // 1000 < int(built.partition(".")[0]):  # A driver runs every minor version of its CUDA.
+        return f"the driver is too old: {runs}", "update it, or install a torch for an older CUDA, see pytorch.org"
+    return f"no GPU is visible: {runs}", "see nvidia-smi, and check CUDA_VISIBLE_DEVICES"
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:

@@ -61,10 +61,26 @@ def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
     return min(quotas, default=None)
 
 
+def core_request(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
+    """Return the cores that a pod of Kubernetes requests; None outside a pod, or without a request.
+
+    Kubernetes gives a container 1,024 shares for each requested core (2 without a request), in version 2 of the groups as a
+    weight: 1 + (shares - 2) * 9999 / 262142. Runtimes from 2025 on have a formula with larger weights, by which a request may
+    seem up to three times as large. Arguments are those of `core_quota`.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return None
+    for version, folder in _folders("cpu", groups, mount):  # The first is the container's own.
+        if numbers := _numbers(folder / ("cpu.weight" if version == 2 else "cpu.shares")):
+            shares = (numbers[0] - 1) * 262142 / 9999 + 2 if version == 2 else numbers[0]
+            return round(shares / 1024, 1) if shares > 2 else None  # Weights are rounded, too.
+    return None
+
+
 def usable_cores() -> int:
-    """Return the number of cores, limited by affinity and control groups."""
-    quota = core_quota()
-    return core_count() if quota is None else max(1, min(core_count(), int(quota)))
+    """Return the number of cores, limited by affinity and control groups, else by a pod's request."""
+    limit = core_quota() or core_request()
+    return core_count() if limit is None else max(1, min(core_count(), int(limit)))
 
 
 def memory_limit(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:

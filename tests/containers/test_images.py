@@ -49,19 +49,22 @@ def test_user_for_dataflow(images, image):
     assert images.run("localhost/for-dataflow", "id", "-u").stdout == "0\n"
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_health(target, images, image):
-    assert images.config(image(target))["Healthcheck"]["Test"] == ["CMD", "imagepivot", "doctor"]
-    images.run(image(target), "imagepivot", "doctor")
-
-
 def test_entrypoints(images, image):
     assert {target: images.config(image(target))["Entrypoint"] for target in TARGETS} == {
-        "worker-cpu": ["/opt/apache/beam/boot"],
-        "train": ["imagepivot"],
+        **{target: ["/opt/imagepivot/entrypoint.sh"] for target in ("worker-cpu", "train", "worker")},
         "launcher": ["/opt/google/dataflow/python_template_launcher"],
-        "worker": ["/opt/apache/beam/boot"],
     }
+
+
+@pytest.mark.parametrize("target", ["worker-cpu", "train", "worker"])
+def test_commands_start_and_other_words_go_to_beam(target, images, image):
+    image(target)
+    run = ("docker", "run", "--rm", image(target))
+    assert "imagepivot 0.2.0" in images.docker(*run, "bash", "-c", "exec imagepivot --version").stdout
+    images.docker(*run, "imagepivot", "doctor")
+    (start,) = images.config(image(target))["Entrypoint"]
+    done = images.run(image(target), start, "--unknown", code={1, 2})
+    assert ("no worker of Beam" if target == "train" else "flag provided but not defined") in done.stderr
 
 
 def test_training_needs_neither_beam_nor_extractors(images, image):
@@ -112,8 +115,8 @@ def test_training_runs_and_is_evaluated(demo, images, image):
     words = line_of("docker run", having="/train:", PWD=str(demo))
     images.docker(*words, environment=small)
     assert (demo / "runs" / "c2c" / "best.pt").exists()
-    start, data = words[: words.index("train")], words[words.index("--captions") : words.index("--vocabulary")]
-    assert "R@1" in images.docker(*start, "evaluate", "/data/runs/c2c", *data, "--split", "test").stdout
+    start, data = words[: words.index("imagepivot")], words[words.index("--captions") : words.index("--vocabulary")]
+    assert "R@1" in images.docker(*start, "imagepivot", "evaluate", "/data/runs/c2c", *data, "--split", "test").stdout
 
 
 def test_command_in_a_container_and_from_a_pool_of_containers(images, image, shared, imagepivot):

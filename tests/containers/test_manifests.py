@@ -20,13 +20,18 @@ yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(5400)]  # Builds included.
 
-SETTINGS = {"IMAGEPIVOT_FEATURES_EXTRACTOR": MODEL, "IMAGEPIVOT_FEATURES_WEIGHTS": "/opt/imagepivot/weights/w.pth"}
+SETTINGS = {"IMAGEPIVOT_FEATURES_EXTRACTOR": MODEL}
 
 
 def manifest(name: str) -> dict[str, Any]:
     """Return the specification of the first object in a file."""
     first, *_ = yaml.safe_load_all((ROOT / "docker" / "kubernetes" / f"{name}.yaml").read_text())
     return first["spec"]
+
+
+def words_of(container: dict[str, Any]) -> list[str]:
+    """Return what a container starts, with the weights of the images that are built here."""
+    return ["/opt/imagepivot/entrypoint.sh", *(word.replace("resnet50-0676ba61.pth", "w.pth") for word in container["args"])]
 
 
 def target(container: dict[str, Any]) -> str:
@@ -44,7 +49,7 @@ def test_array_job(images, image, shared):
     for task in range(2):
         images.run(
             image(target(container)),
-            *[word.replace("/64", "/2") for word in (*container["command"], *container["args"])],
+            *[word.replace("/64", "/2") for word in words_of(container)],
             user=str(spec["securityContext"]["runAsUser"]),
             volumes={folder: container["volumeMounts"][0]["mountPath"]},
             environment={**SETTINGS, "JOB_COMPLETION_INDEX": str(task)},
@@ -69,8 +74,7 @@ def test_nightly_job(images, image, shared, monkeypatch):
                 Folder("gs://bucket/photos").write(f"i{number}.png", photo.getvalue())
             done = images.run(
                 image(target(container)),
-                *container["command"],
-                *container["args"],
+                *words_of(container),
                 user=str(spec["securityContext"]["runAsUser"]),
                 volumes={temporary: container["volumeMounts"][0]["mountPath"]},
                 environment={**SETTINGS, **store.environment},
@@ -95,7 +99,7 @@ def test_flinks_workers_and_the_command(images, image, shared, imagepivot):
     run = ("docker", "run", "--rm", "--network", "host", "--user", user, "--volume", f"{folder}:{mounted}")
     with pool(images, [*run, image(target(workers)), *workers["args"]], shared) as job_endpoint:
         # That service tells where what a job brings along goes.
-        words = [word for word in (*command["command"], *command["args"]) if not word.startswith("--artifact_endpoint=")]
+        words = [word for word in words_of(command) if not word.startswith("--artifact_endpoint=")]
         words = [word.replace("beam-jobs:8099", job_endpoint) for word in words]
         images.run(image(target(command)), *words, user=user, volumes={folder: mounted})
     imagepivot("captions", f"{here}/multi30k", f"{here}/captions", "--format", "multi30k", "--workers", "1")

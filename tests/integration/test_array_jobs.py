@@ -24,7 +24,8 @@ from tests.fake_extractors import colours, colours_until_a_shard, use_colours
 from tests.integration.processes import Started, group_of, start, wait_for
 
 SHARDS = 6
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "array-jobs.md").read_text(encoding="utf-8")
+PROJECT = Path(__file__).parents[2]
+PAGE = (PROJECT / "docs" / "how-to" / "array-jobs.md").read_text(encoding="utf-8")
 DONE = "features: 24 rows in 6 shards"
 MISSING = re.compile(r"[0-5] of 6 shards are done; missing [0-5,-]+: run tasks? [0-2,-]+ of [23] again\n")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -249,7 +250,7 @@ def blocks(section: str, language: str) -> list[str]:
     return [block for name, block in BLOCK.findall(text) if name == language]
 
 
-@pytest.mark.parametrize(("section", "scripts"), [("Slurm", 3), ("Kubernetes", 1), ("AWS Batch", 1), ("Google Batch", 1)])
+@pytest.mark.parametrize(("section", "scripts"), [("Slurm", 6), ("Kubernetes", 1), ("AWS Batch", 1), ("Google Batch", 1)])
 def test_scripts_are_bash(section, scripts):
     found = blocks(section, "bash")
     assert len(found) == scripts
@@ -273,7 +274,8 @@ def leaves(value: object) -> Iterator[str]:
 )
 def test_scheduler_files_contain_valid_commands(section, variable, imagepivot, tmp_path):
     values = [json.loads(block) for block in blocks(section, "json")]
-    values += [value for block in blocks(section, "yaml") for value in yaml.safe_load_all(block)]
+    if section == "Kubernetes":
+        values = list(yaml.safe_load_all((PROJECT / "docker/kubernetes/features.yaml").read_text()))
     assert values
     [line] = {text for text in leaves(values) if text.startswith("exec imagepivot features ")}
     words = shlex.split(line.replace(f"${variable}", "63"))
@@ -285,40 +287,80 @@ def test_scheduler_files_contain_valid_commands(section, variable, imagepivot, t
 
 
 IMAGEPIVOT = """#!{python}
-import os, signal
+import os, pathlib, signal, time
 import imagepivot
-if os.environ["SLURM_ARRAY_TASK_ID"] in os.environ.get("KILLED", "").split():
+task = os.environ.get("SLURM_ARRAY_TASK_ID")
+if task in os.environ.get("KILLED", "").split():
     from schemas.writing.shard_writer import Attempt
     Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if task in os.environ.get("STOPPED", "").split():
+    from schemas.writing.shard_writer import Attempt
+    publish = Attempt.publish
+    Attempt.publish = lambda *fields: (publish(*fields), pathlib.Path("published-" + task).touch(), time.sleep(60))
 imagepivot.command()
 """
-SBATCH = r"""#!/bin/bash
-# Runs the tasks of an array at the same time, and waits for them; a list on the command line takes precedence over the script's.
-set -eu
-script=${!#}
-array=$(sed -n 's/^#SBATCH --array=//p' "$script")
-[[ $1 == --array=* ]] && array=${1#--array=}
-pids=()
-for range in ${array//,/ }; do
-    for index in $(seq "${range%-*}" "${range#*-}"); do
-        (SLURM_ARRAY_TASK_ID=$index bash "$script" >"out-$index" 2>&1 && echo 0 >"code-$index" || echo $? >"code-$index") &
-    done
-done
-wait
-echo Submitted batch job 4711
+SBATCH = """#!{python}
+# Runs a script, or the tasks of its array at the same time, and waits for them. It takes the options of Slurm that the page needs;
+# those of the command line replace the script's. A task that is to stop gets its signal after its first shard.
+import argparse, os, pathlib, re, shlex, signal, subprocess, sys, time
+
+parser = argparse.ArgumentParser(allow_abbrev=False)
+for option in ("array", "job-name", "cpus-per-task", "gpus", "mem", "time", "open-mode", "signal", "dependency"):
+    parser.add_argument("--" + option)
+for option in ("requeue", "parsable"):
+    parser.add_argument("--" + option, action="store_true")
+parser.add_argument("script")
+text = pathlib.Path(sys.argv[-1]).read_text()
+given = parser.parse_args(shlex.split(" ".join(re.findall("^#SBATCH (.*)", text, re.MULTILINE))) + sys.argv[1:])
+if given.dependency:
+    assert given.dependency == "afterany:4711", given.dependency
+ranges = [part.partition("-") for part in given.array.split(",")] if given.array else []
+tasks = [str(index) for first, _, last in ranges for index in range(int(first), int(last or first) + 1)] or ["complete"]
+
+
+def start(task):
+    variables = dict(os.environ, SLURM_ARRAY_TASK_ID=task) if given.array else os.environ
+    with open("out-" + task, "w") as out:
+        return subprocess.Popen(["bash", given.script], stdout=out, stderr=out, env=variables, start_new_session=True)
+
+
+running = {{task: start(task) for task in tasks}}
+for task in os.environ.get("STOPPED", "").split():
+    while task in running and not os.path.exists("published-" + task):
+        time.sleep(0.05)
+    if task in running:
+        kind, _ = re.fullmatch("B:([A-Z]+)@([0-9]+)", given.signal).groups()
+        running[task].send_signal(getattr(signal, "SIG" + kind))  # B: to the script alone, not to what it started.
+        running[task].wait(timeout=10)
+        try:
+            os.killpg(running[task].pid, 0)
+        except ProcessLookupError:
+            pass
+        else:
+            sys.exit("the script has ended, and what it started goes on")
+for task, process in running.items():
+    code = process.wait()
+    pathlib.Path("code-" + task).write_text(str(code if code >= 0 else 128 - code))
+print("4711" if given.parsable else "Submitted batch job 4711")
 """
 
 
 @pytest.mark.cluster
 def test_slurm_scripts_run_with_a_fake_scheduler(images, imagepivot, tmp_path, monkeypatch):
-    """Tasks 0 and 2 of 3 are killed, and run again as the page says."""
-    tasks, submit, again = blocks("Slurm", "bash")
+    """One task of three is killed and one gets the scheduler's signal; they run again as the page says, in a container."""
+    tasks, complete, submit, again, _, in_container = blocks("Slurm", "bash")
+    plain = in_container.replace("apptainer exec --nv worker.sif ", "")
+    assert plain in tasks
+    tasks = tasks.replace(plain, in_container)
     fewer = tasks.replace("--array=0-63", "--array=0-2").replace("/64", "/3").replace("--shards 256", "--shards 6")
     (tmp_path / "bin").mkdir()
-    for name, text in (("imagepivot", IMAGEPIVOT.format(python=sys.executable)), ("sbatch", SBATCH)):
-        (tmp_path / "bin" / name).write_text(text)
+    apptainer = '#!/bin/sh\n[ "$1 $2 $3" = "exec --nv worker.sif" ] || exit 255\nshift 3\nexec "$@"\n'
+    programs = {"imagepivot": IMAGEPIVOT, "sbatch": SBATCH, "apptainer": apptainer}
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(text.format(python=sys.executable))
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "features.sbatch").write_text(fewer)
+    for name, text in (("features", fewer), ("complete", complete)):
+        (tmp_path / f"{name}.sbatch").write_text(text)
     (tmp_path / "photos").symlink_to(images)
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_WEIGHTS", "random:0")
     monkeypatch.setenv("IMAGEPIVOT_FEATURES_DEVICE", "cpu")
@@ -326,17 +368,19 @@ def test_slurm_scripts_run_with_a_fake_scheduler(images, imagepivot, tmp_path, m
 
     def run(script: str) -> dict[str, str]:
         subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
-        return {path.name: path.read_text() for path in tmp_path.glob("*-[012]")}
+        return {path.name: path.read_text() for path in tmp_path.glob("*-*")}
 
     with monkeypatch.context() as patch:
-        patch.setenv("KILLED", "0 2")
+        patch.setenv("KILLED", "0")
+        patch.setenv("STOPPED", "2")
         logs = run(submit)
-    assert [logs[f"code-{index}"] for index in range(3)] == ["137\n", "0\n", "137\n"], logs
-    [missing] = re.findall(
-        r"^2 of 6 shards are done; missing 0,2-3,5: run tasks (\S+) of 3 again$", logs["out-1"], re.MULTILINE
-    )
-    logs = run(again.replace("3,17", missing))
-    assert [logs[f"code-{index}"] for index in range(3)] == ["0\n", "0\n", "0\n"], logs
+    assert [logs[f"code-{task}"] for task in (0, 1, 2, "complete")] == ["137", "0", "143", "1"], logs
+    assert logs["out-2"].endswith("\nstopped; finished shards are kept, the same command continues from here\n")
+    assert "'features' is not a dataset" in logs["out-complete"]
+    assert [path.name for path in shards_in(tmp_path / "features")] == [f"part-{n:05}-of-00006.parquet" for n in (1, 2, 4)]
+    logs = run(again.replace("3,17", "0,2"))
+    assert [logs[f"code-{task}"] for task in range(3)] == ["0", "0", "0"], logs
     assert "features: 24 rows in 6 shards in features" in logs["out-0"] + logs["out-2"]
+    assert run("sbatch complete.sbatch")["code-complete"] == "0"
     imagepivot("features", "photos", "plain", "--shards", "6", "--max-failures", "2", cwd=tmp_path)
     assert tree(tmp_path / "features") == tree(tmp_path / "plain")

@@ -1,6 +1,8 @@
 import errno
 import os
+import shutil
 import socket
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -43,7 +45,8 @@ def test_run_checks_without_arguments_uses_no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     checks = run_checks(device="cpu")
-    assert [check.name for check in checks if check.status == "ok"] == ["imagepivot", "packages", "extras", "cpu"]
+    names = [check.name for check in checks if check.status == "ok" and check.name != "gpu"]
+    assert names == ["imagepivot", "packages", "extras", "cpu"]
 
 
 def test_run_checks_after_a_missing_device_verifies_weights_and_output(monkeypatch, tmp_path, gpus):
@@ -177,11 +180,56 @@ def test_every_requested_gpu_computes(gpus, device, names):
 
 def test_missing_gpu(gpus):
     gpus(0)
-    (check,) = check_device()
+    missing, check = check_device()
+    assert (missing.name, missing.status, missing.advice) == ("gpu", "ok", "")
     assert (check.name, check.status) == ("cpu", "ok")
-    assert f"threads (no GPU; torch is built for CUDA {torch.version.cuda}): " in check.result
     with pytest.raises(UsageError, match="device 'cuda' is not on this host"):
         list(check_device("cuda"))
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pipelines import doctor
+if sys.argv[1:]:
+    doctor._NVIDIA = Path(sys.argv[1])
+print(*doctor.check_device(), sep="\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available() or torch.version.cuda is None, reason="needs a torch for CUDA and no CUDA device")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_missing_and_old_drivers_are_told_apart(tmp_path):
+    """Stand-ins for NVIDIA's library, which torch itself asks, too."""
+    built = torch.version.cuda
+
+    def lines(*words, **settings):
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, *words],
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    missing = f"NVIDIA's driver is missing (libcuda.so.1 is not found; torch is built for CUDA {built})"
+    assert lines()[0] == f"ok       gpu         none; {missing}"
+    on_a_machine_with_a_gpu = lines("/dev/null")
+    assert on_a_machine_with_a_gpu[0] == f"warning  gpu         {missing}"
+    assert "LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in on_a_machine_with_a_gpu[1]
+    for number, cause, advice in (
+        (12040, "the driver is too old: NVIDIA's driver runs CUDA 12.4", "update it"),
+        (int(built.partition(".")[0]) * 1000 + 90, "no GPU is visible: NVIDIA's driver runs CUDA ", "CUDA_VISIBLE_DEVICES"),
+    ):
+        source = f"int cuDriverGetVersion(int *version) {{ *version = {number}; return 0; }}"
+        library = str(tmp_path / "libcuda.so.1")
+        subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+        line, remedy, *_ = lines(LD_LIBRARY_PATH=str(tmp_path))
+        assert line.startswith(f"warning  gpu         {cause}")
+        assert line.endswith(f", torch is built for CUDA {built}")
+        assert advice in remedy
 
 
 @pytest.mark.parametrize(("part", "status"), [(0.9, "ok"), (1.1, "failed"), (np.nan, "failed"), (np.inf, "failed")])

@@ -22,7 +22,7 @@ NEEDS = {
     **{key: {"update": True} for key in ("keep_removed", "only_add", "check_content")},
     "targets": {"plan": "demo"},
     ("evaluate", "relevance"): {"annotations": "a.json"},
-    **{key: {"gpu": "nvidia-l4"} for key in ("gpus_per_worker", "worker_machine")},
+    **{key: {"gpu": "nvidia-l4"} for key in ("gpus_per_worker", "worker_machine", "gpu_driver")},
     "karpathy_key": {"karpathy": "dataset.json"},
     ("features", "max_regions"): {"min_regions": 5},
     ("export", "format"): {"captions": "c"},
@@ -39,6 +39,7 @@ VALUES = {
     "detach": None,
     "embeddings": None,
     "worker_machine": "m",
+    "gpu_driver": "5xx",
     "name": "toy",
     "lists": ("order.txt",),
 }

@@ -19,6 +19,11 @@ L4 = Accelerator("nvidia-l4")
         (("nvidia l4",), "--gpu is 'nvidia l4', expected a type of GPU"),
         (("nvidia-l4", 0), "--gpus-per-worker is 0, expected 1 or more"),
         (("nvidia-l4", 1, "g2;x"), "--worker-machine is 'g2;x', expected a type of machine, e.g. g2-standard-4"),
+        (("nvidia-l4", 1, "", "5;x"), "--gpu-driver is '5;x', expected a version, e.g. 5xx"),
+        *(
+            ((f"nvidia-tesla-{name}",), f"--gpu is 'nvidia-tesla-{name}', whose compute capability is below 7.5")
+            for name in ("k80", "p4", "p100", "v100")
+        ),
     ],
 )
 def test_accelerator_invalid_values_are_refused(values, message):
@@ -32,6 +37,8 @@ def test_hints_are_those_of_beam():
     hints = parse_resource_hints(Accelerator("nvidia-l4", machine="g2-standard-4").hints())
     expected = b"type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver"
     assert hints["beam:resources:accelerator:v1"] == expected
+    newest = parse_resource_hints(Accelerator("nvidia-l4", driver="5xx").hints())
+    assert newest["beam:resources:accelerator:v1"] == b"type:nvidia-l4;count:1;install-nvidia-driver:5xx"
     assert parse_resource_hints(Accelerator("nvidia-tesla-t4", 2).hints()) == {
         "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:2;install-nvidia-driver",
         "beam:resources:max_active_bundles_per_worker:v1": b"2",

@@ -82,6 +82,37 @@ def test_lowest_quota_of_cores_counts(group, groups, files, expected):
     assert core_quota(*group(groups, files)) == expected
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        (None, {}, None),
+        ("0::/\n", {}, None),
+        ("0::/\n", {"cpu.weight": "1"}, None),  # No request.
+        ("0::/\n", {"cpu.weight": "39"}, 1.0),
+        ("0::/\n", {"cpu.weight": "313"}, 8.0),
+        ("0::/kubepods/pod1\n", {"kubepods/pod1/cpu.weight": "157", "cpu.weight": "10000"}, 4.0),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.shares": "2"}, None),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.shares": "512"}, 0.5),
+    ],
+)
+def test_request_of_a_pod(group, groups, files, expected, monkeypatch):
+    """Weights are those of Kubernetes for 1, 8 and 4 cores."""
+    places = group(groups, files)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert resources.core_request(*places) is None
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert resources.core_request(*places) == expected
+
+
+def test_quota_comes_before_request(monkeypatch):
+    monkeypatch.setattr(resources, "core_count", lambda: 96)
+    monkeypatch.setattr(resources, "core_request", lambda: 8.0)
+    monkeypatch.setattr(resources, "core_quota", lambda: None)
+    assert usable_cores() == 8
+    monkeypatch.setattr(resources, "core_quota", lambda: 16.0)
+    assert usable_cores() == 16
+
+
 def test_cores_of_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
     assert core_count() == 3
@@ -93,6 +124,7 @@ def test_cores_of_this_process(monkeypatch):
 def test_usable_cores_quota_below_cores_limits_threads(monkeypatch, quota, expected):
     monkeypatch.setattr(resources, "core_count", lambda: 6)
     monkeypatch.setattr(resources, "core_quota", lambda: quota)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert usable_cores() == expected
 
 
