@@ -43,7 +43,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def driver_cuda() -> int | None:
-    """Return the newest CUDA that NVIDIA's driver runs, e.g. 12040 for 12.4; None without it."""
+    """Return the newest CUDA of NVIDIA's driver, e.g. 12040 for 12.4, or None."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -54,7 +54,7 @@ def driver_cuda() -> int | None:
 
 
 def missing_gpu() -> tuple[str, str]:
-    """Return why torch finds no GPU, and the remedy: torch, the driver or its settings."""
+    """Return why torch finds no GPU, and the remedy."""
     built, newest = torch.version.cuda, driver_cuda()
     if built is None:
         return "this torch is built without CUDA", "install another build, see pytorch.org"

@@ -62,7 +62,7 @@ def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
 
 
 def core_request(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
-    """Return the cores that a pod of Kubernetes requests; None outside a pod, or without a request.
+    """Return the cores that a pod of Kubernetes requests; None if there is none.
 
     Kubernetes gives a container 1,024 shares for each requested core (2 without a request), in version 2 of the groups as a
     weight: 1 + (shares - 2) * 9999 / 262142. Runtimes from 2025 on have a formula with larger weights, by which a request may
@@ -78,7 +78,7 @@ def core_request(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores, limited by affinity and control groups, else by a pod's request."""
+    """Return the number of cores within affinity, quota and request."""
     limit = core_quota() or core_request()
     return core_count() if limit is None else max(1, min(core_count(), int(limit)))
 
