@@ -15,7 +15,7 @@ from torch import Tensor
 from train.data.sampling import Batch, Sampler
 from train.distributed import DistributedContext
 from train.losses import Inputs
-from train.training_data import TrainingInputsProtocol
+from train.training_data import TrainingInputs
 
 _CPU = torch.device("cpu")
 _PREFETCHED_BATCHES = 2
@@ -31,7 +31,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        training_inputs: TrainingInputsProtocol,
+        training_inputs: TrainingInputs,
         sampler: Sampler,
         processes: DistributedContext,
         device: torch.device,

@@ -58,7 +58,7 @@ from train.runs.run import (
     open_run,
 )
 from train.schedules import learning_rate, max_total_steps, stop_reason
-from train.training_data import TrainingInputs, TrainingInputsProtocol, load_training_inputs, overlap_remark
+from train.training_data import TrainingInputs, load_training_inputs, overlap_remark
 
 _LOG_EVERY_STEPS = 10
 _MIN_STEPS_AT_MARGIN = 100  # Of a collapse, also where an epoch has fewer: embeddings may begin nearly equal.
@@ -77,7 +77,7 @@ def train(
     on_report: Watch = lambda report: None,
     on_warning: Remark = logger.warning,
     *,
-    training_inputs: TrainingInputsProtocol | None = None,
+    training_inputs: TrainingInputs | None = None,
 ) -> Result:
     """Train a model.
 
@@ -138,8 +138,8 @@ def train(
             missing_features={missing.split: missing.to_dict() for missing in training_inputs.missing_features},
             started_from={} if source is None else provenance(source),
             contents={**training_inputs.contents, **({MODULES: sha256_of_json(modules)} if (modules := user_code()) else {})},
-            untrained=training_inputs.training.untrained if isinstance(training_inputs, TrainingInputs) else (),
-            sample_outputs=training_inputs.training.sample_outputs if isinstance(training_inputs, TrainingInputs) else {},
+            untrained=training_inputs.training.untrained,
+            sample_outputs=training_inputs.training.sample_outputs,
         )
         remarks, is_whole = [], False
         if before is not None:
@@ -156,7 +156,7 @@ def train(
             remarks += [*weight_remarks, overlap_remark(config, job.corpus)]
             remarks += [missing.remark for missing in training_inputs.missing_features]
             remarks += [outliers.remark for outliers in training_inputs.feature_outliers]
-            if isinstance(training_inputs, TrainingInputs) and training_inputs.training.exclusion is not None:
+            if training_inputs.training.exclusion is not None:
                 remarks.append(training_inputs.training.exclusion.remark(config.data.splits))
             for sentence in filter(None, remarks):
                 on_warning(sentence)
@@ -174,7 +174,7 @@ class _Loop:
         self,
         job: TrainJob,
         config: Config,
-        training_inputs: TrainingInputsProtocol,
+        training_inputs: TrainingInputs,
         start: Checkpoint,
         processes: DistributedContext,
         device: torch.device,
@@ -184,7 +184,7 @@ class _Loop:
         self.job, self.config, self.training_inputs, self.start = job, config, training_inputs, start
         self.processes, self.device, self.on_report, self.on_warning = processes, device, on_report, on_warning
         self.folder = Folder(job.output)
-        self.chance = training_inputs.chance() if isinstance(training_inputs, TrainingInputs) else {}
+        self.chance = training_inputs.chance()
         self.progress = TrainingProgress()
         self.loss = 0.0  # Of the last line of the log.
         self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # On the device, not yet in the progress.
@@ -258,11 +258,10 @@ class _Loop:
             if self.progress.step and self.progress.best_step == self.progress.step:
                 self._save(BEST)  # The process may have been killed between last.pt and best.pt.
             if not self.progress.step:
-                if isinstance(self.training_inputs, TrainingInputs):
-                    log.write("training_data", 0, self.training_inputs.counts(self.config))
-                    log.write("chance", 0, {language: chance.to_dict() for language, chance in self.chance.items()})
-                    if self.training_inputs.training.exclusion is not None:
-                        log.write("excluded", 0, self.training_inputs.training.exclusion.to_dict())
+                log.write("training_data", 0, self.training_inputs.counts(self.config))
+                log.write("chance", 0, {language: chance.to_dict() for language, chance in self.chance.items()})
+                if self.training_inputs.training.exclusion is not None:
+                    log.write("excluded", 0, self.training_inputs.training.exclusion.to_dict())
                 for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:

@@ -1,11 +1,11 @@
-"""Inputs of a training run: the protocol, and its implementation on datasets."""
+"""Inputs of a training run from datasets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,61 +32,16 @@ from train.losses import Inputs, Term
 from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 
-class TrainingInputsProtocol(Protocol):
-    """Inputs of `train.loop.train` besides its job, from datasets or other data."""
-
-    @property
-    def dimensions(self) -> Dimensions:
-        """Languages and sizes of the model."""
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the captions."""
-
-    @property
-    def captions_parameters(self) -> Mapping[str, Any]:
-        """Parameters in the manifest of the encoded captions."""
-
-    @property
-    def fingerprints(self) -> Mapping[str, str]:
-        """Identities of ``captions``, ``features``, ``vocabulary`` and ``extractor``.
-
-        Optionally also of ``word_vectors``, or of ``token_features`` and ``token_model``.
-        """
-
-    @property
-    def contents(self) -> Mapping[str, str]:
-        """Digests of contents, by name, to detect changes; may be empty."""
-
-    @property
-    def word_vectors(self) -> WordVectors | None:
-        """Pretrained word vectors for the initialization, or None."""
-
-    @property
-    def missing_features(self) -> tuple[MissingFeatures, ...]:
-        """Excluded images without features, by split."""
-
-    @property
-    def feature_outliers(self) -> tuple[FeatureOutliers, ...]:
-        """Images with unusual features, by split."""
-
-    def sampler(self, config: Config, seed: int) -> Sampler:
-        """Build the sampler of training batches."""
-
-    def inputs(self, batch: Batch, device: torch.device, rows: slice) -> Inputs:
-        """Return the inputs of the model for some rows of a batch."""
-
-    def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
-        """Measure recalls, by language, and the losses of terms on the validation split."""
-
-
 @dataclass(frozen=True)
 class TrainingInputs:
-    """`TrainingInputsProtocol` for datasets.
+    """Inputs of `train.loop.train` besides its job; a subclass may read, draw and evaluate other data.
 
     Attributes:
         training: the training split, reduced as configured.
         validation: the validation split of all monitored languages, and of other languages with captions in it.
+        captions_parameters: those in the manifest of the encoded captions.
+        word_vectors: for the initialization of word embeddings, or None.
+        contents: digests of contents, by name, to detect changes; may be empty.
 
     Examples:
         >>> config, corpus = imagepivot.resolve_config("demo"), imagepivot.Corpus("encoded", "features", "vocabulary")
@@ -105,7 +60,7 @@ class TrainingInputs:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Fingerprints of the datasets."""
+        """Fingerprints of the datasets, of word vectors and of a list of duplicates."""
         words = {} if self.word_vectors is None else {"word_vectors": self.word_vectors.fingerprint}
         lists = {} if self.training.exclusion is None else {"exclude": self.training.exclusion.sha256}
         return {**self.training.fingerprints, **words, **lists}

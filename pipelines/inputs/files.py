@@ -24,7 +24,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder, PathKind
 from schemas.storage.locations import absolute_location, check_location, is_remote
 from schemas.storage.storage_errors import storage_errors
-from schemas.text import HEAD, decode_line, mark_length, not_utf8, read_line
+from schemas.text import HEAD, MAX_LINE, decode_line, mark_length, not_utf8, read_line
 from schemas.vector_files import FileDigest
 
 _CHUNK = 1 << 18
@@ -219,13 +219,13 @@ def _skip_mark(stream: BinaryIO, location: str) -> int:
 
 
 def _scan_json(folder: Folder, name: str) -> bool:
-    """Check encoding and depth of JSON, and return whether it needs the Python parser.
+    """Check encoding, depth and strings of JSON; return whether it needs the Python parser.
 
     These are files with an escaped lone surrogate, or with a whole number that may exceed 64 bits.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_special, lines, first, tail = False, 1, b"", b""
-    depth, in_string = 0, False
+    depth, in_string, unquoted = 0, False, 0
     with open_input(folder, name) as stream:
         start = _skip_mark(stream, folder.path_of(name))
         while True:
@@ -253,6 +253,11 @@ def _scan_json(folder: Folder, name: str) -> bool:
                     f"{folder.path_of(name)!r} nests more than {_MAX_DEPTH} lists and objects after line {lines}: fetch it again"
                 )
             depth, in_string = int(depths[-1]) if len(depths) else depth, len(parts) % 2 == 0
+            unquoted = 0 if b'"' in marks else unquoted + len(chunk)
+            if unquoted > MAX_LINE:
+                raise InputError(
+                    f"{folder.path_of(name)!r} has a string of more than {MAX_LINE >> 20} MiB after line {lines}: fetch it again"
+                )
             if not chunk:
                 return is_special
             start += len(chunk)

@@ -177,6 +177,18 @@ def test_deep_json_is_an_error(tmp_path, opening):
     assert ended.startswith(f"InputError {str(tmp_path / 'a.json')!r} nests more than 100 lists and objects after line ")
 
 
+@pytest.mark.slow
+def test_long_string_of_json_is_an_error(tmp_path):
+    with gzip.open(tmp_path / "a.json.gz", "wb", compresslevel=1) as file:
+        file.write(b'{"images": [{"text": "short"},\n{"text": "')
+        for _ in range(80):
+            file.write(b"a" * (1 << 20))
+        file.write(b'"}]}')
+    ended = run_limited(_JSON, _ITEMS, tmp_path / "a.json.gz", mib=256)
+    path = str(tmp_path / "a.json.gz")
+    assert ended == f"InputError {path!r} has a string of more than 64 MiB after line 2: fetch it again"
+
+
 def test_brackets_in_strings_are_no_depth(tmp_path):
     texts = ["[[{" * 40, '\\"[', '"{', "\\", '[\\\\"', "]" * 200, "ö[" * 90]
     images = [{"text": texts[number % len(texts)]} for number in range(30_000)]
