@@ -191,7 +191,7 @@ class ShardRows:
                 yield from pa.Table.from_batches([batch.cast(schema)]).to_batches(batch_size)
 
     def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
-        return self.schema if columns is None else pa.schema([field for field in self.schema if field.name in columns])
+        return self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
 
 
 def text_bytes(values: pa.Array) -> int:

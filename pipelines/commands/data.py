@@ -115,7 +115,7 @@ def token_features(
 def features(
     job: FeaturesJob,
     max_failures: MaxFailures = 0,
-    dry_run: Annotated[bool, Opt("List shards, images and bytes without writing.")] = False,
+    dry_run: Annotated[bool, Opt("List shards, images and bytes; do not write.")] = False,
     log_json: LogJson = False,
     execution: Execution = Execution(),
     accelerator: Accelerator | None = None,

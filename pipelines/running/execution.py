@@ -47,7 +47,7 @@ class Accelerator:
         Opt("Run the model only on workers with this type of GPU, e.g. [i]nvidia-l4[/i].", name="gpu", panel=SEVERAL_MACHINES),
     ]
     count: Annotated[
-        int, Opt("Set the number of GPUs per worker (--gpu only). Default: 1.", name="gpus-per-worker", panel=SEVERAL_MACHINES)
+        int, Opt("Set GPUs per worker (--gpu only). Default: 1.", name="gpus-per-worker", panel=SEVERAL_MACHINES)
     ] = 1
     machine: Annotated[
         str,
@@ -60,7 +60,7 @@ class Accelerator:
     driver: Annotated[
         str,
         Opt(
-            "Set the version of NVIDIA's driver (--gpu only), e.g. [i]5xx[/i], Dataflow's newest. Default: the runner's.",
+            "Set the driver (--gpu only), e.g. [i]5xx[/i].",
             name="gpu-driver",
             panel=SEVERAL_MACHINES,
         ),
