@@ -461,6 +461,7 @@ def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepiv
         assert len(far.asked()) == int(fixed[column]) + int(each[column]) * (shards - 16)
 
 
+@pytest.mark.parametrize("near", ["gs"], indirect=True)  # The page's store; the script runs on both.
 def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     near, far = stores
     use(near.environment, monkeypatch)

@@ -197,7 +197,7 @@ print(*doctor.check_device(), sep="\\n")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.skipif(torch.cuda.is_available() or torch.version.cuda is None, reason="needs a torch for CUDA and no CUDA device")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_missing_and_old_drivers_are_told_apart(tmp_path):
