@@ -41,10 +41,15 @@ def run(imagepivot, far, name: str, output: str, code: int = 0):
     return imagepivot(name, far.address(source), output, *options, "--shards", "3", "--workers", "1", code=code)
 
 
-@pytest.mark.parametrize("how", ["drop", "busy", "stall", "torn"])
+# While inputs are read, or while shards are written: each kind of cut at one for features, and at the other for captions.
 @pytest.mark.parametrize(
-    ("name", "after"),
-    [("features", 4), ("features", 25), ("captions", 6), ("captions", 15)],  # While inputs are read, while shards are written.
+    ("name", "after", "how"),
+    [
+        *(("features", 4, how) for how in ("drop", "stall")),
+        *(("features", 25, how) for how in ("busy", "torn")),
+        *(("captions", 6, how) for how in ("busy", "torn")),
+        *(("captions", 15, how) for how in ("drop", "stall")),
+    ],
 )
 def test_commands_ride_out_a_cut(far, imagepivot, how, name, after):
     expected, output = (far.address(f"{place}/{name}/{how}{after}") for place in ("whole", "cut"))

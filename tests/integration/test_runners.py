@@ -103,7 +103,7 @@ def image(cluster: clusters.Cluster, **special: object) -> Iterator[None]:
 # --- the same bytes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["job_service", "dask"])
+@pytest.mark.parametrize("kind", ["dask"])  # make cluster-test does it on the job services of Flink, Spark and Prism.
 def test_relative_arguments_on_a_shared_disk(kind, request, inputs, local, imagepivot, tmp_path):
     cluster = request.getfixturevalue(kind)
     folder = shutil.copytree(inputs, tmp_path / "there")
