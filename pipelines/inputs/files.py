@@ -219,7 +219,7 @@ def _skip_mark(stream: BinaryIO, location: str) -> int:
 
 
 def _scan_json(folder: Folder, name: str) -> bool:
-    """Check encoding, depth and strings of JSON; return whether it needs the Python parser.
+    """Check a JSON file; return whether it needs the Python parser.
 
     These are files with an escaped lone surrogate, or with a whole number that may exceed 64 bits.
     """
