@@ -130,9 +130,14 @@ def sha256_of_footer(file: pa.NativeFile) -> str:
     return digest
 
 
+def max_memory(file_size: int) -> int:
+    """Return the bytes that a file may take in memory: 256 MiB and 16 times its size."""
+    return _MIN_LIMIT + _MAX_EXPANSION * file_size
+
+
 def check_memory(size: int, file_size: int, path: str) -> None:
-    """Refuse a file that takes more memory than 256 MiB and 16 times its size."""
-    if size > (limit := _MIN_LIMIT + _MAX_EXPANSION * file_size):
+    """Refuse a file that takes more memory than `max_memory`."""
+    if size > (limit := max_memory(file_size)):
         raise DatasetError(
             f"{path} takes more than {limit >> 20:,} MiB of memory ({_MIN_LIMIT >> 20} MiB and {_MAX_EXPANSION} times its size): "
             "do not use data of an unknown author; split your own into more files (--shards)"
@@ -140,7 +145,7 @@ def check_memory(size: int, file_size: int, path: str) -> None:
 
 
 class ShardRows:
-    """Rows of an open Parquet file within the limit of `check_memory`.
+    """Rows of an open Parquet file within the limit of `max_memory`.
 
     A dictionary may expand 100 KB to gigabytes: text is read as dictionaries, and expanded only if it fits. The footer tells the
     size of everything else. Text that is not UTF-8 is an error if it is checked.

@@ -59,11 +59,7 @@ class Accelerator:
     ] = ""
     driver: Annotated[
         str,
-        Opt(
-            "Set the driver (--gpu only), e.g. [i]5xx[/i].",
-            name="gpu-driver",
-            panel=SEVERAL_MACHINES,
-        ),
+        Opt("Set the driver (--gpu only), e.g. [i]5xx[/i].", name="gpu-driver", panel=SEVERAL_MACHINES),
     ] = ""
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ from pipelines.inputs.images.folders import FolderSource
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from pipelines.inputs.tars import tar_members
 from schemas.errors import DatasetError, InputError
-from schemas.footers import ShardRows, check_memory, text_bytes
+from schemas.footers import ShardRows, check_memory, max_memory, text_bytes
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
@@ -46,8 +46,6 @@ _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
 _ROW_GROUPS = RowGroups()
 # A dictionary may expand 100 KB to gigabytes. Bytes of a row group: these and so many times the size of its file.
-_GROUP_BYTES = 256 << 20
-_MAX_EXPANSION = 16
 _BATCH_ROWS = 16
 _ID_ROWS = 4096
 
@@ -266,12 +264,12 @@ class ImagesInParquet(_Archives):
         location, row = self.folder.path_of(name), 0
         with self._open(name) as file:
             try:
-                table = pq.ParquetFile(file, pre_buffer=False)
-                ids = _ids_column(table.schema_arrow, location)
-                if ids not in table.schema_arrow.names:
-                    yield from self._refs_by_path(name, _read_paths(file, table, ids, location))
+                rows = ShardRows(file, location, check_text=False, pre_buffer=False)
+                ids = _ids_column(rows.schema, location)
+                if ids not in rows.schema.names:
+                    yield from self._refs_by_path(name, _read_paths(file, rows, ids, location))
                     return
-                for batch in ShardRows(file, location, check_text=False, pre_buffer=False).batches([ids], _ID_ROWS):
+                for batch in rows.batches([ids], _ID_ROWS):
                     for value in batch.column(0).to_pylist():
                         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
                             raise InputError(
@@ -333,14 +331,14 @@ def _check_member(member: TarInfo, location: str) -> None:
         )
 
 
-def _read_paths(file: pa.NativeFile, table: pq.ParquetFile, column: str, location: str) -> list[str | None]:
+def _read_paths(file: pa.NativeFile, rows: ShardRows, column: str, location: str) -> list[str | None]:
     """Return the path of each row of a file; None for a missing path."""
     struct, _, field = column.partition(".")
-    if table.schema_arrow.field(struct).type.get_field_index(field) < 0:
-        check_memory(8 * table.metadata.num_rows, file.size(), location)
-        return [None] * table.metadata.num_rows
+    if rows.schema.field(struct).type.get_field_index(field) < 0:
+        check_memory(8 * rows.metadata.num_rows, file.size(), location)
+        return [None] * rows.metadata.num_rows
     paths, size = [], 0
-    table = pq.ParquetFile(file, metadata=table.metadata, read_dictionary=[column])
+    table = pq.ParquetFile(file, metadata=rows.metadata, read_dictionary=[column])
     for group in range(table.num_row_groups):
         values = pc.struct_field(table.read_row_group(group, columns=[column]).column(0), field)
         size += 8 * len(values) + sum(map(text_bytes, values.chunks))
@@ -359,7 +357,7 @@ def read_column(folder: Folder, name: str, version: str, group: int) -> pa.Chunk
         column = _bytes_column(table.schema_arrow)
         if column is None:
             raise pa.ArrowInvalid("no image bytes")
-        room, chunks = _GROUP_BYTES + _MAX_EXPANSION * file.size(), []
+        room, chunks = max_memory(file.size()), []
         for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column]):
             room -= batch.nbytes
             if room < 0:
