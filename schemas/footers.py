@@ -178,8 +178,7 @@ class ShardRows:
         """
         schema, groups = self._schema_of(columns), list(range(self.metadata.num_row_groups) if groups is None else groups)
         read = {index for index, path in enumerate(self._paths) if path.partition(".")[0] in schema.names}
-        chunks = [[self.metadata.row_group(group).column(index) for index in read] for group in groups]
-        sizes = [sum(chunk.total_uncompressed_size + _VALUE_BYTES * chunk.num_values for chunk in group) for group in chunks]
+        sizes = (self._size_of(group, read) for group in groups)
         self._check(max(sizes, default=0) if batch_size else sum(sizes))
         # Dictionaries of several texts in a row end with their row group.
         is_nested = any("." in self._paths[index] and self._paths[index] in self._texts for index in read)
@@ -194,6 +193,10 @@ class ShardRows:
                 text = sum(map(text_bytes, batch.columns)) + (0 if batch_size else text)
                 self._check(text)
                 yield from pa.Table.from_batches([batch.cast(schema)]).to_batches(batch_size)
+
+    def _size_of(self, group: int, columns: set[int]) -> int:
+        chunks = map(self.metadata.row_group(group).column, columns)
+        return sum(chunk.total_uncompressed_size + _VALUE_BYTES * chunk.num_values for chunk in chunks)
 
     def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
         return self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
