@@ -27,6 +27,7 @@ from schemas.console import events
 from schemas.kinds import schema_of, vector_bytes
 from schemas.process.shutdown import CLOSED_PIPE
 from tests import reference
+from tests.integration.processes import start
 from tests.test_messages import COMMANDS, OPTION, SOURCES, literals, options_of
 
 ROOT = Path(__file__).parent.parent
@@ -249,7 +250,13 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
 
 def run_quickly(line: str, folder: Path) -> str:
     """Run a command line in a folder with random weights and a short training, and return its standard output."""
-    return run_python("import imagepivot; imagepivot.command()", *shlex.split(line)[1:], cwd=folder, **QUICKLY)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUICKLY.items():
+            patch.setenv(name, value)
+        with start(*shlex.split(line)[1:], folder=folder) as command:
+            done = command.wait()
+    assert done.returncode == 0, (line, done.stderr)
+    return done.stdout
 
 
 @pytest.mark.cluster
