@@ -18,7 +18,7 @@ from tests.builders import tree
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for
-from tests.integration.workload import CODES, OUTPUTS, commands, make_inputs, one_line, run_locally
+from tests.integration.workload import CODES, OUTPUTS, UNIQUE, commands, make_inputs, one_line, run_locally
 
 pytest.importorskip("timm", reason="the extra dev installs it")
 
@@ -108,11 +108,16 @@ def check(local, tell) -> Callable[[Held, Path, str, str], None]:
 def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, local, imagepivot, check, tmp_path):
     held = request.getfixturevalue(name)
     folder = shutil.copytree(inputs, tmp_path / "there")
+    outputs = OUTPUTS if name == "flink" else UNIQUE
     for command, output, code in zip(commands("--shared-disk"), OUTPUTS, CODES, strict=True):
+        if output not in outputs:
+            continue
         done = imagepivot(*held.words(*command), cwd=folder, code=code)
         assert "Traceback" not in done.stderr
         check(held, folder, output, f"imagepivot {command[0]}, exit code {done.returncode}")
-    assert tree(folder) == local
+    assert tree(folder) == {
+        path: data for path, data in local.items() if path.partition("/")[0] not in {*OUTPUTS}.difference(outputs)
+    }
     if name == "flink":
         assert set(held.engine.states()) == {"FINISHED"}
         assert len(held.engine.states()) == len(CODES)

@@ -91,9 +91,12 @@ def end_reader_after(lines: int) -> None:
         thread.join()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lines", [0, 1])
-@pytest.mark.parametrize("name", ["captions", "vocabulary", "encode", "import", "export", "evaluate", "search"])
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [(name, 0) for name in ("captions", "vocabulary", "encode", "import", "export", "evaluate", "search")]
+    + [("captions", 1), ("evaluate", 1)],
+)
 def test_reader_that_ends_stops_the_command(forked, corpus, tmp_path, name, lines):
     run, output = corpus / "run", tmp_path / "out"
     data = ("--captions", corpus / "encoded", "--features", corpus / "features")

@@ -312,7 +312,7 @@ def write_expanding(path, kind, row, spec=None, *, rows, parts, **options):
     assert len(data) < 2 << 20
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("kind", "row", "spec", "rows", "calls"),
     [
@@ -344,7 +344,7 @@ def test_shard_that_expands_is_an_error(tmp_path, kind, row, spec, rows, calls):
     assert of_batches == "50000" or _REFUSED in of_batches
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_shard_at_the_limit_takes_its_stated_memory(tmp_path):
     """Text of 240 MB is read as dictionaries of 10 KB and expanded once."""
     write_expanding(tmp_path, "captions", {**_CAPTION, "text": _LONG}, rows=1000, parts=12)
@@ -369,7 +369,7 @@ def test_many_row_groups_exceed_the_limit_together(tmp_path, monkeypatch):
 _SENTENCES = "from train.evaluation.sts_data import read_sentence_vectors"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("column", ["image_id", "text"])
 def test_table_that_expands_is_an_error(tmp_path, column):
     """2,048 rows, a batch, refer to a text of 1 MB: 2 GB in some KB."""
@@ -380,7 +380,7 @@ def test_table_that_expands_is_an_error(tmp_path, column):
     assert ended.startswith(f"DatasetError {tmp_path / 'c.parquet'} takes more than 25")
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("has_paths", [False, True])
 def test_image_ids_that_expand_are_an_error(tmp_path, has_paths):
     """Ids, or the paths of images, are one text of 1 MB in 4,000 rows."""
@@ -393,7 +393,7 @@ def test_image_ids_that_expand_are_an_error(tmp_path, has_paths):
     assert ended.startswith(f"DatasetError {tmp_path / 'x.parquet'} takes more than 25")
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("suffix", [".npz", ".npz.gz"])
 def test_sentence_vectors_that_expand_are_an_error(tmp_path, suffix):
     """Deflate stores zeros in a thousandth, gzip as well."""

@@ -282,6 +282,7 @@ def check_night(machine: Machine, features: str) -> None:
     assert validate(f"{features}-{machine.night}") == []
 
 
+@pytest.mark.parametrize("near", ["gs"], indirect=True)  # The page's store; the requests of both are counted below.
 def test_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     near, far = stores
     photos, features = Folder(near.address("photos")), near.address("features")
@@ -440,7 +441,7 @@ def test_kubernetes_cron_job_follows_the_page():
     [line] = re.findall(r"imagepivot (features .*?) 2>>", script)
     for name, location in re.findall(r"(\w+)=(gs://\S+)", script):
         line = line.replace(f'"${name}"', location)
-    [weights] = [value for value in container["args"] if value.startswith("--weights=")]  # Those of the image: nothing is downloaded.
+    [weights] = [value for value in container["args"] if value.startswith("--weights=")]  # The image has them.
     line = line.replace("--max-failures 10", "--max-failures=10")
     assert [value for value in container["args"] if value != weights] == ["imagepivot", *shlex.split(line)]
 
@@ -463,7 +464,7 @@ def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepiv
         assert len(far.asked()) == int(fixed[column]) + int(each[column]) * (shards - 16)
 
 
-@pytest.mark.parametrize("near", ["gs"], indirect=True)  # The page's store; the script runs on both.
+@pytest.mark.parametrize("near", ["gs"], indirect=True)
 def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     near, far = stores
     use(near.environment, monkeypatch)

@@ -53,6 +53,10 @@ def commands(*options: str, at: str = "") -> list[tuple[str, ...]]:
     ]
 
 
+UNIQUE = ("true", "vocabulary", "encoded", "features")
+"""The datasets without those of `captions` in other ways, which one engine need not repeat after another."""
+
+
 def run_locally(imagepivot: Callable[..., object], inputs: Path, folder: Path) -> dict[str, bytes]:
     """Run the commands in a new folder; return all files there, also those that they read: the truth for other runners."""
     shutil.copytree(inputs, folder)

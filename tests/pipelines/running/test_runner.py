@@ -28,7 +28,10 @@ ONE = Execution(workers=1)
 MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(InputError, 1), (DatasetError, 1), (UsageError, 1), (InputError, 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [(InputError, 1), (DatasetError, 1), (UsageError, 1), pytest.param(InputError, 2, marks=pytest.mark.cluster)],
+)
 def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, workers, caplog):
     def fail(_):
         raise kind(MESSAGE)
@@ -43,7 +46,7 @@ def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind,
     assert {name: logging.getLogger(name).level for name in before} == before
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(100)
 def test_run_pipeline_error_ends_a_worker_that_is_still_starting(monkeypatch, tmp_path):
     slow = f"import os, time\ntry: os.mkdir({str(tmp_path / 'first')!r})\nexcept FileExistsError: time.sleep(10)\n"

@@ -22,7 +22,7 @@ from train.reports.row_results import read_result, write_result
 from train.reports.tables import gold_rank_tables, write_gold_ranks
 from train.runs.run import open_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 BETTER = SMALL | {"schedule.eval_every_steps": "5", "schedule.max_steps": "10", "optimizer.learning_rate": "0.01"}
 SEEDS = 2
@@ -67,7 +67,6 @@ def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tupl
     return found
 
 
-@pytest.mark.cluster
 def test_ranks_are_those_of_each_run(trained, toy_2016, published):
     ranks = gold_ranks(str(trained), toy_2016)
     assert ranks.images == 9

@@ -85,7 +85,7 @@ def test_existing_results_are_kept_and_the_rest_is_done(finished, toy_2016):
     assert {path for path in before if before[path] != after[path]} == {str(gone)}
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
     job = job_of(toy_2016, finished)
     with pytest.raises(DatasetError, match="measured with other config: nothing was trained"):
@@ -184,7 +184,7 @@ def test_row_with_test_captions_in_only_one_split(multi30k, tmp_path):
     assert [(score["split"], score["language"]) for score in result["scores"]] == [("test_2016_flickr", "fr")]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
     assert [section.title for section in report.sections] == ["Table 1 (comparable captions)", "Table 2 (comparable captions)"]
@@ -287,7 +287,7 @@ def test_further_portions_are_below_the_table_of_their_language(tmp_path):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_row_summaries_name_the_training_data(finished, tmp_path):
     shutil.copytree(finished / "results", tmp_path / "results")
     folder = tmp_path / "results" / "gella2017"
@@ -320,7 +320,7 @@ def test_row_summaries_name_the_training_data(finished, tmp_path):
     assert "| VSE | en | 2 of 3 |" in markdown
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_begun_leaves_out_tables_without_trained_rows(finished):
     begun = read_report(str(finished), "kadar2018").begun  # Tables 2 and 3 quote lines of Gella et al.
     assert [section.title for section in begun.sections] == ["Table 2 (comparable captions)", "Table 3 (comparable captions)"]
@@ -340,7 +340,7 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
     assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("paper", ["gella2017", "kadar2018", "huang2019"])
 def test_narrow_tables_have_lines_for_each_direction(finished, paper):
     report = read_report(str(finished), paper)

@@ -21,7 +21,7 @@ from train.reports.reproduce_report import read_report
 
 pytestmark = pytest.mark.cluster
 
-FLIPS = 24
+FLIPS = 10
 ADVICE = ("weights_only", "allow_pickle", "add_safe_globals", "set_default", "trust")
 
 
