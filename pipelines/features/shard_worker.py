@@ -16,7 +16,7 @@ from extractors import Extractor
 from extractors.sample_outputs import sample_outputs
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
-from pipelines.features.inference import LoadedExtractor, Tally
+from pipelines.features.inference import FirstImages, LoadedExtractor, Tally
 from pipelines.features.ref_chunks import RefChunk, from_chunks
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
@@ -107,10 +107,12 @@ class ExtractorPool:
 
         self.fingerprints = [extractor.fingerprint for extractor in networks]
         self._free: SimpleQueue[LoadedExtractor] = SimpleQueue()
+        first_images = FirstImages()
         for extractor in networks:
             processes = decoding_processes(extractor, threads)
             size = batch_size or find_batch_size(extractor)
-            self._free.put(LoadedExtractor(extractor, size, threads, processes, sample_outputs(extractor)))
+            outputs = sample_outputs(extractor)
+            self._free.put(LoadedExtractor(extractor, size, threads, processes, outputs, first_images))
 
     @contextmanager
     def extractor(self) -> Iterator[LoadedExtractor]:
