@@ -68,7 +68,7 @@ def finish(
     max_failures: FailureLimit = FailureLimit(),
     changes: Mapping[str, int] | None = None,
 ) -> None:
-    """Print the summary of a dataset; exit with code 3 after too many failures, or without any row.
+    """Print the summary of a dataset; exit with code 3 after too many failures.
 
     ``changes`` holds the numbers of new, changed and removed images of an update. Digests are left to ``inspect``.
     """

@@ -146,7 +146,7 @@ def extract_features(
             execution=execution,
             extras=job.extras(),
             check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
-            check_worker=partial(check_worker, job, planned_fingerprint(output), gpus),
+            check_worker=partial(check_worker, job, planned_fingerprint(output), gpus, listing.samples),
             run_in_process=extract_in_process,
             task=job.task,
             libraries=job.libraries(),

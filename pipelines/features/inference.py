@@ -95,7 +95,9 @@ class FirstImages:
         self._failed = 0
 
     def add(self, batch: Tally, known: Mapping[str, Mapping[str, str]]) -> None:
-        """Count the images of a batch, except those whose failure the shard holds already, by image id in ``known``.
+        """Count the images of a batch.
+
+        ``known`` holds the shard's earlier failures by image id, which do not count again.
 
         Raises:
             InputError: all images have failed with one message, at least `FIRST_IMAGES`.
@@ -237,7 +239,7 @@ def extract_rows(
         while True:
             # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
-                decoders.submit(_decode, readers.submit(_read, ref, read), pixels)
+                decoders.submit(_decode, readers.submit(read_image, ref, read), pixels)
                 for ref in islice(todo, 2 * batch_size + reads - len(ahead))
             )
             if not ahead:
@@ -282,7 +284,8 @@ def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterat
             yield from side
 
 
-def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
+def read_image(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
+    """Read the bytes of an image, or the failure."""
     started, image = time.perf_counter(), _Image(ref)
     try:
         image.content = read(ref)

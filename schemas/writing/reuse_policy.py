@@ -1,4 +1,4 @@
-"""Reuse of an existing dataset, array tasks, limits of failures. Imports no heavy packages."""
+"""Policies of a run: reuse, array tasks, failures. Imports no heavy packages."""
 
 from __future__ import annotations
 
