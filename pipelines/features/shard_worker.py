@@ -73,7 +73,7 @@ def planned_fingerprint(output: OutputDataset) -> str | None:
 
 
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int, samples: Sequence[ImageRef] = ()) -> None:
-    """Check devices, precision and weights without building the network, and access to images.
+    """Check devices, precision, weights and access to images, without the network.
 
     ``planned`` is the result of `planned_fingerprint`; the dataset would enlarge the graph. A missing image does not fail the
     check, unless all ``samples`` fail with one message.
