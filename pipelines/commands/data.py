@@ -139,9 +139,10 @@ def features(
     -- --runner=DataflowRunner --project=...
     """
     from pipelines.features.extraction import extract_features, list_images
+    from pipelines.inputs.ids import read_skipped
 
     execution = replace(execution, accelerator=accelerator, max_failures=max_failures)
-    job = job.opened()
+    job = replace(job, skip=read_skipped(job.skip)).opened()
     job.check_execution(execution)
     execution.check_locations(job.locations())
     listing = list_images(job, keep=not execution.is_local and not execution.template)

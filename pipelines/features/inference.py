@@ -113,7 +113,8 @@ class FirstImages:
         raise InputError(
             f"the first {self._failed} images of a process all failed as {last['reason']!r} with one message, the last of them "
             f"{last['key']!r} at {last['uri']!r}: {batch.error or last['message']}. Probably {_CAUSES[last['stage']]}: open this "
-            "image on the machine of that process, and run the same command again; finished shards are kept"
+            "image on the machine of that process, and run the same command again; finished shards are kept. --skip leaves "
+            "images out"
         )
 
 

@@ -56,7 +56,7 @@ def test_first_200_images_fail_alike_is_an_error_that_names_count_message_cause_
     message = (
         r"^the first 200 images of a process all failed as 'unreadable' with one message, the last of them 'g0199' at "
         rf"'g0199\.png': .*No such file or directory: '{re.escape(str(tmp_path))}/g0199\.png'\. Probably this process has no "
-        r"access, no network, or wrong addresses: .* run the same command again; finished shards are kept$"
+        r"access, no network, or wrong addresses: .* run the same command again; finished shards are kept\. --skip leaves"
     )
     with pytest.raises(InputError, match=message):
         extract(gone(200, z=picture(1, 2, 3)))
