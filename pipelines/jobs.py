@@ -350,6 +350,10 @@ class FeaturesJob(Options):
         int | None, Opt("Set the batch size. Default: the extractor's, or the fastest on the GPU.", min_=1)
     ] = None
     reading: ImageOptions = field(default_factory=ImageOptions)
+    skip: Annotated[
+        tuple[str, ...],
+        Opt("Leave out images as if they were not there: these ids, or with [i]@FILE[/i] those on its lines.", metavar="IDS"),
+    ] = ()
     shards: Shards = AUTO
     policy: ReusePolicy = ReusePolicy()
     task: Annotated[

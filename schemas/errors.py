@@ -58,6 +58,10 @@ class CommittedError(DatasetError):
     """Another run has committed the dataset."""
 
 
+class TooManyFailuresError(ImagepivotError):
+    """More inputs failed than allowed; the dataset is committed."""
+
+
 class LostJobError(ImagepivotError):
     """The runner no longer reports the state of a job."""
 

@@ -42,6 +42,7 @@ FAILURE_REASONS = {
     "too_large": "the image has more pixels than the limit (a decompression bomb?)",
     "unsupported": "the image is of a type without a defined conversion to 8-bit RGB, or without a decoder on that machine",
     "decode_error": "the image is damaged",
+    "crashed": "the image crashes the decoder",
     "not_finite": "a value of the feature is infinite or no number in the type that is stored",
 }
 """The closed list of reasons for a failure, with their meanings."""

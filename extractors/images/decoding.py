@@ -53,7 +53,7 @@ DECODING = 1
 MAX_PIXELS = 178_956_970
 """Maximum width times height; equals the limit of Pillow's own error."""
 
-REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error")
+REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error", "crashed")
 """All reasons of a `DecodeError`."""
 
 _BLOCK_PIXELS = 1 << 20  # Of 16-bit grey, converted together: copies of all pixels may take gigabytes.

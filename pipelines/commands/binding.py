@@ -111,7 +111,7 @@ class Option:
         elif self.is_list:
             hint = list[str] if self.takes_several or self.opt.is_behind_dashes else str | list[str]
         elif self._is_parsed:
-            hint = str
+            hint = str | int
         value = convert(raw, hint, self.label)
         if self.is_list and isinstance(value, list):
             split = [part for part in value if "," in part] if hint != list[str] else []
@@ -120,8 +120,8 @@ class Option:
             return tuple(value)
         if self.is_table and isinstance(value, list):
             value = ",".join(value)
-        if isinstance(value, str) and (self.is_list or self.is_table or self._is_parsed):
-            return convert_text(value, self.hint, self.label)
+        if self._is_parsed or (isinstance(value, str) and (self.is_list or self.is_table)):
+            return convert_text(str(value), self.hint, self.label)
         self.opt.check(value, self.label)
         return value
 

@@ -16,11 +16,12 @@ from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt
 from schemas.parameters import untrained_remark
+from schemas.writing.reuse_policy import FailureLimit
 
 
 @command("captions multi30k captions --format multi30k --languages en,de")
 def captions(
-    job: CaptionsJob, max_failures: MaxFailures = 0, log_json: LogJson = False, execution: Execution = Execution()
+    job: CaptionsJob, max_failures: MaxFailures = FailureLimit(), log_json: LogJson = False, execution: Execution = Execution()
 ) -> None:
     """Tokenize raw captions into shards.
 
@@ -35,6 +36,7 @@ def captions(
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
 
+    execution = replace(execution, max_failures=max_failures)
     with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
         manifest = prepare_captions(job, execution, meter)
         meter.finalize(captions=manifest.rows + manifest.failed, failed=manifest.failed)
@@ -92,7 +94,10 @@ def word_vectors(job: WordVectorsJob, log_json: LogJson = False) -> None:
 
 @command("token-features captions bert --model bert-base-multilingual-cased --dtype float16")
 def token_features(
-    job: TokenFeaturesJob, max_failures: MaxFailures = 0, log_json: LogJson = False, execution: Execution = Execution()
+    job: TokenFeaturesJob,
+    max_failures: MaxFailures = FailureLimit(),
+    log_json: LogJson = False,
+    execution: Execution = Execution(),
 ) -> None:
     """Extract contextual token vectors: the last layer of BERT or a similar model.
 
@@ -102,6 +107,7 @@ def token_features(
     from pipelines.text.token_features import extract_token_features
     from schemas.dataset import open_dataset
 
+    execution = replace(execution, max_failures=max_failures)
     total = open_dataset(job.captions, kind="captions").manifest.rows
     if execution.is_local:
         _remark_on_precision(job.precision, job.device)
@@ -114,7 +120,7 @@ def token_features(
 @command("features photos features --extractor resnet50-pool")
 def features(
     job: FeaturesJob,
-    max_failures: MaxFailures = 0,
+    max_failures: MaxFailures = FailureLimit(),
     dry_run: Annotated[bool, Opt("List shards, images and bytes; do not write.")] = False,
     log_json: LogJson = False,
     execution: Execution = Execution(),
@@ -133,9 +139,10 @@ def features(
     -- --runner=DataflowRunner --project=...
     """
     from pipelines.features.extraction import extract_features, list_images
+    from pipelines.inputs.ids import read_skipped
 
-    execution = replace(execution, accelerator=accelerator)
-    job = job.opened()
+    execution = replace(execution, accelerator=accelerator, max_failures=max_failures)
+    job = replace(job, skip=read_skipped(job.skip)).opened()
     job.check_execution(execution)
     execution.check_locations(job.locations())
     listing = list_images(job, keep=not execution.is_local and not execution.template)

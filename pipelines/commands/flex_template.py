@@ -20,7 +20,7 @@ COMMANDS = {str(command.name): command for command in (captions, vocabulary, enc
 LEFT_OUT = {
     **dict.fromkeys(("log-json", "dry-run"), "for a person at a terminal"),
     **dict.fromkeys(("workers", "task"), "for runs without a runner"),
-    **dict.fromkeys(("detach", "start-timeout", "max-failures"), "about the wait for a job, and the launcher does not wait"),
+    **dict.fromkeys(("detach", "start-timeout"), "about the wait for a job, and the launcher does not wait"),
     **dict.fromkeys(
         ("overwrite", "verify", "update", "keep-removed", "only-add", "accept-unknown", "check-content", "retry-failed"),
         "about the content of OUTPUT, and a launch builds a dataset from its beginning",

@@ -18,6 +18,7 @@ from schemas.console.progress import format_duration
 from schemas.console.tables import render_tables
 from schemas.escapes import escape_text
 from schemas.options import Opt
+from schemas.writing.reuse_policy import FailureLimit
 
 if TYPE_CHECKING:
     from schemas.manifest import Manifest
@@ -28,7 +29,10 @@ console = Console()
 notes = Console(stderr=True)
 """For progress and remarks, on standard error."""
 
-MaxFailures: TypeAlias = Annotated[int, Opt("Exit with code 3 if more inputs fail than this.", min_=0)]
+MaxFailures: TypeAlias = Annotated[
+    FailureLimit,
+    Opt("Fail after the commit, with exit code 3, if more inputs fail than this number or share, e.g. [i]1%[/i].", metavar="N"),
+]
 LogJson: TypeAlias = Annotated[bool, Opt("Write stderr as lines of JSON, for programs.")]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 
@@ -58,7 +62,12 @@ def print_dataset(manifest: Manifest, output: str) -> None:
     print_line(f"[bold]{manifest.kind}[/bold]: {rows} ({', '.join(facts)})")
 
 
-def finish(manifest: Manifest, output: str, max_failures: int = 0, changes: Mapping[str, int] | None = None) -> None:
+def finish(
+    manifest: Manifest,
+    output: str,
+    max_failures: FailureLimit = FailureLimit(),
+    changes: Mapping[str, int] | None = None,
+) -> None:
     """Print the summary of a dataset; exit with code 3 after too many failures.
 
     ``changes`` holds the numbers of new, changed and removed images of an update. Digests are left to ``inspect``.
@@ -77,6 +86,6 @@ def finish(manifest: Manifest, output: str, max_failures: int = 0, changes: Mapp
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"
-        remark(f"{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
-    if manifest.failed > max_failures:
+        remark(f"{'' if manifest.rows else 'all '}{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
+    if max_failures.is_exceeded(failed=manifest.failed, rows=manifest.rows):
         raise typer.Exit(3)

@@ -22,8 +22,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
+from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
+from extractors.images.decoding import DecodeError
 from schemas.errors import ImagepivotError
 from schemas.process.resources import keep_freed_memory
 
@@ -38,11 +40,14 @@ _SHARED = 2**24
 """Bytes of shared memory per process, allocated on first use; larger pixels go through the pipe."""
 
 _START = "import sys; sys.path[:] = {!r}; import imagepivot; from pipelines.features.decoding_processes import main; main({})"
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 _EXIT_SECONDS = 5.0  # For a process to finish its image after its pipe is closed.
 
 
 class DecodingProcesses:
     """Pool of decoding processes, which start on first use and after a crash.
+
+    An image that crashes a process is tried once more while no other is decoded, as a decoder may have lacked memory.
 
     Args:
         preprocess: picklable function from a decoded image to pixels, uint8 ``[3, H, W]``, see `extractors.Extractor.preprocessor`.
@@ -55,20 +60,31 @@ class DecodingProcesses:
         self._idle: SimpleQueue[_Process] = SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
+        self._alone = Lock()
         weakref.finalize(self, _end, self._processes)
 
     def pixels(self, data: bytes) -> Tensor:
         """Decode and preprocess an image in an idle process; call it from as many threads.
 
         Raises:
-            DecodeError: error of `extractors.decode` or of the extractor's ``preprocess``.
+            DecodeError: error of `extractors.decode` or of the extractor's ``preprocess``, or the image crashed two processes.
             ImagepivotError: the process was killed or has exited.
         """
         process = self._idle.get()
         try:
             return process.pixels(data)
+        except DecodeError as error:
+            if error.reason != "crashed":
+                raise
         finally:
             self._idle.put(process)
+        with self._alone:
+            processes = [self._idle.get() for _ in self._processes]
+            try:
+                return processes[0].pixels(data)
+            finally:
+                for process in processes:
+                    self._idle.put(process)
 
 
 class _Process:
@@ -143,6 +159,8 @@ def _end(processes: list[_Process]) -> None:
 
 def _lost(code: int) -> ImagepivotError:
     """Return the error for an exit code, which is negative for a signal."""
+    if -code in _CRASHES:
+        return DecodeError("crashed", f"a decoder crashed twice with {signal.Signals(-code).name}")
     advice = "Finished shards are kept; run the same command again"
     if code == -signal.SIGKILL:
         return ImagepivotError(

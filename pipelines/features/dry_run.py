@@ -73,7 +73,7 @@ def plan_dry_run(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_o
     wanted = range(output.shards) if job.task is None else job.task.shards(output.shards)
     refs: dict[int, list[ImageRef]] = {shard: [] for shard in stored}
     images = job.open_images()
-    for ref in listed_refs(images, listing) if stored else ():
+    for ref in listed_refs(job, listing) if stored else ():
         if (shard := shard_of(ref.image_id, output.shards)) in refs:
             refs[shard].append(ref)
     todo = []

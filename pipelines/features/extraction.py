@@ -23,7 +23,9 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
+from schemas.console import events
 from schemas.errors import InputError
+from schemas.escapes import counted
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 from schemas.process.resources import usable_cores
@@ -98,7 +100,7 @@ def extract_features(
     job = job.for_workers(execution)
     gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
-    output = plan_features(job, listing, on_warning)
+    output = replace(plan_features(job, listing, on_warning), max_failures=execution.max_failures)
     if not execution.is_local:  # Only the workers need the device and the network.
         output = replace(output, sample_outputs=None)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
@@ -128,7 +130,7 @@ def extract_features(
             _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
     def extract_in_process(finished: frozenset[int]) -> None:
-        refs = listed_refs(job.open_images(), listing)
+        refs = listed_refs(job, listing)
         chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
         with reference_folder() as folder:
             for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
@@ -146,7 +148,7 @@ def extract_features(
             execution=execution,
             extras=job.extras(),
             check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
-            check_worker=partial(check_worker, job, planned_fingerprint(output), gpus),
+            check_worker=partial(check_worker, job, planned_fingerprint(output), gpus, listing.samples),
             run_in_process=extract_in_process,
             task=job.task,
             libraries=job.libraries(),
@@ -169,18 +171,24 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     images = job.open_images()
     kept = CachedListing() if keep or is_remote(images.location) else None
     refs = images.refs() if kept is None else kept.tee(images.refs())
-    listing = replace(Listing.of(_remember_ids(refs, ids), known or MAX_CHOSEN), cached=kept)
+    skipped = dict.fromkeys(job.skip, 0)
+    listing = replace(Listing.of(_remember_ids(refs, ids, skipped), known or MAX_CHOSEN), cached=kept)
     if not listing.count:
         raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
+    if unknown := [image_id for image_id, count in skipped.items() if not count]:
+        events.remark(f"--skip names {counted(len(unknown), 'image')} that {images.location!r} lacks, e.g. {unknown[0]!r}")
     if suspects := ids.suspects():
-        images.check_ids(sorted(ref for ref in listed_refs(images, listing) if hash(ref.image_id) in suspects))
+        images.check_ids(sorted(ref for ref in listed_refs(job, listing) if hash(ref.image_id) in suspects))
     size = listing.count * job.feature_bytes()
     shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
     return listing.folded(shards)
 
 
-def _remember_ids(refs: Iterable[ImageRef], ids: KeyHashes) -> Iterator[ImageRef]:
+def _remember_ids(refs: Iterable[ImageRef], ids: KeyHashes, skipped: dict[str, int]) -> Iterator[ImageRef]:
     for ref in refs:
-        ids.add(ref.image_id)
-        yield ref
+        if ref.image_id in skipped:
+            skipped[ref.image_id] += 1
+        else:
+            ids.add(ref.image_id)
+            yield ref

@@ -223,7 +223,7 @@ def write_feature_shard(
 
     Raises:
         InputError: two images have the same id, the list of images has changed during the run, the source is gone, or this
-            worker's extractor computes other values than that of the stored rows.
+            worker's extractor computes other values than that of the stored rows, or the first images of this process all fail.
     """
     refs = sorted(refs)
     images.check_ids(refs)
@@ -247,11 +247,17 @@ def write_feature_shard(
     tally = Tally(failures=list(reuse.failures), new=len(reuse.todo) - reuse.changed, changed=reuse.changed, removed=removed)
     if _is_left_alone(output, shard, reuse):
         return tally
+    known = {} if reuse.stored is None else reuse.stored.failures
+
+    def report(batch: Tally) -> None:
+        on_batch(batch)
+        loaded.first_images.add(batch, known)
+
     name, schema = output.name(shard), output.schema
     expected = len(reuse.todo) + len(tally.failures)
     ordered = images.in_reading_order(reuse.todo)
     new: Iterable[pa.Table] = extract_rows(
-        ordered, loaded, read=images.read, schema=schema, tally=tally, reads=images.parallel_reads, on_batch=on_batch
+        ordered, loaded, read=images.read, schema=schema, tally=tally, reads=images.parallel_reads, on_batch=report
     )
     if ordered is not reuse.todo:
         new = _sort_rows(new, schema)

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import pyarrow as pa
 import extractors
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.inputs.images.base import ImageRef
-from schemas.errors import DatasetError
+from schemas.errors import DatasetError, InputError
 from schemas.failures import failure_row
 from schemas.kinds import count_nonfinite, table_of_arrays
 from schemas.sample_outputs import SampleOutputs
@@ -39,6 +40,7 @@ class Tally:
     Attributes:
         images: number of images with rows.
         failures: rows of kind ``failures``.
+        error: last error of reading or decoding; unlike a failure, it may name the location of the images.
         decode_seconds: time of reading and decoding, summed over threads.
         forward_seconds: time in the model; with feeder threads, time of waiting for its results.
         wait_seconds: time of waiting for decoded images.
@@ -50,6 +52,7 @@ class Tally:
 
     images: int = 0
     failures: list[dict[str, str]] = field(default_factory=list)
+    error: str = ""
     decode_seconds: float = 0.0
     forward_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -68,6 +71,53 @@ class Tally:
         self.digests.update(other.digests)
 
 
+FIRST_IMAGES = 200
+"""Number of a process's first images that stop it if all of them fail alike."""
+
+_CAUSES = {
+    "read": "this process has no access, no network, or wrong addresses",
+    "decode": "the files are no images, or a decoder is missing",
+    "extract": "the values of the model exceed its precision or the stored type",
+}
+"""Likely cause of equal failures by stage."""
+
+
+class FirstImages:
+    """Check of the first images of a process, for all its shards and threads.
+
+    A refused bucket or a missing decoder fails every image. The run should end, not write a dataset of failures.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._has_passed = False
+        self._kinds: set[tuple[str, str]] = set()
+        self._failed = 0
+
+    def add(self, batch: Tally, known: Mapping[str, Mapping[str, str]]) -> None:
+        """Count the images of a batch.
+
+        ``known`` holds the shard's earlier failures by image id, which do not count again.
+
+        Raises:
+            InputError: all images have failed with one message, at least `FIRST_IMAGES`.
+        """
+        failures = [row for row in batch.failures if row != known.get(row["key"])]
+        with self._lock:
+            self._kinds.update((row["reason"], row["message"]) for row in failures)
+            self._failed += len(failures)
+            self._has_passed |= batch.images > 0 or len(self._kinds) > 1
+            if self._has_passed or not failures or self._failed < FIRST_IMAGES:
+                return
+        last = failures[-1]
+        raise InputError(
+            f"the first {self._failed} images of a process all failed as {last['reason']!r} with one message, the last of them "
+            f"{last['key']!r} at {last['uri']!r}: {batch.error or last['message']}. Probably {_CAUSES[last['stage']]}: open this "
+            "image on the machine of that process, and run the same command again; finished shards are kept. --skip leaves "
+            "images out"
+        )
+
+
 @dataclass(frozen=True)
 class LoadedExtractor:
     """An extractor on its device, with its batch size and decoders.
@@ -77,6 +127,7 @@ class LoadedExtractor:
         threads: number of decoding threads without ``processes``.
         processes: decoding processes, with a thread for each; None to decode in threads.
         sample_outputs: the extractor's sample outputs.
+        first_images: check of the process's first images, which its extractors share.
     """
 
     extractor: extractors.Extractor
@@ -84,6 +135,7 @@ class LoadedExtractor:
     threads: int = 1
     processes: DecodingProcesses | None = None
     sample_outputs: SampleOutputs = ()
+    first_images: FirstImages = field(default_factory=FirstImages)
 
 
 @dataclass
@@ -93,6 +145,7 @@ class _Image:
     ref: ImageRef
     content: Any = None
     failure: dict[str, str] | None = None
+    error: str = ""
     sha256: str = ""
     seconds: float = 0.0
 
@@ -113,6 +166,7 @@ class _Batch:
             self.images.append(image)
         else:
             self.tally.failures.append(image.failure)
+            self.tally.error = image.error
 
     def start(self, extractor: extractors.Extractor, model: ThreadPoolExecutor | None) -> None:
         """Start the model in a feeder thread; without one, `columns` runs it."""
@@ -186,7 +240,7 @@ def extract_rows(
         while True:
             # Two batches ahead: one is ready when the model has finished the other.
             ahead.extend(
-                decoders.submit(_decode, readers.submit(_read, ref, read), pixels)
+                decoders.submit(_decode, readers.submit(read_image, ref, read), pixels)
                 for ref in islice(todo, 2 * batch_size + reads - len(ahead))
             )
             if not ahead:
@@ -195,7 +249,11 @@ def extract_rows(
             image = ahead.popleft().result()
             batch.tally.wait_seconds += time.perf_counter() - started
             batch.add(image)
-            if len(batch.images) == batch_size:
+            if not batch.images:  # Reported immediately: the first failures may stop the run.
+                tally.add(batch.tally)
+                on_batch(batch.tally)
+                batch = _Batch()
+            elif len(batch.images) == batch_size:
                 batch.start(extractor, model)
                 in_model.append(batch)
                 batch = _Batch()
@@ -227,7 +285,8 @@ def merge_rows(old: Iterable[pa.RecordBatch], new: Iterable[pa.Table]) -> Iterat
             yield from side
 
 
-def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
+def read_image(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
+    """Read the bytes of an image, or the failure."""
     started, image = time.perf_counter(), _Image(ref)
     try:
         image.content = read(ref)
@@ -236,6 +295,7 @@ def _read(ref: ImageRef, read: Callable[[ImageRef], bytes]) -> _Image:
         # Without the file's name: datasets must not depend on the location of images.
         name = "OSError" if isinstance(cause, StoreError) else type(cause).__name__
         image.failure = failure_row(ref.image_id, "read", "unreadable", getattr(cause, "strerror", None) or name, ref.uri)
+        image.error = str(error)
     image.seconds = time.perf_counter() - started
     return image
 

@@ -14,9 +14,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA, Listing, SharedListing, read_listing
 from pipelines.inputs.images.staged_images import StagedImage
+from pipelines.jobs import FeaturesJob
 from pipelines.running.spill_files import FileRange, from_ipc, to_ipc, write_ranges
 from schemas.keys import shard_of
 
@@ -38,13 +39,16 @@ def reference_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True)
 
 
-def listed_refs(images: ImageSource, kept: Kept | Listing) -> Iterator[ImageRef]:
-    """Yield the references of a cached listing, or else of the images."""
+def listed_refs(job: FeaturesJob, kept: Kept | Listing) -> Iterator[ImageRef]:
+    """Yield the references of a cached listing, or else of the images, without skipped ones."""
+    images, skip = job.open_images(), frozenset(job.skip)
     if isinstance(kept, Listing):
         kept = "" if kept.cached is None else kept.cached.path
     if isinstance(kept, SharedListing):
-        return kept.refs(images)
-    return read_listing(kept) if kept else images.refs()
+        refs = kept.refs(images)
+    else:
+        refs = read_listing(kept) if kept else images.refs()
+    return (ref for ref in refs if ref.image_id not in skip) if skip else refs
 
 
 def chunk_refs(

@@ -16,12 +16,14 @@ from extractors import Extractor
 from extractors.sample_outputs import sample_outputs
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
-from pipelines.features.inference import LoadedExtractor, Tally
+from pipelines.features.inference import FirstImages, LoadedExtractor, Tally, read_image
 from pipelines.features.ref_chunks import RefChunk, from_chunks
+from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError
+from schemas.escapes import counted, redact_address
 from schemas.parameters import FeaturesParameters
 from schemas.process.resources import CORES_TO_A_DECODER, usable_cores
 from schemas.writing.output import OutputDataset
@@ -70,17 +72,30 @@ def planned_fingerprint(output: OutputDataset) -> str | None:
     return FeaturesParameters.from_json(output.parameters).extractor_fingerprint
 
 
-def check_worker(job: FeaturesJob, planned: str | None, gpus: int) -> None:
-    """Check devices, precision and weights without building the network.
+def check_worker(job: FeaturesJob, planned: str | None, gpus: int, samples: Sequence[ImageRef] = ()) -> None:
+    """Check devices, precision, weights and access to images, without the network.
 
-    ``planned`` is the result of `planned_fingerprint`; the dataset would enlarge the graph.
+    ``planned`` is the result of `planned_fingerprint`; the dataset would enlarge the graph. A missing image does not fail the
+    check, unless all ``samples`` fail with one message.
 
     Raises:
-        ImagepivotError: a device is missing, or precision or weights differ from the plan.
+        ImagepivotError: a device is missing, precision or weights differ from the plan, or no image can be read.
     """
     for device in devices_of_worker(job, "", gpus):
         job.extractor.check_device(device)
     check_fingerprint(job, planned, job.extractor.describe().fingerprint)
+    images, messages = job.open_images(), set[str]()
+    for ref in samples:
+        image = read_image(ref, images.read)
+        if image.failure is None:
+            return
+        messages.add(image.failure["message"])
+    if len(messages) == 1:
+        raise InputError(
+            f"it cannot read the images of {images.location!r}: {counted(len(samples), 'image')} from all parts of the list failed "
+            f"with one message, the last is {ref.image_id!r} at {redact_address(ref.uri)!r}: {image.error}. Check that the "
+            "identity of the workers (service account, credentials) may read them, and that bucket and addresses exist"
+        )
 
 
 def check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -> None:
@@ -107,10 +122,12 @@ class ExtractorPool:
 
         self.fingerprints = [extractor.fingerprint for extractor in networks]
         self._free: SimpleQueue[LoadedExtractor] = SimpleQueue()
+        first_images = FirstImages()
         for extractor in networks:
             processes = decoding_processes(extractor, threads)
             size = batch_size or find_batch_size(extractor)
-            self._free.put(LoadedExtractor(extractor, size, threads, processes, sample_outputs(extractor)))
+            outputs = sample_outputs(extractor)
+            self._free.put(LoadedExtractor(extractor, size, threads, processes, outputs, first_images))
 
     @contextmanager
     def extractor(self) -> Iterator[LoadedExtractor]:

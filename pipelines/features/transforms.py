@@ -22,7 +22,7 @@ from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_ref
 from pipelines.features.shard_worker import COUNTERS, ShardExtractor
 from pipelines.features.stage_images import CopyImages, row_group_batches
 from pipelines.inputs.images.archives import ImagesInParquet
-from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
@@ -49,9 +49,9 @@ class _ExtractShardFn(beam.DoFn):
 
 
 def _list_images(
-    _start: bytes, images: ImageSource, kept: Kept, to_chunks: Callable[[Iterable[ImageRef]], Iterator[Any]]
+    _start: bytes, job: FeaturesJob, kept: Kept, to_chunks: Callable[[Iterable[ImageRef]], Iterator[Any]]
 ) -> Iterator[tuple[int, Any]]:
-    return to_chunks(listed_refs(images, kept))
+    return to_chunks(listed_refs(job, kept))
 
 
 @dataclass(eq=False)
@@ -98,11 +98,11 @@ class ExtractFeatures(beam.PTransform):
         options: dict[str, Any] = {"shards": output.shards, "skip_shards": self.finished, "folder": self.folder}
         if self.copies is not None and isinstance(images, ImagesInParquet):
             to_batches = partial(row_group_batches, images, **options)
-            portions = start | "ListPortions" >> beam.FlatMap(_list_images, images, self.kept, to_batches)
+            portions = start | "ListPortions" >> beam.FlatMap(_list_images, self.job, self.kept, to_batches)
             copy = CopyImages(self.job, output, self.copies, self.folder)
             refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), portions | "CopyImages" >> copy]
         else:
-            refs = [start | "ListImages" >> beam.FlatMap(_list_images, images, self.kept, partial(chunk_refs, **options))]
+            refs = [start | "ListImages" >> beam.FlatMap(_list_images, self.job, self.kept, partial(chunk_refs, **options))]
         return (
             (*refs, begin | "EveryShard" >> beam.Create(todo))
             | "RefsAndShards" >> beam.Flatten()

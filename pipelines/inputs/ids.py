@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipelines.inputs.files import read_lines
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
+from schemas.storage.folder import file_at
 
 IdRule = Literal["name", "path"]
 """Rule for image ids: the file name or the whole relative path, without extension."""
@@ -36,6 +38,18 @@ def id_of_path(path: str, ids: IdRule) -> str:
     stem = name.rpartition(".")[0]
     stem = stem if stem.strip(".") else name  # As `os.path.splitext`: leading dots begin no extension.
     return stem if ids == "name" else f"{parent}{slash}{stem}"
+
+
+def read_skipped(values: Iterable[str]) -> tuple[str, ...]:
+    """Return image ids, with those on the lines of a file for ``@FILE``.
+
+    Raises:
+        InputError: a file does not exist or is not text.
+    """
+    image_ids: list[str] = []
+    for value in values:
+        image_ids += filter(None, read_lines(*file_at(value[1:]))) if value.startswith("@") else [value]
+    return tuple(image_ids)
 
 
 def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:

@@ -18,6 +18,7 @@ from schemas.errors import UsageError
 from schemas.options import SEVERAL_MACHINES, Opt
 from schemas.process.resources import usable_cores
 from schemas.storage.locations import is_remote
+from schemas.writing.reuse_policy import FailureLimit
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -121,6 +122,8 @@ class Execution:
     A runner among the flags for Beam replaces the local workers. ``default_workers`` computes the number of workers for 0; it is
     called only if shards are missing.
 
+    Beyond ``max_failures`` a pipeline fails after its commit, even if no launcher waits; a waiting one returns the manifest.
+
     Raises:
         UsageError: a value is out of range, a flag is misspelled, or --detach or --gpu is given without a remote runner.
 
@@ -143,6 +146,7 @@ class Execution:
         bool, Opt("Return once the job is accepted; the same command without it waits for the job.", panel=SEVERAL_MACHINES)
     ] = False
     accelerator: Annotated[Accelerator | None, "of commands that run a model over images"] = None
+    max_failures: Annotated[FailureLimit | None, "of commands whose inputs can fail"] = None
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -72,6 +72,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
         sample_outputs=partial(job.request().sample_outputs, job.device) if execution.runs_here else None,
+        max_failures=execution.max_failures,
     ).made_from(captions)
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=1)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any, TypeAlias
 
-from schemas.errors import CommittedError, DatasetError, UsageError
+from schemas.errors import CommittedError, DatasetError, TooManyFailuresError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import sha256_of_bytes, sum_digests
 from schemas.footers import Footer
@@ -286,6 +286,7 @@ def commit(
 
     Raises:
         DatasetError: a shard is missing or of another dataset; or damaged, and is then deleted.
+        TooManyFailuresError: the dataset is committed, with more failures than allowed.
     """
     folder, files = output.folder, (*files, *output.files)
     with publishing(folder):
@@ -320,6 +321,14 @@ def commit(
         ]
         folder.map(folder.delete, leftovers)
         publish_manifest(folder, manifest, state.entries)
+    limit = output.max_failures
+    if limit is not None and limit.is_exceeded(failed=manifest.failed, rows=manifest.rows):
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        excess = f"more than --max-failures {limit} allows" if manifest.rows else "which leaves no row"
+        raise TooManyFailuresError(
+            f"{manifest.failed:,} of {manifest.rows + manifest.failed:,} inputs failed ({counts}), {excess}. The dataset "
+            f"{folder.location!r} is committed; imagepivot inspect lists its --failures"
+        )
     return manifest
 
 

@@ -22,6 +22,7 @@ from schemas.parameters import feature_of
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.vocabulary import TEXT_NAME
+from schemas.writing.reuse_policy import FailureLimit
 
 if TYPE_CHECKING:
     from schemas.dataset import Dataset
@@ -45,6 +46,7 @@ class OutputDataset:
         sources: locations of the datasets behind listings and states, for messages; empty for images.
         sample_outputs: function that returns the sample outputs of the model on this machine; None without a model, or if workers
             on other machines compute them.
+        max_failures: limit of failures, which a commit compares after it has written the manifest; None without a limit.
 
     Examples:
         >>> parameters = {"feature": imagepivot.FeatureSpec("zeros", (3,)).to_json()}
@@ -65,6 +67,7 @@ class OutputDataset:
     other_files: str = ""
     sources: tuple[str, ...] = ()
     sample_outputs: Callable[[], SampleOutputs] | None = field(default=None, compare=False)
+    max_failures: FailureLimit | None = field(default=None, compare=False)
 
     def made_from(self, *sources: Dataset) -> OutputDataset:
         """Return the output with the digest of its source datasets' content as state.

@@ -1,9 +1,10 @@
-"""Reuse of an existing dataset, and array tasks. Imports no heavy packages."""
+"""Policies of a run: reuse, array tasks, failures. Imports no heavy packages."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, TypeAlias
 
 from schemas.errors import UsageError
@@ -98,3 +99,39 @@ class ArrayTask:
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True)
+class FailureLimit:
+    """Number or share of inputs that may fail, e.g. ``10`` or ``1%``.
+
+    Raises:
+        UsageError: the text is neither a number nor a share from 0% to 100%.
+
+    Examples:
+        >>> limit = imagepivot.FailureLimit("1%")
+        >>> limit.is_exceeded(failed=3, rows=297), limit.is_exceeded(failed=4, rows=296)
+        (False, True)
+    """
+
+    text: str = "0"
+
+    def __post_init__(self) -> None:
+        number = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(%?)", self.text)
+        if number is None or (float(number[1]) > 100 if number[2] else "." in number[1]):
+            raise UsageError(
+                f"--max-failures is {self.text!r}, expected 0 or more, or a share of the inputs from 0% to 100%, e.g. 1%"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> FailureLimit:
+        """Parse the value of ``--max-failures``; errors are those of the class."""
+        return cls(text.strip())
+
+    def is_exceeded(self, *, failed: int, rows: int) -> bool:
+        """Return whether more inputs failed, or all: an empty dataset is never a success."""
+        number, inputs = Fraction(self.text.removesuffix("%")), rows + failed
+        return failed > (number * inputs / 100 if self.text.endswith("%") else number) or (failed > 0 and not rows)
+
+    def __str__(self) -> str:
+        return self.text

@@ -82,7 +82,7 @@ def test_duplicate_caption_key_is_refused(fails, forked, tmp_path):
     [
         (("--recipe", "nonsense"), 2, "nonsense"),
         (("--splits", "test"), 1, "no captions of split 'test'"),
-        (("--max-failures", "-1"), 2, "--max-failures is -1, expected 0 or more"),
+        (("--max-failures", "-1"), 2, "--max-failures is '-1', expected 0 or more"),
         (("extra",), 2, "unexpected argument 'extra': flags for Beam follow -- and begin with --"),
         (("--unknown", "1"), 2, "No such option: --unknown"),
     ],

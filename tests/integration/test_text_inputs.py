@@ -16,6 +16,7 @@ from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions.base import EVERYTHING
 from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.ids import read_skipped
 from pipelines.inputs.images.opening import open_images
 from pipelines.text.truecasing import load_truecasers, truecaser_inputs
 from schemas.duplicates import read_duplicates
@@ -95,6 +96,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "images csv": ("t.csv", "image_id,uri\na,a.jpg\nb,b.jpg\n", lambda path: list(open_images(path).refs())),
     "images jsonl": ("t.jsonl", '{"image_id": "a", "uri": "a.jpg"}\n', lambda path: list(open_images(path).refs())),
     "image ids": ("ids.txt", "ä.jpg#1\nb.avif\n", lambda path: ImageIds("name").read_list(path)),
+    "skipped images": ("skip.txt", "ä.jpg\nb\n", lambda path: read_skipped((f"@{path}",))),
     "exact image ids": ("ids.txt", "ä.jpg#1\nb", lambda path: ImageIds("exact").read_list(path)),
     "regions with a header": ("r.tsv", region_lines(HEADER), regions),
     "regions without a header": ("r.tsv", region_lines(), regions),

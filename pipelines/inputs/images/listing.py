@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ REFS_SCHEMA = pa.schema(
 """Columns of references in Arrow."""
 
 _ROWS = 1 << 13
+_SAMPLES = 8
 _COPIED_BYTES = 16 << 20
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
@@ -43,12 +45,14 @@ class Listing:
         states: digest of each shard's images by id, uri as stored, size and version. Modification times change it, so it is only
             compared on one machine and never part of a dataset.
         cached: the references in a file of this machine; None if listing again is cheap.
+        samples: a few references from all parts of the list.
     """
 
     counts: tuple[int, ...]
     shards: tuple[str, ...]
     states: tuple[str, ...]
     cached: CachedListing | None = field(default=None, compare=False, repr=False)
+    samples: tuple[ImageRef, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -59,13 +63,16 @@ class Listing:
     def of(cls, refs: Iterable[ImageRef], shards: int) -> Listing:
         """Compute the listing in one pass and constant memory."""
         sums, states, counts = [0] * shards, [0] * shards, [0] * shards
-        for ref in refs:
+        samples = deque[ImageRef](maxlen=_SAMPLES)
+        for number, ref in enumerate(refs, start=1):
             shard = shard_of(ref.image_id, shards) if shards > 1 else 0
             entry = (ref.image_id, redact_address(ref.uri), str(ref.bytes))
             sums[shard] += _digest(*entry)
             states[shard] += _digest(*entry, ref.version)
             counts[shard] += 1
-        return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)))
+            if number.bit_count() == 1:  # Powers of two, since the length is unknown.
+                samples.append(ref)
+        return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)), samples=tuple(samples))
 
     def folded(self, shards: int) -> Listing:
         """Return the listing for a divisor of its number of shards."""
@@ -74,6 +81,7 @@ class Listing:
             tuple(sum_digests(self.shards[shard::shards]) for shard in range(shards)),
             tuple(sum_digests(self.states[shard::shards]) for shard in range(shards)),
             self.cached,
+            self.samples,
         )
 
 

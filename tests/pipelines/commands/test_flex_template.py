@@ -79,6 +79,8 @@ def test_choices_and_patterns_of_the_metadata_fit_the_options(command):
         ("quoting", ("auto", "rfc4180", "none"), ("minimal", "")),
         ("shards", ("64", "auto", "like:gs://b/captions"), ("-1", "many", "like:")),
         ("score_threshold", ("0.2", "1"), (".2", "-1", "x")),
+        ("skip", ("a", "a,b 2", "@gs://b/skip.txt"), ("", ",", "a,", "@skip.txt", "@/skip.txt")),
+        ("max_failures", ("0", "10", "1%", "0.5%", "100%"), ("", "-1", "1.5", "1 %", "many", "1000%")),
         ("shared_disk", ("true", "false"), ("True", "1", "yes")),
         ("format", ("multi30k", "table"), ("json", "Multi30k")),
         ("sdk_container_image", ("europe-docker.pkg.dev/p/images/worker:1", "a@sha256:00"), ("-x", "a b")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import io
 import os
 import pickle
@@ -29,6 +30,7 @@ from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import PROCESSES_FROM, decoding_processes
 from schemas.errors import ImagepivotError
 from schemas.features import FeatureSpec
+from tests.crashing_decoder import crash
 from tests.fake_extractors import extract_images
 
 CROP = partial(cropped_pixels, preprocessing=PREPROCESSING)
@@ -157,6 +159,49 @@ def test_bug_ends_the_process_and_its_traceback_is_in_the_log(capfd):
     with pytest.raises(ImagepivotError, match="ended with exit code 1; the log has its error"):
         broken.pixels(photograph(1))
     assert "RuntimeError: a bug of preprocessing" in capfd.readouterr().err
+
+
+def crashing(log: Path, signum: int, times: int, num_processes: int = 2) -> DecodingProcesses:
+    """Return processes that crash with an image of 106 columns, at most so many times."""
+    return DecodingProcesses(partial(crash, log=str(log), signum=signum, times=times, preprocess=CROP), num_processes)
+
+
+@pytest.mark.cluster
+def test_image_that_crashes_a_process_is_tried_once_more_alone_and_then_a_failure(tmp_path):
+    log = tmp_path / "log"
+    images = {f"{number:02d}": photograph(number) for number in (15, 16, 17)}
+    own = crashing(log, signal.SIGABRT, 9)
+    tally = Tally()
+    tables = list(extract_images(images, Means(), batch_size=3, threads=2, processes=own, tally=tally))
+    assert [row["image_id"] for table in tables for row in table.to_pylist()] == ["15", "17"]
+    [failure] = tally.failures
+    assert (failure["key"], failure["stage"], failure["reason"]) == ("16", "decode", "crashed")
+    assert failure["message"] == "a decoder crashed twice with SIGABRT"
+    assert tally.digests["16"] == hashlib.sha256(images["16"]).hexdigest()
+    lines = log.read_text().splitlines()
+    assert lines.count("106 begins") == 2
+    last = len(lines) - 1 - lines[::-1].index("106 begins")
+    assert all(lines[:last].count(f"{width} begins") == lines[:last].count(f"{width} ends") for width in (105, 107))  # Alone.
+    assert torch.equal(own.pixels(images["15"]), resize_and_crop(extractors.decode(images["15"]), PREPROCESSING))
+
+
+@pytest.mark.cluster
+def test_image_whose_second_attempt_succeeds_is_no_failure(tmp_path):
+    own = crashing(tmp_path / "log", signal.SIGBUS, 1, 1)
+    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode(photograph(16)), PREPROCESSING))
+
+
+@pytest.mark.cluster
+def test_images_that_crash_simultaneously_wait_for_each_other(tmp_path):
+    own = crashing(tmp_path / "log", signal.SIGSEGV, 99)
+
+    def reason(_number):
+        with pytest.raises(extractors.DecodeError, match="a decoder crashed twice with SIGSEGV") as caught:
+            own.pixels(photograph(16))
+        return caught.value.reason
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(reason, range(2))) == ["crashed"] * 2
 
 
 @pytest.mark.cluster
