@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TypeAlias
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA, Listing, SharedListing, read_listing
 from pipelines.inputs.images.staged_images import StagedImage
 from pipelines.jobs import FeaturesJob
-from pipelines.running.spill_files import FileRange, from_ipc, to_ipc, write_ranges
+from pipelines.running.spill_files import FileRange, read_range, write_ranges
 from schemas.keys import shard_of
 
 RefChunk: TypeAlias = bytes | FileRange
@@ -27,8 +28,13 @@ RefChunk: TypeAlias = bytes | FileRange
 Kept: TypeAlias = str | SharedListing
 """Cached listing: path of a shared file, or its file in the output; empty without one."""
 
-_BATCH_REFS = 1 << 17
-"""References that a worker partitions in a batch: some 30 MB."""
+_MIN_BATCH_REFS, _MAX_BATCH_REFS = 1 << 17, 1 << 20
+"""References that a worker partitions in a batch: at most some 250 MB."""
+
+_SHARD_REFS = 64
+"""Mean references of a shard in a batch: each chunk has some 300 bytes besides its references, and costs some 30 µs."""
+
+_ROWS = 1 << 13
 
 _FIRST_BATCH_REFS = 1 << 13
 """References of the first batch, which is never spilled; most listings are shorter."""
@@ -57,13 +63,16 @@ def chunk_refs(
     """Yield shard index and chunk of references.
 
     References of ``skip_shards`` are dropped. Chunks of a long listing are spilled to the local folder; None keeps them as bytes.
+    Batches grow with the number of shards, so that chunks do not shrink.
 
     Raises:
         DatasetError: the folder cannot be written.
     """
     refs = iter(refs)
     yield from partition_by_shard(islice(refs, _FIRST_BATCH_REFS), shards, skip_shards=skip_shards)
-    while batch := list(islice(refs, _BATCH_REFS)):
+    size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
+    for first in refs:
+        batch = chain([first], islice(refs, size - 1))
         yield from partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder)
 
 
@@ -71,18 +80,27 @@ def partition_by_shard(
     refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int] = frozenset(), folder: str | None = None
 ) -> Iterable[tuple[int, RefChunk]]:
     """Partition references into a chunk per shard, see `chunk_refs`."""
-    by_shard: dict[int, list[ImageRef]] = {}
-    for ref in refs:
-        by_shard.setdefault(shard_of(ref.image_id, shards), []).append(ref)
-    return to_chunks(((shard, by_shard[shard]) for shard in sorted(by_shard.keys() - skip_shards)), REFS_SCHEMA, folder)
+    refs = iter(refs)
+    batches: list[pa.RecordBatch] = []
+    indices: list[int] = []
+    while rows := list(islice(refs, _ROWS)):  # Arrow takes a quarter of the memory of the tuples.
+        batches.append(_to_batch(rows, REFS_SCHEMA))
+        indices += (shard_of(ref.image_id, shards) for ref in rows)
+    if not batches:
+        return []
+    order = np.argsort(indices, kind="stable")
+    ordered = pa.Table.from_batches(batches).take(pa.array(order)).combine_chunks().to_batches()[0]
+    present, starts = np.unique(np.take(indices, order), return_index=True)
+    ranges = zip(present.tolist(), pairwise([*starts.tolist(), len(order)]), strict=True)
+    parts = ((shard, ordered.slice(start, end - start)) for shard, (start, end) in ranges if shard not in skip_shards)
+    return _spill(parts, folder)
 
 
 def to_chunks(
     rows: Iterable[tuple[int, Sequence[tuple[object, ...]]]], schema: pa.Schema, folder: str | None
 ) -> Iterable[tuple[int, RefChunk]]:
     """Serialize each list of rows as a chunk, in a file of the local folder if any."""
-    chunks = ((key, _serialize(values, schema)) for key, values in rows)
-    return chunks if folder is None else write_ranges(chunks, Path(folder) / uuid4().hex)
+    return _spill(((key, _to_batch(values, schema)) for key, values in rows), folder)
 
 
 def refs_in(chunks: Iterable[RefChunk]) -> list[ImageRef]:
@@ -95,7 +113,8 @@ def from_chunks(chunks: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Staged
     refs: list[ImageRef] = []
     copies: list[StagedImage] = []
     for chunk in chunks:
-        table = from_ipc(chunk)
+        with pa.input_stream(pa.py_buffer(read_range(chunk)), "zstd") as stream, pa.ipc.open_stream(stream) as reader:
+            table = reader.read_all()
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         if table.schema.names == REFS_SCHEMA.names:
             refs += (ImageRef(*row) for row in rows)
@@ -104,6 +123,23 @@ def from_chunks(chunks: Iterable[RefChunk]) -> tuple[list[ImageRef], list[Staged
     return refs, copies
 
 
-def _serialize(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> bytes:
-    columns = zip(*rows, strict=True)
-    return to_ipc(pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema))
+def _to_batch(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Convert rows to Arrow, with 64-bit offsets: text may exceed 2 GiB."""
+    types = [pa.large_string() if pa.types.is_string(field.type) else field.type for field in schema]
+    columns = [pa.array(column, column_type) for column, column_type in zip(zip(*rows, strict=True), types, strict=True)]
+    return pa.record_batch(columns, schema.names)
+
+
+def _spill(batches: Iterable[tuple[int, pa.RecordBatch]], folder: str | None) -> Iterable[tuple[int, RefChunk]]:
+    """Compress each batch as a chunk, in a file of the local folder if any."""
+    chunks = ((key, _compress(batch)) for key, batch in batches)
+    return chunks if folder is None else write_ranges(chunks, Path(folder) / uuid4().hex)
+
+
+def _compress(batch: pa.RecordBatch) -> bytes:
+    """Compress a batch as an Arrow IPC stream.
+
+    The stream is compressed as a whole, because its schema and paddings are larger than a few references.
+    """
+    stream = batch.schema.serialize().to_pybytes() + batch.serialize().to_pybytes()
+    return pa.compress(stream, "zstd", asbytes=True)

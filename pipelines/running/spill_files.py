@@ -43,13 +43,22 @@ def to_ipc(table: pa.Table) -> bytes:
 
 def from_ipc(content: bytes | FileRange) -> pa.Table:
     """Deserialize the result of `to_ipc`, or of the range of a file that holds one."""
-    if not isinstance(content, bytes):
-        path, offset, length = content
-        with storage_errors(path), Path(path).open("rb") as file:
-            file.seek(offset)
-            return from_ipc(file.read(length))
-    with pa.ipc.open_stream(content, options=_READ) as reader:
+    with pa.ipc.open_stream(read_range(content), options=_READ) as reader:
         return reader.read_all()
+
+
+def read_range(content: bytes | FileRange) -> bytes:
+    """Return bytes, or read those of the range of a file.
+
+    Raises:
+        DatasetError: the file cannot be read.
+    """
+    if isinstance(content, bytes):
+        return content
+    path, offset, length = content
+    with storage_errors(path), Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
 
 
 def write_ranges(contents: Iterable[tuple[Key, bytes]], path: Path) -> list[tuple[Key, FileRange]]:

@@ -9,6 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from extractors import ExtractorRequest
 from pipelines.features.extraction import list_images, plan_features
+from pipelines.features.ref_chunks import chunk_refs
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images.folders import ImagesInFolder
 from pipelines.inputs.images.listing import Listing
@@ -39,6 +40,9 @@ KEPT_BYTES = 24
 PASSED_BYTES = {"image": 16, "caption": 1}
 """Memory of the launcher of a local run for each image or caption that it passes from worker to worker."""
 
+PASSED_REF_BYTES = 60
+"""Bytes of a reference that workers exchange, with the greatest number of shards that is chosen."""
+
 GRAPH_BYTES = 100
 """Bytes of a pipeline for each shard."""
 
@@ -65,6 +69,12 @@ def test_cost_of_an_image_is_flat(tmp_path):
         assert all(cost.passed <= PASSED_BYTES["image"] * count for cost in costs[count])
         assert costs[count][0].bytes <= KEPT_BYTES * count
     compare(*costs.values())
+
+
+def test_references_stay_small_with_many_shards():
+    count = 24 * MAX_CHOSEN  # Fewer than in a batch of a long listing.
+    chunks = chunk_refs(Images(count).refs(), MAX_CHOSEN)
+    assert 0 < sum(len(chunk) for _, chunk in chunks) <= PASSED_REF_BYTES * count
 
 
 def test_cost_of_a_caption_is_flat(tmp_path):
