@@ -93,9 +93,11 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         rows_by_shard.extend(_by_shard(files.image_ids, _check_rows(files, spec), output.shards))
 
     def write_feature_shard(index: int, shard: ShardWriter) -> None:
+        meter.start_shard(index)
         for block in _blocks(rows_by_shard[index], spec):
             shard.write(_table(files, block, spec))
             meter.add(images=len(block))
+        meter.finish_shard()
 
     return write_dataset(output, write_feature_shard, ReusePolicy(overwrite=job.overwrite, verify=job.verify), check=check)
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pipelines.jobs import TokenFeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
-from pipelines.running.meter import Meter
+from pipelines.running.meter import Meter, failure_counts
 from pipelines.running.per_shard import Share
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions
@@ -128,6 +128,7 @@ class TokenFeatureExtractor:
 
     def write(self, shard: int, writer: ShardWriter) -> None:
         """Write the token features of a shard."""
+        self.meter.start_shard(shard)
         total: dict[str, Counter[str]] = {}
         for batch in self.captions.shard_batches(shard, batch_size=_BLOCK):
             rows, failures, statistics = token_feature_rows(
@@ -137,9 +138,10 @@ class TokenFeatureExtractor:
             writer.add_failures(failures)
             for language, counts in statistics.items():
                 total.setdefault(language, Counter()).update(counts)
-            self.meter.add(captions=batch.num_rows, failed=len(failures))
+            reasons = Counter(failure["reason"] for failure in failures)
+            self.meter.add(captions=batch.num_rows, **failure_counts(reasons))
         writer.statistics, writer.sample_outputs = total, self._sample_outputs
-        self.meter.flush()
+        self.meter.finish_shard()
 
 
 def token_feature_rows(
