@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from schemas.writing.output import OutputDataset as OutputDataset
     from schemas.writing.repair import repair
     from schemas.writing.reuse_policy import ArrayTask as ArrayTask
+    from schemas.writing.reuse_policy import Notes as Notes
     from schemas.writing.reuse_policy import ReusePolicy as ReusePolicy
     from schemas.writing.shard_writer import ShardWriter as ShardWriter
     from schemas.writing.shard_writer import open_shard as open_shard

@@ -174,7 +174,7 @@ GIVEN = {"multi30k", "photos", "tables"}
 # What may differ between two commands that write the same folder: the result is the same.
 FREE = {
     *("device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "metrics_file", "max_failures"),
-    *("overwrite", "task"),
+    *("note", "overwrite", "task"),
 }
 
 

@@ -86,6 +86,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         parameters=FeaturesParameters(feature=spec, imported=imported).to_json(),
         inputs=tuple(files.inputs()),
         shards=shards,
+        notes=job.notes.to_json(),
     )
     rows_by_shard: list[list[int]] = []
 

@@ -51,6 +51,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
             {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},
         ),
         shards=captions.num_shards,
+        notes=job.notes.to_json(),
     ).made_from(captions, vocabulary)
     work = ShardEncoder(captions, vocabulary, job.max_length, meter)
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)

@@ -71,6 +71,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
+        notes=job.notes.to_json(),
         sample_outputs=partial(job.request().sample_outputs, job.device) if execution.runs_here else None,
     ).made_from(captions)
     if execution.is_local and not execution.workers:
