@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from pipelines.text.transforms import TrainTruecasers as TrainTruecasers
     from pipelines.text.vocabulary import build_vocabulary as build_vocabulary
     from pipelines.text.word_vectors import import_word_vectors as import_word_vectors
+    from schemas.console.progress import Monitoring as Monitoring
     from schemas.dataset import Dataset as Dataset
     from schemas.dataset import open_dataset as open_dataset
     from schemas.duplicates import Duplicate as Duplicate
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from schemas.writing.repair import repair
     from schemas.writing.reuse_policy import ArrayTask as ArrayTask
     from schemas.writing.reuse_policy import FailureLimit as FailureLimit
+    from schemas.writing.reuse_policy import Notes as Notes
     from schemas.writing.reuse_policy import ReusePolicy as ReusePolicy
     from schemas.writing.shard_writer import ShardWriter as ShardWriter
     from schemas.writing.shard_writer import open_shard as open_shard

@@ -14,7 +14,7 @@ from extractors.request import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
-from schemas.writing.reuse_policy import ArrayTask, Overwrite, ReusePolicy, Verify
+from schemas.writing.reuse_policy import ArrayTask, Notes, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
     from extractors.tokens.request import TokenRequest
@@ -105,6 +105,7 @@ class CaptionsJob(Options):
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False
+    notes: Notes = Notes()
 
     def _check(self) -> None:
         check_shards_request(self.shards)
@@ -165,6 +166,7 @@ class VocabularyJob(Options):
     splits: Annotated[tuple[str, ...], Opt("Count the tokens of these splits.")] = ("train",)
     overwrite: Overwrite = False
     verify: Verify = False
+    notes: Notes = Notes()
 
     def _check(self) -> None:
         if self.count_scope not in ("language", "joint"):
@@ -192,6 +194,7 @@ class EncodeJob(Options):
     max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.", min_=1)] = 100
     overwrite: Overwrite = False
     verify: Verify = False
+    notes: Notes = Notes()
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,6 +217,7 @@ class WordVectorsJob(Options):
     languages: Annotated[tuple[str, ...], Opt("Name the language of each FILE, in order, e.g. [i]en,de[/i].", is_option=True)]
     overwrite: Overwrite = False
     verify: Verify = False
+    notes: Notes = Notes()
 
     def _check(self) -> None:
         if not self.files or len(self.files) != len(self.languages):
@@ -252,6 +256,7 @@ class TokenFeaturesJob(Options):
     batch_size: Annotated[int, Opt("Set the batch size on a GPU.", min_=1)] = 64
     overwrite: Overwrite = False
     verify: Verify = False
+    notes: Notes = Notes()
 
     def request(self) -> TokenRequest:
         """Return the request for the model.
@@ -364,6 +369,7 @@ class FeaturesJob(Options):
             metavar="I/N",
         ),
     ] = None
+    notes: Notes = Notes()
 
     def _check(self) -> None:
         check_shards_request(self.shards)

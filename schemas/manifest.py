@@ -79,6 +79,7 @@ class Manifest:
         parameters: all parameters that determine the content.
         inputs: names of the inputs, with fingerprints or digests.
         failures: files of failures, in the order of their shards.
+        notes: the user's notes about the run that committed the dataset, by key.
         sample_outputs: sample outputs of the model that computed the rows; empty if unknown, see `schemas.sample_outputs`.
 
     Examples:
@@ -98,6 +99,7 @@ class Manifest:
     files: tuple[FileEntry, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
     sample_outputs: tuple[float, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
     version: int = FORMAT_VERSION
 
     def input_fingerprint(self, name: str) -> str | None:
@@ -133,8 +135,9 @@ class Manifest:
         for entry in (*content["shards"], *content["failures"]):
             if not entry["footer_sha256"]:
                 del entry["footer_sha256"]
-        if not self.sample_outputs:
-            del content["sample_outputs"]
+        for name in ("sample_outputs", "notes"):
+            if not content[name]:
+                del content[name]
         content["sha256"] = sha256_of_json(content)
         return json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

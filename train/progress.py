@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schemas.console.progress import ProgressDisplay, Snapshot, format_rate
+from schemas.console.progress import Monitoring, ProgressDisplay, Snapshot, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,8 +112,10 @@ class _TrainingSnapshot(Snapshot):
 class CountDisplay(ProgressDisplay):
     """Display of counted work."""
 
-    def __init__(self, console: Console, task: str, *, unit: str, total: int | None = None, log_json: bool = False) -> None:
-        super().__init__(console, log_json=log_json)
+    def __init__(
+        self, console: Console, task: str, *, unit: str, total: int | None = None, monitoring: Monitoring = Monitoring()
+    ) -> None:
+        super().__init__(console, monitoring)
         self._task, self._unit, self._total = task, unit, total
         self._done = self._failed = self._earlier = 0
         self._started = time.monotonic()

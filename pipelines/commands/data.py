@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import AsJson, LogJson, MaxFailures, console, finish, notes, remark
+from pipelines.commands.results import AsJson, MaxFailures, console, finish, notes, remark
 from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Accelerator, Execution
-from pipelines.running.meter import show_progress
+from pipelines.running.meter import dataset_counts, show_progress
+from schemas.console.progress import Monitoring
 from schemas.console.tables import Table, render_tables
 from schemas.escapes import to_json
 from schemas.options import Opt
@@ -21,7 +22,10 @@ from schemas.writing.reuse_policy import FailureLimit
 
 @command("captions multi30k captions --format multi30k --languages en,de")
 def captions(
-    job: CaptionsJob, max_failures: MaxFailures = FailureLimit(), log_json: LogJson = False, execution: Execution = Execution()
+    job: CaptionsJob,
+    max_failures: MaxFailures = FailureLimit(),
+    monitoring: Monitoring = Monitoring(),
+    execution: Execution = Execution(),
 ) -> None:
     """Tokenize raw captions into shards.
 
@@ -37,16 +41,16 @@ def captions(
     from schemas.overlaps import find_overlap
 
     execution = replace(execution, max_failures=max_failures)
-    with show_progress(notes, "captions", unit="captions", log_json=log_json) as meter:
+    with show_progress(notes, "captions", unit="captions", monitoring=monitoring) as meter:
         manifest = prepare_captions(job, execution, meter)
-        meter.finalize(captions=manifest.rows + manifest.failed, failed=manifest.failed)
+        meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
     if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(job.output))) is not None:
         remark(overlap.remark)
     finish(manifest, job.output, max_failures)
 
 
 @command("vocabulary captions vocabulary --min-count 4")
-def vocabulary(job: VocabularyJob, log_json: LogJson = False, execution: Execution = Execution(workers=1)) -> None:
+def vocabulary(job: VocabularyJob, monitoring: Monitoring = Monitoring(), execution: Execution = Execution(workers=1)) -> None:
     """Build the joint vocabulary of captions, in which rare tokens are <unk>.
 
     Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints the overlap of languages.
@@ -55,27 +59,27 @@ def vocabulary(job: VocabularyJob, log_json: LogJson = False, execution: Executi
     from schemas.dataset import open_dataset
 
     total = open_dataset(job.captions, kind="captions").manifest.rows
-    with show_progress(notes, "vocabulary", unit="captions", total=total, log_json=log_json) as meter:
+    with show_progress(notes, "vocabulary", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = build_vocabulary(job, execution, meter)
         meter.finalize(captions=total)
     finish(manifest, job.output)
 
 
 @command("encode captions vocabulary encoded --max-length 100")
-def encode(job: EncodeJob, log_json: LogJson = False, execution: Execution = Execution()) -> None:
+def encode(job: EncodeJob, monitoring: Monitoring = Monitoring(), execution: Execution = Execution()) -> None:
     """Encode the tokens of captions as ids of a vocabulary."""
     from pipelines.text.encoding import encode_captions
     from schemas.dataset import open_dataset
 
     total = open_dataset(job.captions, kind="captions").manifest.rows
-    with show_progress(notes, "encode", unit="captions", total=total, log_json=log_json) as meter:
+    with show_progress(notes, "encode", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = encode_captions(job, execution, meter)
-        meter.finalize(captions=manifest.rows)
+        meter.finalize(captions=manifest.rows, **dataset_counts(manifest))
     finish(manifest, job.output)
 
 
 @command("word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de")
-def word_vectors(job: WordVectorsJob, log_json: LogJson = False) -> None:
+def word_vectors(job: WordVectorsJob, monitoring: Monitoring = Monitoring()) -> None:
     """Import pretrained vectors of a vocabulary's words, to initialize a training.
 
     Each language has a FILE. The vectors of all languages share a space: use the aligned ones of fastText. Tokens are looked up
@@ -86,7 +90,7 @@ def word_vectors(job: WordVectorsJob, log_json: LogJson = False) -> None:
     """
     from pipelines.text.word_vectors import import_word_vectors
 
-    with show_progress(notes, "word-vectors", unit="words", log_json=log_json) as meter:
+    with show_progress(notes, "word-vectors", unit="words", monitoring=monitoring) as meter:
         manifest = import_word_vectors(job, meter)
         meter.finalize(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
     finish(manifest, job.output)
@@ -96,7 +100,7 @@ def word_vectors(job: WordVectorsJob, log_json: LogJson = False) -> None:
 def token_features(
     job: TokenFeaturesJob,
     max_failures: MaxFailures = FailureLimit(),
-    log_json: LogJson = False,
+    monitoring: Monitoring = Monitoring(),
     execution: Execution = Execution(),
 ) -> None:
     """Extract contextual token vectors: the last layer of BERT or a similar model.
@@ -111,9 +115,9 @@ def token_features(
     total = open_dataset(job.captions, kind="captions").manifest.rows
     if execution.is_local:
         _remark_on_precision(job.precision, job.device)
-    with show_progress(notes, "token-features", unit="captions", total=total, log_json=log_json) as meter:
+    with show_progress(notes, "token-features", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = extract_token_features(job, execution, meter)
-        meter.finalize(captions=manifest.rows + manifest.failed, failed=manifest.failed)
+        meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
     finish(manifest, job.output, max_failures)
 
 
@@ -122,7 +126,7 @@ def features(
     job: FeaturesJob,
     max_failures: MaxFailures = FailureLimit(),
     dry_run: Annotated[bool, Opt("List shards, images and bytes; do not write.")] = False,
-    log_json: LogJson = False,
+    monitoring: Monitoring = Monitoring(),
     execution: Execution = Execution(),
     accelerator: Accelerator | None = None,
 ) -> None:
@@ -164,10 +168,10 @@ def features(
     total = listing.count
     if job.task is not None:
         total = sum(listing.counts[shard] for shard in job.task.shards(len(listing.shards)))
-    with show_progress(notes, request.name, unit="images", total=total, log_json=log_json) as meter:
+    with show_progress(notes, request.name, unit="images", total=total, monitoring=monitoring) as meter:
         manifest = extract_features(job, execution, meter, listing=listing, on_warning=remark)
         if job.task is None:
-            meter.finalize(images=manifest.rows + manifest.failed, failed=manifest.failed)
+            meter.finalize(images=manifest.rows + manifest.failed, **dataset_counts(manifest))
         changes = meter.total() if job.policy.update else None
     finish(manifest, job.output, max_failures, changes)
 

@@ -8,11 +8,12 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import AsJson, LogJson, console, finish, notes, print_line, remark
+from pipelines.commands.results import AsJson, console, finish, notes, print_line, remark
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.jobs import DiffJob, DuplicatesJob, ViewJob
-from pipelines.running.meter import show_progress
+from pipelines.running.meter import dataset_counts, show_progress
 from schemas.console import events
+from schemas.console.progress import Monitoring
 from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import redact, to_json
@@ -123,7 +124,7 @@ def view(job: ViewJob) -> None:
 
 
 @command("import train.npy val.npy imported --name resnet50-pool --ids train.txt --ids val.txt")
-def import_(job: ImportJob, log_json: LogJson = False) -> None:
+def import_(job: ImportJob, monitoring: Monitoring = Monitoring()) -> None:
     """Import features of other tools as a dataset.
 
     SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, one [b]hdf5[/b] file, or
@@ -133,16 +134,16 @@ def import_(job: ImportJob, log_json: LogJson = False) -> None:
     """
     from pipelines.exchange.importing import import_features
 
-    with show_progress(notes, "import", unit="images", log_json=log_json) as meter:
+    with show_progress(notes, "import", unit="images", monitoring=monitoring) as meter:
         manifest = import_features(job, meter)
-        meter.finalize(images=manifest.rows)
+        meter.finalize(images=manifest.rows, **dataset_counts(manifest))
     finish(manifest, job.output)
 
 
 @command(
     "export features f30k_precomp --format scan --captions captions --language en --portion comparable --split-names val=dev"
 )
-def export(job: ExportJob, log_json: LogJson = False) -> None:
+def export(job: ExportJob, monitoring: Monitoring = Monitoring()) -> None:
     """Export features in the format of another code base.
 
     [b]scan[/b]: SPLIT_ims.npy, SPLIT_caps.txt and SPLIT_ids.txt, for VSE++, SCAN and their descendants; [b]mulisera[/b]:
@@ -152,7 +153,7 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
     from pipelines.exchange.exporting import export_dataset
 
     remarks: list[str] = []
-    with show_progress(notes, "export", unit="images", log_json=log_json) as meter:
+    with show_progress(notes, "export", unit="images", monitoring=monitoring) as meter:
         paths = export_dataset(job, meter, on_warning=remarks.append)
     for text in remarks:
         remark(text)
@@ -162,7 +163,7 @@ def export(job: ExportJob, log_json: LogJson = False) -> None:
 
 
 @command("diff features imported --tolerance 0.01")
-def diff(job: DiffJob, log_json: LogJson = False) -> None:
+def diff(job: DiffJob, monitoring: Monitoring = Monitoring()) -> None:
     """Compare the rows of two datasets.
 
     Rows are matched by key, independently of shards. The exit code is 0 for equal rows, and 1 if a key is missing or a value
@@ -170,7 +171,7 @@ def diff(job: DiffJob, log_json: LogJson = False) -> None:
     """
     from pipelines.datasets.comparison import compare_datasets, comparison_tables
 
-    with show_progress(notes, "diff", unit="rows", log_json=log_json) as meter:
+    with show_progress(notes, "diff", unit="rows", monitoring=monitoring) as meter:
         comparison = compare_datasets(job, meter)
     missing, differing = comparison.missing_in_a.count + comparison.missing_in_b.count, comparison.differing.count
     events.record(counts={"rows": comparison.common, "missing": missing, "differing": differing})
@@ -186,7 +187,7 @@ def duplicates(
     job: DuplicatesJob,
     output: Annotated[str, Opt("Write all groups to a CSV file; ids with a first = + - @ are formulas in spreadsheets.")] = "",
     as_json: AsJson = False,
-    log_json: LogJson = False,
+    monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Find equal and nearly equal images and captions, across and within splits.
 
@@ -200,7 +201,7 @@ def duplicates(
     from schemas.storage.folder import file_at
 
     target = file_at(output) if output else None
-    with show_progress(notes, "duplicates", unit="images", log_json=log_json) as meter:
+    with show_progress(notes, "duplicates", unit="images", monitoring=monitoring) as meter:
         members = find_duplicates(job, meter, remark)
     table, groups = count_table(members), len({member.group for member in members})
     events.record(counts={"groups": groups, "members": len(members)})

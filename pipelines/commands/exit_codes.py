@@ -105,7 +105,7 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
             flush_streams()
             return _report(error, f"cannot write the output: {error.strerror}")
     if hasattr(error, "format_message"):  # A usage error of typer.
-        message = error.format_message() or None
+        message = error.format_message() or "wrong usage"
         if not events.emit("error", message=message, kind="UsageError"):
             from typer import rich_utils
 

@@ -18,7 +18,8 @@ COMMANDS = {str(command.name): command for command in (captions, vocabulary, enc
 """Commands for a launch: those with pipelines."""
 
 LEFT_OUT = {
-    **dict.fromkeys(("log-json", "dry-run"), "for a person at a terminal"),
+    "dry-run": "for a person at a terminal",
+    **dict.fromkeys(("log-json", "log-seconds", "metrics-file"), "about outputs of the launching machine"),
     **dict.fromkeys(("workers", "task"), "for runs without a runner"),
     **dict.fromkeys(("detach", "start-timeout"), "about the wait for a job, and the launcher does not wait"),
     **dict.fromkeys(

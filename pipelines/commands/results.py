@@ -33,7 +33,6 @@ MaxFailures: TypeAlias = Annotated[
     FailureLimit,
     Opt("Fail after the commit, with exit code 3, if more inputs fail than this number or share, e.g. [i]1%[/i].", metavar="N"),
 ]
-LogJson: TypeAlias = Annotated[bool, Opt("Write stderr as lines of JSON, for programs.")]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 
 _started = time.monotonic()  # The program imports this module before it runs a command.
@@ -42,7 +41,7 @@ _NOT_SHOWN = {"images", "failed", "listing", "content"}  # Statistics in the sum
 
 def remark(text: str, style: str = "yellow") -> None:
     """Print a remark on standard error, in a style of rich's, or as an event."""
-    if not events.emit("remark", message=text):
+    if not events.emit("remark", message=text, severity="INFO" if style == "dim" else "WARNING"):
         notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
 
 

@@ -12,9 +12,10 @@ from rich.markup import escape
 
 from pipelines.commands.binding import command
 from pipelines.commands.imports import Imports, import_modules
-from pipelines.commands.results import AsJson, LogJson, console, notes, print_dataset, print_line, remark
+from pipelines.commands.results import AsJson, console, notes, print_dataset, print_line, remark
 from pipelines.jobs import ImageOptions
 from schemas.console import events
+from schemas.console.progress import Monitoring
 from schemas.console.tables import Column, Table, render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import counted, escape_text, to_json
@@ -40,7 +41,7 @@ def train(
     list_presets: Annotated[bool, Opt("List the presets.")] = False,
     show: Annotated[bool, Opt("Print the full configuration without training.")] = False,
     imports: Imports = (),
-    log_json: LogJson = False,
+    monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Train a joint embedding of images and sentences.
 
@@ -69,7 +70,7 @@ def train(
 
     with (
         shutdown_notice("stopped before training began; nothing was changed"),
-        TrainingDisplay(notes, log_json=log_json) as watch,
+        TrainingDisplay(notes, monitoring) as watch,
     ):
         result = loop.train(job, watch, remark)
     progress, chances = result.progress, tuple(result.chance.values())
@@ -87,7 +88,7 @@ def evaluate(
     output: Annotated[str, Opt("Write evaluation.json and ranks.parquet to this folder.")] = "",
     imports: Imports = (),
     as_json: AsJson = False,
-    log_json: LogJson = False,
+    monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Evaluate image-text retrieval: R@1, R@5, R@10, median rank, both directions.
 
@@ -111,7 +112,7 @@ def evaluate(
     made_from = job.made_from() if output else None
     if _is_up_to_date(output, made_from, EVALUATION if as_json else ""):
         return
-    with CountDisplay(notes, "evaluate", unit="vectors", log_json=log_json) as count:
+    with CountDisplay(notes, "evaluate", unit="vectors", monitoring=monitoring) as count:
         scores = evaluate_run(job, count, remark)
         complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
     events.record(counts={"scores": len(scores)})
@@ -181,7 +182,7 @@ def compare(
 
 
 @command("embed runs/c2c embeddings --features features --captions encoded")
-def embed(job: EmbedJob, imports: Imports = (), log_json: LogJson = False) -> None:
+def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitoring()) -> None:
     """Write embeddings of images and captions into shards.
 
     OUTPUT/images is a dataset of kind features, OUTPUT/captions of kind embeddings with the keys of the captions. The same command
@@ -192,7 +193,7 @@ def embed(job: EmbedJob, imports: Imports = (), log_json: LogJson = False) -> No
     from train.evaluation import embedding
 
     total = sum(open_dataset(source).manifest.rows for source in (job.features, job.captions) if source)
-    with CountDisplay(notes, "embed", unit="vectors", total=total, log_json=log_json) as count:
+    with CountDisplay(notes, "embed", unit="vectors", total=total, monitoring=monitoring) as count:
         manifests = embedding.embed(job, count, remark)
         count.settle()
     shards = sum(len(manifest.shards) for manifest in manifests)
@@ -203,7 +204,7 @@ def embed(job: EmbedJob, imports: Imports = (), log_json: LogJson = False) -> No
 
 
 @command('search runs/c2c "ein Hund im Schnee" --language de --features features')
-def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, log_json: LogJson = False) -> None:
+def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, monitoring: Monitoring = Monitoring()) -> None:
     """List the best images for a sentence in any language of a run.
 
     The sentence is tokenized by the recipe of the captions that the run was trained on.
@@ -214,7 +215,7 @@ def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, log_j
     from train.evaluation.search import search as search_images
 
     total = open_dataset(job.features).manifest.rows if job.features else None
-    with CountDisplay(notes, "search", unit="images", total=total, log_json=log_json) as count:
+    with CountDisplay(notes, "search", unit="images", total=total, monitoring=monitoring) as count:
         hits = search_images(
             job, tokenize_query, lambda words: remark(f"not in the vocabulary: {' '.join(words)}"), count, remark
         )
@@ -233,7 +234,7 @@ def sts(
     output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
     imports: Imports = (),
     as_json: AsJson = False,
-    log_json: LogJson = False,
+    monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Evaluate semantic textual similarity: cosines against human ratings.
 
@@ -259,7 +260,7 @@ def sts(
     made_from = work.sts_made_from(job) if output else None
     if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
         return
-    with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
+    with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
         result = work.sts(job, tokenize_query, count)
     events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
     if as_json:
@@ -277,7 +278,9 @@ def sts(
 
 
 @command("figures runs/mha-d figures --captions encoded --features regions --images photos")
-def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Imports = (), log_json: LogJson = False) -> None:
+def figures(
+    job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Imports = (), monitoring: Monitoring = Monitoring()
+) -> None:
     """Draw figures of a run: retrieval examples, a t-SNE map and attention weights.
 
     OUTPUT/retrieval.png shows the best images for captions in each language, with the rank of the right one, which is framed;
@@ -299,7 +302,7 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Im
     made_from = job.made_from()
     if _is_up_to_date(job.output, made_from):
         return
-    with CountDisplay(notes, "figures", unit="vectors", log_json=log_json) as count:
+    with CountDisplay(notes, "figures", unit="vectors", monitoring=monitoring) as count:
         drawn = draw_figures(job, read, count, made_from=made_from)
     events.record(counts={"figures": len(drawn.names) - 1})
     for name, reason in drawn.refused.items():
@@ -319,7 +322,9 @@ def figures(job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Im
     "reproduce kadar2018 tables --rows 'bilingual*' --seeds 3 --captions encoded --features features --vocabulary vocabulary"
 )
 def reproduce(
-    job: ReproduceJob, plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True, log_json: LogJson = False
+    job: ReproduceJob,
+    plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True,
+    monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Train the rows of a paper's tables, and compare the results with published ones.
 
@@ -345,11 +350,11 @@ def reproduce(
 
     pairs = open_sts(job, tokenize_query)
     total = len(corpora_of(job)[0]) * job.seeds
-    with CountDisplay(notes, "reproduce", unit="runs", total=total, log_json=log_json) as count:
+    with CountDisplay(notes, "reproduce", unit="runs", total=total, monitoring=monitoring) as count:
 
         def report_done(done: FinishedRun) -> None:
             count(1, failed=int(done.failure is not None))
-            if not log_json:
+            if not monitoring.log_json:
                 how = f": failed ({done.failure.kind})" if done.failure else ""
                 notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}{how}", highlight=False)
 
@@ -380,7 +385,7 @@ def reproduce(
             raise
         remark(str(error), style="red")  # Mostly a full disk, which runs have reported, too.
     if pairs:
-        _report_sts(job, pairs, log_json=log_json)
+        _report_sts(job, pairs, monitoring=monitoring)
     if failed:
         _report_failures(failed, total)
         raise typer.Exit(3)
@@ -400,12 +405,12 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
         remark("diverged runs would mostly diverge again: change their settings with --rows and --set", style="")
 
 
-def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, log_json: bool) -> None:
+def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, monitoring: Monitoring) -> None:
     from pipelines.text.queries import tokenize_query
     from train.reports.sts_rows import sts_rows
     from train.reports.tables import sts_row_tables, write_sts_rows
 
-    with CountDisplay(notes, "sts", unit="sentences", log_json=log_json) as count:
+    with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
         rows = sts_rows(job, pairs, tokenize_query, count)
     render_tables(console, sts_row_tables(rows))
     for name in write_sts_rows(rows, job.output):

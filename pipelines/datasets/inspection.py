@@ -55,6 +55,7 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
         "parameters": manifest.parameters,
         "inputs": list(manifest.inputs),
         "libraries": manifest.libraries,
+        "notes": manifest.notes,
         "columns": _columns(dataset),
         "statistics": manifest.statistics,
         "failed": manifest.failed,
@@ -80,6 +81,8 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
     if len(manifest.inputs) > _MAX_INPUTS:
         yield _name("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
     yield _name("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
+    if manifest.notes:
+        yield from value_rows({"notes": manifest.notes})
 
 
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:

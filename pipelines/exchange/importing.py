@@ -86,6 +86,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         parameters=FeaturesParameters(feature=spec, imported=imported).to_json(),
         inputs=tuple(files.inputs()),
         shards=shards,
+        notes=job.notes.to_json(),
     )
     rows_by_shard: list[list[int]] = []
 
@@ -93,9 +94,11 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
         rows_by_shard.extend(_by_shard(files.image_ids, _check_rows(files, spec), output.shards))
 
     def write_feature_shard(index: int, shard: ShardWriter) -> None:
+        meter.start_shard(index)
         for block in _blocks(rows_by_shard[index], spec):
             shard.write(_table(files, block, spec))
             meter.add(images=len(block))
+        meter.finish_shard()
 
     return write_dataset(output, write_feature_shard, ReusePolicy(overwrite=job.overwrite, verify=job.verify), check=check)
 

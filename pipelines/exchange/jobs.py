@@ -12,7 +12,7 @@ from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
 from schemas.options import Opt, Options
-from schemas.writing.reuse_policy import Overwrite, Verify
+from schemas.writing.reuse_policy import Notes, Overwrite, Verify
 
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
 
@@ -95,6 +95,7 @@ class ImportJob(Options):
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False
+    notes: Notes = Notes()
 
     def _check(self) -> None:
         check_shards_request(self.shards)

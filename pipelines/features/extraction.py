@@ -72,6 +72,7 @@ def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_
         states=listing.states if job.open_images().has_versions else None,
         files=names,
         other_files=NAMES_FILES,
+        notes=job.notes.to_json(),
         sample_outputs=partial(job.extractor.sample_outputs, job.device),
     )
 

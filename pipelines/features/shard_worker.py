@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pipelines.features.ref_chunks import RefChunk, from_chunks
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
-from pipelines.running.meter import Meter
+from pipelines.running.meter import Meter, failure_counts
 from schemas.errors import InputError
 from schemas.escapes import counted, redact_address
 from schemas.parameters import FeaturesParameters
@@ -174,44 +175,30 @@ class ShardExtractor:
         for fingerprint in self._pool.fingerprints:
             check_fingerprint(self.job, planned_fingerprint(self.output), fingerprint)
 
-    def extract(self, shard: int, chunks: Iterable[RefChunk]) -> dict[str, int]:
-        """Write one shard, and return the counts of `COUNTERS`.
+    def extract(self, shard: int, chunks: Iterable[RefChunk]) -> None:
+        """Write one shard, and count its images, failures, times and bytes.
 
         Chunks hold references or staged copies, or are empty.
 
         Raises:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.
         """
+        self.meter.start_shard(shard)
         refs, copied = from_chunks(chunk for chunk in chunks if chunk)
         images = self.job.open_images()
         if self.copies is not None:
             images = StagedImages(images, self.copies.folder, {copy.uri: copy for copy in copied})
         with self._pool.extractor() as loaded:
             tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
-        size = self.output.folder.size(self.output.name(shard)) or 0
         if self.job.policy.update:
             self.meter.add(new=tally.new, changed=tally.changed, removed=tally.removed)
-        self.meter.flush()
-        return {**_counts(tally), "bytes_written": size}
+        self.meter.finish_shard(bytes_written=self.output.folder.size(self.output.name(shard)) or 0)
 
     def _show(self, batch: Tally) -> None:
-        counts = _counts(batch)
         self.meter.add(
             images=batch.images + len(batch.failures),
-            failed=len(batch.failures),
-            **{name: counts[name] for name in ("forward_msec", "wait_msec")},
+            decode_msec=round(batch.decode_seconds * 1000),
+            forward_msec=round(batch.forward_seconds * 1000),
+            wait_msec=round(batch.wait_seconds * 1000),
+            **failure_counts(Counter(failure["reason"] for failure in batch.failures)),
         )
-
-
-def _counts(tally: Tally) -> dict[str, int]:
-    return {
-        "images_read": tally.images,
-        "images_failed": len(tally.failures),
-        "decode_msec": round(tally.decode_seconds * 1000),
-        "forward_msec": round(tally.forward_seconds * 1000),
-        "wait_msec": round(tally.wait_seconds * 1000),
-    }
-
-
-COUNTERS = (*_counts(Tally()), "bytes_written")
-"""Names of the counts of `ShardExtractor.extract`."""

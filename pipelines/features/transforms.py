@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
-from pipelines.features.shard_worker import COUNTERS, ShardExtractor
+from pipelines.features.shard_worker import ShardExtractor
 from pipelines.features.stage_images import CopyImages, row_group_batches
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
@@ -36,15 +35,13 @@ class _ExtractShardFn(beam.DoFn):
     def __init__(self, extractor: ShardExtractor) -> None:
         self._extractor = extractor
         self._shared = Shared()
-        self._counters = {name: Metrics.counter("ExtractFeatures", name) for name in COUNTERS}
 
     def setup(self) -> None:
         self._extractor.set_up(self._shared.acquire)
 
     def process(self, element: tuple[int, Iterable[RefChunk]]) -> Iterator[int]:
         shard, chunks = element
-        for name, count in self._extractor.extract(shard, chunks).items():
-            self._counters[name].inc(count)
+        self._extractor.extract(shard, chunks)
         yield shard
 
 

@@ -14,21 +14,26 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.console.progress import ProgressDisplay, Snapshot
+from schemas.console.progress import FAILED, Monitoring, ProgressDisplay, Snapshot
+from schemas.kinds import FAILURE_REASONS
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from schemas.manifest import Manifest
 
 NAMESPACE = "imagepivot"
 """Namespace of the Beam counters of a `Meter`."""
 
 _RUNNERS = "runner.json"
+_SHARD = ".shard"
 _WRITE_SECONDS = 0.2
 
 _counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -43,6 +48,20 @@ def counts_of(metrics: Iterable[Any]) -> dict[str, int]:
         if metric.key.metric.namespace == NAMESPACE:
             counts[metric.key.metric.name] += metric.committed or metric.attempted or 0
     return counts
+
+
+def failure_counts(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of failures, in total and by reason.
+
+    Absent reasons count 0: a count that appears with its first failure would have no rate before.
+    """
+    by_reason = {f"{FAILED}{reason}": reasons.get(reason, 0) for reason in FAILURE_REASONS}
+    return {"failed": sum(reasons.values()), **by_reason}
+
+
+def dataset_counts(manifest: Manifest) -> dict[str, int]:
+    """Return the counts of shards and failures of a finished dataset."""
+    return {"shards": len(manifest.shards), **failure_counts(manifest.failure_reasons)}
 
 
 def _write(folder: str, counts: Mapping[str, int], name: str = "") -> None:
@@ -81,6 +100,25 @@ class Meter:
                 _written[self.folder] = now
                 _write(self.folder, totals)
 
+    def start_shard(self, shard: int) -> None:
+        """Note the shard that this process writes."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # The launcher may have deleted the folder.
+                Path(self.folder, f"{os.getpid()}{_SHARD}").write_text(str(shard))
+
+    def finish_shard(self, **counts: int) -> None:
+        """Count a written shard, add to other counts, and write them now."""
+        self.add(shards=1, **counts)
+        self.flush()
+
+    def current_shards(self) -> tuple[int, ...]:
+        """Return the last shard that each local process has started."""
+        shards = []
+        for path in sorted(Path(self.folder).glob(f"*{_SHARD}")) if self.folder else ():
+            with contextlib.suppress(OSError, ValueError):  # It may be half written.
+                shards.append(int(path.read_text()))
+        return tuple(shards)
+
     def flush(self) -> None:
         """Write the counts of this process now."""
         with _lock:
@@ -110,7 +148,7 @@ class Meter:
         total = self.total()
         earlier = {f"earlier_{name}": max(0, count - total.get(name, 0)) for name, count in counts.items()}
         with _lock:
-            for path in Path(self.folder).glob("*.json"):
+            for path in (*Path(self.folder).glob("*.json"), *Path(self.folder).glob(f"*{_SHARD}")):
                 path.unlink()
             _counts[self.folder] = Counter({**total, **counts, **earlier})
             _write(self.folder, _counts[self.folder])
@@ -128,7 +166,13 @@ class Meter:
 
 @contextlib.contextmanager
 def show_progress(
-    console: Console, task: str, *, unit: str, total: int | None = None, log_json: bool = False
+    console: Console,
+    task: str,
+    *,
+    unit: str,
+    total: int | None = None,
+    monitoring: Monitoring = Monitoring(),
+    log_json: bool = False,
 ) -> Iterator[Meter]:
     """Display the progress of a run until the block ends.
 
@@ -137,14 +181,19 @@ def show_progress(
         task: name of the work, before the counts.
         unit: name of the displayed count, e.g. ``images``; the count ``failed`` follows it.
         total: number of units in the whole run, if known.
-        log_json: print a line of JSON every second and at the end instead.
+        monitoring: prints JSON events instead, or writes a file of metrics as well.
+        log_json: deprecated; ``monitoring`` has this option.
 
     Yields:
         The meter of the run.
     """
+    if log_json:
+        successor = "monitoring=imagepivot.Monitoring(log_json=True)"
+        warnings.warn(f"show_progress: log_json is deprecated, give {successor}", DeprecationWarning, stacklevel=3)
+        monitoring = replace(monitoring, log_json=True)
     with (
         tempfile.TemporaryDirectory(prefix="imagepivot-progress-") as folder,
-        ProgressDisplay(console, log_json=log_json) as display,
+        ProgressDisplay(console, monitoring) as display,
     ):
         meter, stop, started = Meter(folder), threading.Event(), time.monotonic()
 
@@ -152,7 +201,11 @@ def show_progress(
             counts = meter.total()
             earlier = counts.get(f"earlier_{unit}")
             whole = total if earlier is None else counts[unit]  # A settled run is complete.
-            return Snapshot(task, unit, counts, time.monotonic() - started, whole, earlier or 0, is_known=meter.is_known)
+            return Snapshot(
+                *(task, unit, counts, time.monotonic() - started, whole, earlier or 0),
+                is_known=meter.is_known,
+                current_shards=meter.current_shards(),
+            )
 
         def watch() -> None:
             display.show(snapshot())

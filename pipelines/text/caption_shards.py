@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.inputs.captions.base import CAPTION_COLUMNS, CaptionSource, Part, Selection
-from pipelines.running.meter import Meter
+from pipelines.running.meter import Meter, failure_counts
 from pipelines.text.merge_sort import SortedRun, key_of, make_sorted_runs, merge_runs, number_captions, read_run, spill_to_disk
 from pipelines.text.moses import Recipe, prepare
 from pipelines.text.token_counts import sum_by_key
@@ -74,6 +74,7 @@ def write_caption_shard(
     Runs come in any order; None is skipped. ``models`` holds texts of truecasers by language, for a recipe that truecases.
     ``advice`` ends the error for a duplicate key.
     """
+    meter.start_shard(shard)
     truecasers = {language: parse_truecaser(text) for language, text in models.items()}
     statistics = CaptionStatistics()
     with spill_to_disk(run for run in runs if run) as spilled, open_shard(output, shard) as writer:
@@ -83,12 +84,13 @@ def write_caption_shard(
                 tokenized, failures = tokenize_captions(captions.slice(start, _REPORT_ROWS), recipe, truecasers)
                 tables.append(tokenized)
                 writer.add_failures(failures)
-                meter.add(captions=tokenized.num_rows + len(failures), failed=len(failures))
+                reasons = Counter(failure["reason"] for failure in failures)
+                meter.add(captions=tokenized.num_rows + len(failures), **failure_counts(reasons))
             rows = caption_rows(tables)
             statistics.add(rows)
             writer.write(rows)
         writer.statistics = statistics.to_json()
-    meter.flush()
+    meter.finish_shard()
     return shard
 
 

@@ -125,6 +125,7 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mappin
         inputs=(*inputs, *truecaser_inputs(models or {})),
         shards=shards,
         other_files=TRUECASER_FILES,
+        notes=job.notes.to_json(),
     )
 
 

@@ -51,6 +51,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
             {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},
         ),
         shards=captions.num_shards,
+        notes=job.notes.to_json(),
     ).made_from(captions, vocabulary)
     work = ShardEncoder(captions, vocabulary, job.max_length, meter)
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
@@ -72,6 +73,7 @@ class ShardEncoder:
 
     def write(self, shard: int, writer: ShardWriter) -> None:
         """Write the encoded captions of a shard."""
+        self.meter.start_shard(shard)
         total: Counter[str] = Counter()
         tables = (pa.Table.from_batches([batch]) for batch in self.captions.shard_batches(shard))
         for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
@@ -80,7 +82,7 @@ class ShardEncoder:
             total.update(statistics)
             self.meter.add(captions=table.num_rows)
         writer.statistics = total
-        self.meter.flush()
+        self.meter.finish_shard()
 
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:

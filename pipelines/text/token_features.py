@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pipelines.jobs import TokenFeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
-from pipelines.running.meter import Meter
+from pipelines.running.meter import Meter, failure_counts
 from pipelines.running.per_shard import Share
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions
@@ -71,6 +71,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
+        notes=job.notes.to_json(),
         sample_outputs=partial(job.request().sample_outputs, job.device) if execution.runs_here else None,
         max_failures=execution.max_failures,
     ).made_from(captions)
@@ -129,6 +130,7 @@ class TokenFeatureExtractor:
 
     def write(self, shard: int, writer: ShardWriter) -> None:
         """Write the token features of a shard."""
+        self.meter.start_shard(shard)
         total: dict[str, Counter[str]] = {}
         for batch in self.captions.shard_batches(shard, batch_size=_BLOCK):
             rows, failures, statistics = token_feature_rows(
@@ -138,9 +140,10 @@ class TokenFeatureExtractor:
             writer.add_failures(failures)
             for language, counts in statistics.items():
                 total.setdefault(language, Counter()).update(counts)
-            self.meter.add(captions=batch.num_rows, failed=len(failures))
+            reasons = Counter(failure["reason"] for failure in failures)
+            self.meter.add(captions=batch.num_rows, **failure_counts(reasons))
         writer.statistics, writer.sample_outputs = total, self._sample_outputs
-        self.meter.flush()
+        self.meter.finish_shard()
 
 
 def token_feature_rows(

@@ -91,6 +91,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         ).to_json(),
         inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         other_files=re.escape(TEXT_NAME),
+        notes=job.notes.to_json(),
     ).made_from(captions)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:

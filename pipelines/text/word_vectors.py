@@ -79,6 +79,7 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
     output = OutputDataset(
         folder=Folder(job.output),
         kind="word-vectors",
+        notes=job.notes.to_json(),
         parameters=WordVectorsParameters(
             feature=spec, languages=tuple(looked_up), lookup=_LOOKUP + (_SUB_WORDS if has_models else "")
         ).to_json(),

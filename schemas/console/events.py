@@ -32,12 +32,19 @@ _CHUNK = 1 << 16
 _DRAIN_SECONDS = 2.0
 
 _STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stopped")}
+_SEVERITIES = {"warning": "WARNING", "error": "ERROR", "failures": "WARNING", "stopped": "WARNING", "failed": "ERROR"}
+"""Severities of events, and of the status of the last one; others are INFO."""
 
 
-def line(event: str, **fields: Any) -> str:
-    """Format an event with the time as one line of JSON; NaN and infinity become null."""
+def line(event: str, *, message: str, **fields: Any) -> str:
+    """Format an event with time and severity as one line of JSON.
+
+    NaN and infinity become null. Names and values of ``time``, ``severity`` and ``message`` are those of Google's Cloud Logging.
+    """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return to_json(_plain({"time": now, "event": event, **fields}), default=str, ensure_ascii=True)
+    severity = fields.pop("severity", None) or _SEVERITIES.get(fields.get("status", event), "INFO")
+    content = {"time": now, "severity": severity, "event": event, "message": message, **fields}
+    return to_json(_plain(content), default=str, ensure_ascii=True)
 
 
 def _plain(value: Any) -> Any:
@@ -101,7 +108,9 @@ def finish(exit_code: int, message: str | None = None) -> None:
     if _log is not None:
         log, _log = _log, None
         status = _STATUS.get(exit_code, "failed")
-        log.close(line("end", **{"status": status, **log.end}, exit_code=exit_code, message=message))
+        end = {"status": status, **log.end}
+        words = f"{end['command'] or 'imagepivot'}: {end['status']}"
+        log.close(line("end", message=words if message is None else message, **end, exit_code=exit_code))
         if log.is_closed:
             shutdown.stop_at_closed_pipe()
 

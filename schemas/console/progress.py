@@ -1,14 +1,19 @@
-"""Progress of a run, shown as a line on a terminal or as JSON events."""
+"""Progress of a run: a line on a terminal, JSON events, a file of metrics."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from schemas.console.events import emit, line
+from schemas.errors import DatasetError, UsageError
+from schemas.escapes import redact
+from schemas.options import Opt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,10 +22,37 @@ if TYPE_CHECKING:
 
 _LIVE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
-_JSON_SECONDS = 1.0
+_METRICS_SECONDS = 1.0
 _WIDE = 140  # Columns of a terminal that fit bar and details into one line.
 _MAX_NAME = 30
 _MIN_TIME_CONSTANT = 60.0  # Seconds.
+_PANEL = "Monitoring"
+
+FAILED = "failed_"
+"""Start of the names of counts of failures by reason."""
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """Outputs about a run for other programs.
+
+    Raises:
+        UsageError: the file of metrics has another ending than ``.prom``.
+
+    Examples:
+        >>> monitoring = imagepivot.Monitoring(metrics_file="build/captions.prom")
+    """
+
+    log_json: Annotated[bool, Opt("Write stderr as lines of JSON, for programs.", panel=_PANEL)] = False
+    log_seconds: Annotated[float, Opt("Report progress every so many seconds (--log-json only).", panel=_PANEL, min_=0.1)] = 1.0
+    metrics_file: Annotated[
+        str, Opt("Write counts and rates to a file NAME.prom for Prometheus.", panel=_PANEL, metavar="PATH")
+    ] = ""
+
+    def __post_init__(self) -> None:
+        # The collector reads no other files, and files of values that are not trusted can replace no other ones.
+        if self.metrics_file and not self.metrics_file.endswith(".prom"):
+            raise UsageError(f"--metrics-file is {self.metrics_file!r}, expected a name that ends with .prom: add it")
 
 
 def format_rate(rate: float) -> str:
@@ -54,6 +86,7 @@ class Snapshot:
         earlier: number of units done before the run began, or not counted by a worker.
         more: further fields of the event.
         is_known: whether counts are known; some runners report them only at the end.
+        current_shards: shard of each local worker process.
         smoothed_seconds_left: time left by a smoothed rate; None to use the mean rate.
     """
 
@@ -66,6 +99,7 @@ class Snapshot:
     more: Mapping[str, Any] = field(default_factory=dict)
     is_known: bool = True
     smoothed_seconds_left: float | None = None
+    current_shards: tuple[int, ...] = ()
 
     @property
     def done(self) -> int:
@@ -111,6 +145,41 @@ class Snapshot:
             "bottleneck": self.bottleneck,
             **self.more,
         }
+
+    def to_metrics(self, run: str, *, is_running: bool) -> str:
+        """Return the snapshot in Prometheus' text format, version 0.0.4.
+
+        Args:
+            run: value of the label ``run``, which tells the files of several runs on a machine apart.
+            is_running: whether the command still runs.
+        """
+        labels = f'run="{_escape_label(run)}",what="{_escape_label(self.task)}",unit="{self.unit}"'
+        lines = []
+        for name, description, samples in self._metrics(is_running=is_running):
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP imagepivot_{name} {description}", f"# TYPE imagepivot_{name} {kind}"]
+            known = {label: value for label, value in samples.items() if value is not None}
+            lines += [f"imagepivot_{name}{{{labels}{label}}} {value}" for label, value in known.items()]
+        return "\n".join(lines) + "\n"
+
+    def _metrics(self, *, is_running: bool) -> Iterator[tuple[str, str, Mapping[str, float | None]]]:
+        """Yield name, description, and values by further label; None is unknown."""
+        done, rate = (self.done, self.rate) if self.is_known else (None, None)
+        reasons = {name.removeprefix(FAILED): count for name, count in self.counts.items() if name.startswith(FAILED)}
+        parts = {part: self.counts.get(f"{part}_msec") for part in ("decode", "forward", "wait")}
+        yield "running", "1 while the command runs, 0 after its end.", {"": int(is_running)}
+        yield "elapsed_seconds", "Time since the start of the work.", {"": round(self.seconds, 1)}
+        yield "left_seconds", "Estimated time left.", {"": self.seconds_left}
+        yield "expected", "Units of the whole run.", {"": self.total}
+        yield "done_total", "Units done, with failed ones and those of earlier runs.", {"": done}
+        yield "done_per_second", "Mean rate of this run.", {"": rate}
+        yield "failed_total", "Failed inputs.", {f',reason="{reason}"': count for reason, count in reasons.items()}
+        yield "shards_total", "Shards written.", {"": self.counts.get("shards")}
+        yield "written_bytes_total", "Bytes of the shards that this run has written.", {"": self.counts.get("bytes_written")}
+        workers = {f',worker="{worker}"': shard for worker, shard in enumerate(self.current_shards)}
+        yield "current_shard", "Shard that a worker process on this machine writes.", workers
+        times = {f',part="{part}"': None if time is None else time / 1000 for part, time in parts.items()}
+        yield "work_seconds_total", "Time of this run's workers, by part of the work.", times
 
     @property
     def details(self) -> str:
@@ -165,23 +234,60 @@ class _TimeLeft:
         return self._units * decay + units * (added / seconds if seconds else 0), self._weight * decay + added
 
 
+def _escape_label(value: str) -> str:
+    """Escape the value of a metric's label, without secrets."""
+    return redact(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class MetricsFile:
+    """File of metrics for the textfile collector of Prometheus' node_exporter.
+
+    The file is replaced atomically, at most once a second. Its name without extension is the label ``run``, because two files with
+    equal series would make the collector fail.
+
+    Raises:
+        DatasetError: the file cannot be written.
+    """
+
+    def __init__(self, location: str) -> None:
+        from schemas.storage.folder import file_at  # Loads pyarrow, which `--help` does not need.
+
+        self._folder, self._name = file_at(location)
+        self._folder.write(self._name, b"")
+        self._written = -math.inf
+
+    def write(self, snapshot: Snapshot, *, is_running: bool = True) -> None:
+        """Write a snapshot if it is due, and always the last one."""
+        now = time.monotonic()
+        if is_running and now - self._written < _METRICS_SECONDS:
+            return
+        self._written = now
+        text = snapshot.to_metrics(PurePath(self._name).stem, is_running=is_running)
+        # A failure is not worth the run: the file keeps its time, which the collector exports.
+        with contextlib.suppress(DatasetError):
+            self._folder.write(self._name, text.encode(errors="replace"))
+
+
 class ProgressDisplay:
     """Context manager that shows a live line, or without a terminal plain lines.
 
     Args:
         console: console for text.
-        log_json: write a JSON event every second and at the end instead.
+        monitoring: writes JSON events instead of lines, or a file of metrics as well.
 
     Attributes:
         interval: seconds between two updates.
         last: snapshot of the last event; None writes none.
     """
 
-    def __init__(self, console: Console, *, log_json: bool = False) -> None:
-        self.interval = _JSON_SECONDS if log_json else _LIVE_SECONDS if console.is_terminal else _PLAIN_SECONDS
+    def __init__(self, console: Console, monitoring: Monitoring = Monitoring()) -> None:
+        self.interval = _LIVE_SECONDS if console.is_terminal else _PLAIN_SECONDS
+        if monitoring.log_json:
+            self.interval = monitoring.log_seconds
         self.last: Snapshot | None = None
         self._console = console
-        self._log_json = log_json
+        self._log_json = monitoring.log_json
+        self._metrics_file = MetricsFile(monitoring.metrics_file) if monitoring.metrics_file else None
         self._shown = time.monotonic()
         self._live: Live | None = None
         self._lines: list[Progress] = []
@@ -195,6 +301,8 @@ class ProgressDisplay:
             self._live.stop()
         if self._log_json and self.last is not None:
             self._write(self._smooth(self.last))
+        if self._metrics_file is not None and self.last is not None:
+            self._metrics_file.write(self._smooth(self.last), is_running=False)
 
     def show(self, snapshot: Snapshot, *, immediately: bool = False) -> None:
         """Update the live line, or write the snapshot if it is due or ``immediately``."""
@@ -205,6 +313,8 @@ class ProgressDisplay:
         elif immediately or time.monotonic() - self._shown >= self.interval:
             self._shown = time.monotonic()
             self._write(snapshot)
+        if self._metrics_file is not None:
+            self._metrics_file.write(snapshot)
 
     def _smooth(self, snapshot: Snapshot) -> Snapshot:
         return replace(snapshot, smoothed_seconds_left=self._time_left.update(snapshot))
@@ -212,8 +322,8 @@ class ProgressDisplay:
     def _write(self, snapshot: Snapshot) -> None:
         if not self._log_json:
             self._print(snapshot.to_line())
-        elif not emit("progress", **snapshot.to_fields()):
-            self._print(line("progress", **snapshot.to_fields()))
+        elif not emit("progress", message=snapshot.to_line(), **snapshot.to_fields()):
+            self._print(line("progress", message=snapshot.to_line(), **snapshot.to_fields()))
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -311,6 +311,7 @@ def commit(
             files=tuple(FileEntry(name, len(data), sha256_of_bytes(data)) for name, data in contents),
             statistics=(statistics or sum_statistics)(footers),
             sample_outputs=_common_sample_outputs(state, states),
+            notes=output.notes,
         )
         stray_failures = {failures_name(shard.name) for shard in states if shard.failures is None}
         # Leftovers of a replaced dataset, of killed or overtaken attempts, and of exchange between workers.

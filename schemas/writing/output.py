@@ -44,6 +44,7 @@ class OutputDataset:
         files: content by name of files beside the shards, known before the run and not part of the fingerprint.
         other_files: regular expression for the names of all files that a run may write beside the shards.
         sources: locations of the datasets behind listings and states, for messages; empty for images.
+        notes: texts about this run for the manifest, by key; not part of the fingerprint.
         sample_outputs: function that returns the sample outputs of the model on this machine; None without a model, or if workers
             on other machines compute them.
         max_failures: limit of failures, which a commit compares after it has written the manifest; None without a limit.
@@ -66,6 +67,7 @@ class OutputDataset:
     files: Mapping[str, bytes] = field(default_factory=dict)
     other_files: str = ""
     sources: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
     sample_outputs: Callable[[], SampleOutputs] | None = field(default=None, compare=False)
     max_failures: FailureLimit | None = field(default=None, compare=False)
 

@@ -1,4 +1,4 @@
-"""Policies of a run: reuse, array tasks, failures. Imports no heavy packages."""
+"""Policies of a run: reuse, tasks, failures, notes. Imports no heavy packages."""
 
 from __future__ import annotations
 
@@ -47,6 +47,46 @@ class ReusePolicy:
             raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
         if self.overwrite and (self.update or self.retry_failed):
             raise UsageError("--overwrite replaces the dataset, --update and --retry-failed keep its rows: give one of them")
+
+
+_MAX_NOTES_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Notes about a run for the manifest: job, image, commit.
+
+    Raises:
+        UsageError: a note has another form or a key of another one, or all together are too large.
+
+    Examples:
+        >>> imagepivot.Notes(("job=1234", "commit=84359f4f")).to_json()
+        {'job': '1234', 'commit': '84359f4f'}
+    """
+
+    texts: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Add a note to the manifest, e.g. [i]job=1234[/i]; repeatable.", name="note", metavar="KEY=VALUE", is_repeated=True
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.texts:
+            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*=.*", text) is None or not text.isprintable():
+                raise UsageError(
+                    f"--note is {text!r}, expected KEY=VALUE: a key of letters, digits, _, . and -, and a value without line ends "
+                    "and control characters"
+                )
+        if len(self.to_json()) < len(self.texts):
+            raise UsageError("--note has a key twice: give each key once")
+        if (size := len("".join(self.texts).encode())) > _MAX_NOTES_BYTES:
+            raise UsageError(f"--note has {size:,} bytes in all, expected at most {_MAX_NOTES_BYTES:,}: shorten the values")
+
+    def to_json(self) -> dict[str, str]:
+        """Return the notes by key."""
+        pairs = (text.partition("=") for text in self.texts)
+        return {key: value for key, _, value in pairs}
 
 
 @dataclass(frozen=True)

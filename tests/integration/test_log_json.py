@@ -43,6 +43,8 @@ def events_of(done) -> list[dict]:
     for event in found:
         assert datetime.fromisoformat(event["time"]).utcoffset() == timedelta(0)
         assert event["event"] in ("progress", "remark", "warning", "error", "end")
+        assert event["severity"] in ("INFO", "WARNING", "ERROR")
+        assert event["message"]
     assert [event["event"] for event in found].count("end") == 1
     assert found[-1]["event"] == "end"
     return found
@@ -50,7 +52,7 @@ def events_of(done) -> list[dict]:
 
 def last_of(done) -> dict:
     """The last event without its time."""
-    return {name: value for name, value in events_of(done)[-1].items() if name not in ("time", "event")}
+    return {name: value for name, value in events_of(done)[-1].items() if name not in ("time", "severity", "event")}
 
 
 def progress_of(done) -> dict:
@@ -162,7 +164,7 @@ def test_end_event_counts_written_rows_and_shards(imagepivot, folder, tmp_path):
         "counts": {"rows": 40, "shards": 4, "failed": {}},
         "status": "done",
         "exit_code": 0,
-        "message": None,
+        "message": "captions: done",
     }
     progress = progress_of(done)
     assert (progress["done"], progress["total"], progress["failed"]) == (40, 40, 0)

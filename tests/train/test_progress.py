@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from schemas.console import events
+from schemas.console.progress import Monitoring
 from train import progress
 from train.chance import Chance
 from train.progress import CountDisplay, Report, TrainingDisplay
 
+JSON = Monitoring(log_json=True)
 CHANCE = {name: Chance((1.0, 5.0, 10.0), (2.0, 10.0, 20.0), images=50) for name in ("en", "de", "fr")}
 REPORT = Report(step=1200, steps=5000, epoch=1, loss=12.345, scores={}, best=-1.0)
 EVALUATED = Report(step=1210, steps=None, epoch=1, loss=12.0, scores={"en": 100.0, "de": 55.55}, best=155.55)
@@ -82,7 +84,7 @@ def test_training_display_shows_seconds_per_step(clock):
 def test_training_display_shows_the_time_left(clock, written, steps, stops_early):
     def lines(**options) -> str:
         console = Console(file=io.StringIO(), width=200, **options)
-        with TrainingDisplay(console) as watch, TrainingDisplay(Console(file=io.StringIO()), log_json=True) as watch_json:
+        with TrainingDisplay(console) as watch, TrainingDisplay(Console(file=io.StringIO()), JSON) as watch_json:
             for step in range(1, 52, 10):
                 report = Report(step=step, steps=steps, epoch=0, loss=1.0, scores={}, best=-1.0, stops_early=stops_early)
                 watch(report)
@@ -99,7 +101,7 @@ def test_training_display_shows_the_time_left(clock, written, steps, stops_early
 
 def test_training_display_events(clock, written):
     output = io.StringIO()
-    with TrainingDisplay(Console(file=output), log_json=True) as watch:
+    with TrainingDisplay(Console(file=output), JSON) as watch:
         for step, seconds, scores in ((10, 0.5, {}), (20, 1.0, {}), (30, 0.1, {"en": 60.0}), (40, 0.1, {})):
             clock.now += seconds
             watch(Report(step=step, steps=50, epoch=1, loss=float("nan"), scores=scores, best=60.0))
@@ -124,7 +126,7 @@ def test_count_display_without_a_terminal(clock):
 
 
 def test_count_display_events(clock, written):
-    with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, log_json=True) as count:
+    with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, monitoring=JSON) as count:
         clock.now += 10
         count(20)
         count.settle()

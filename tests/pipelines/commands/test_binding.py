@@ -43,6 +43,8 @@ VALUES = {
     "gpu_driver": "5xx",
     "name": "toy",
     "lists": ("order.txt",),
+    "note": ("job=1", "image=a,b"),
+    "metrics_file": "night.prom",
 }
 NEEDED = {
     "word-vectors": {"files": ("a", "b"), "languages": ("en", "de")},

@@ -162,6 +162,7 @@ def test_describe_json_has_all_content_of_the_tables(tmp_path):
         "parameters": manifest.parameters,
         "inputs": [{"name": f"file{n}", "bytes": n} for n in range(8)],
         "libraries": manifest.libraries,
+        "notes": {},
         "columns": [
             {"name": column.name, "type": kind, "description": column.metadata[b"description"].decode()}
             for column, kind in zip(dataset.schema, ("string", "float[6]"), strict=True)

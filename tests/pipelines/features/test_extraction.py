@@ -20,7 +20,7 @@ from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running import runner
 from pipelines.running.execution import Execution
-from pipelines.running.meter import Meter
+from pipelines.running.meter import Meter, counts_of
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
@@ -386,10 +386,11 @@ def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     result = pipeline.run()
     result.wait_until_finish()
     assert (tmp_path / "found").read_text() == "[0, 2, 3]"
-    counters = {each.key.metric.name: each.committed for each in result.metrics().query()["counters"]}
+    counters = counts_of(result.metrics().query()["counters"])
     here = [name for name in (*[f"image{n:03d}" for n in range(40)], "empty") if shard_of(name, 4) != 1]
-    assert counters["images_read"] == len([name for name in here if name != "empty"])
-    assert counters["images_failed"] == ("empty" in here)
+    assert (counters["images"], counters["shards"]) == (len(here), 3)
+    assert counters["failed"] == counters["failed_empty"] == ("empty" in here)
+    assert counters["failed_truncated"] == 0
     assert counters["bytes_written"] == sum(path.stat().st_size for path in (tmp_path / "f").glob("part-*"))
     assert {"decode_msec", "forward_msec", "wait_msec"} <= set(counters)
 

@@ -5,15 +5,20 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from pipelines.running import meter as meters
-from pipelines.running.meter import Meter, counts_of, show_progress
+from pipelines.running.meter import Meter, counts_of, failure_counts, show_progress
 from schemas.console import progress
+from schemas.console.progress import Monitoring
 from tests.integration.processes import wait_for
+from tests.prometheus import read_metrics
+
+JSON = Monitoring(log_json=True)
 
 
 @pytest.fixture
@@ -117,15 +122,16 @@ def test_error_passes_through_and_ends_the_display():
 
 def test_json_lines_for_programs(always):
     file = io.StringIO()
-    with show_progress(Console(file=file, width=20), "vgg19-10crop", unit="images", total=10, log_json=True) as meter:
+    with show_progress(Console(file=file, width=20), "vgg19-10crop", unit="images", total=10, monitoring=JSON) as meter:
         meter.add(images=4, failed=1, wait_msec=900, forward_msec=100)
     last = json.loads(file.getvalue().splitlines()[-1])
     assert last.pop("per_second") > 0
     assert last.pop("seconds") >= 0
     assert last.pop("seconds_left") >= 0
     assert datetime.fromisoformat(last.pop("time")).utcoffset() == timedelta(0)
-    counts = {"done": 4, "failed": 1, "total": 10}
-    assert last == {"event": "progress", "what": "vgg19-10crop", "unit": "images", **counts, "bottleneck": "decoding"}
+    assert re.fullmatch(r"vgg19-10crop: 4 of 10 images, .*, 1 failed, bound by decoding", last.pop("message"))
+    fixed = {"severity": "INFO", "event": "progress", "what": "vgg19-10crop", "unit": "images", "bottleneck": "decoding"}
+    assert last == {"done": 4, "failed": 1, "total": 10, **fixed}
 
 
 def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, monkeypatch):
@@ -144,7 +150,7 @@ def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, m
 
 def test_last_event_of_a_finalized_run_is_complete(always):
     file = io.StringIO()
-    with show_progress(Console(file=file), "captions", unit="captions", total=7, log_json=True) as meter:
+    with show_progress(Console(file=file), "captions", unit="captions", total=7, monitoring=JSON) as meter:
         meter.add(captions=2)
         meter.finalize(captions=8, failed=1)
     last = json.loads(file.getvalue().splitlines()[-1])
@@ -154,7 +160,7 @@ def test_last_event_of_a_finalized_run_is_complete(always):
 
 def test_meter_report_replaces_files(always):
     file = io.StringIO()
-    with show_progress(Console(file=file), "captions", unit="captions", total=9, log_json=True) as meter:
+    with show_progress(Console(file=file), "captions", unit="captions", total=9, monitoring=JSON) as meter:
         assert meter.is_known
         meter.report({})
         meter.add(captions=2)  # By a worker on this machine.
@@ -180,3 +186,57 @@ def test_workers_count_with_beams_counters():
     result.wait_until_finish()
     found = result.metrics().query()["counters"]
     assert counts_of(found) == {"images": 7, "failed": 2}
+
+
+def test_log_seconds_set_the_interval_of_events(always):
+    often, seldom = io.StringIO(), io.StringIO()
+    with (
+        show_progress(Console(file=often), "x", unit="images", monitoring=Monitoring(log_json=True, log_seconds=0.01)),
+        show_progress(Console(file=seldom), "x", unit="images", monitoring=Monitoring(log_json=True, log_seconds=100.0)),
+    ):
+        wait_for(lambda: often.getvalue().count("\n") >= 3)
+    assert seldom.getvalue().count("\n") == 1
+
+
+def test_metrics_have_the_shard_of_each_worker_until_the_end(tmp_path, monkeypatch, always):
+    monkeypatch.setattr(progress, "_METRICS_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.01)
+    file = tmp_path / "a.prom"
+
+    def shards() -> list[float]:
+        return list(read_metrics(text).get("imagepivot_current_shard", {}).values()) if (text := file.read_text()) else []
+
+    console = Console(file=io.StringIO())
+    with show_progress(console, "x", unit="images", total=9, monitoring=Monitoring(metrics_file=str(file))) as meter:
+        (Path(meter.folder) / "1.shard").write_text("40")
+        (Path(meter.folder) / "2.shard").write_text("")  # Half written.
+        meter.start_shard(7)
+        wait_for(lambda: sorted(shards()) == [7, 40])
+        meter.add(images=4, forward_msec=1500, **failure_counts({"empty": 1}))
+        meter.finish_shard(bytes_written=10)
+        wait_for(lambda: "shards_total{" in file.read_text())
+        metrics = read_metrics(file.read_text())
+        meter.finalize(images=9, shards=3)
+    labels = frozenset({"run": "a", "what": "x", "unit": "images"}.items())
+    assert metrics["imagepivot_running"] == metrics["imagepivot_shards_total"] == {labels: 1}
+    assert metrics["imagepivot_work_seconds_total"] == {labels | {("part", "forward")}: 1.5}
+    assert metrics["imagepivot_failed_total"][labels | {("reason", "empty")}] == 1
+    last = read_metrics(file.read_text())
+    assert (last["imagepivot_running"], last["imagepivot_done_total"]) == ({labels: 0}, {labels: 9})
+    assert (last["imagepivot_shards_total"], "imagepivot_current_shard" in last) == ({labels: 3}, False)
+
+
+def test_metrics_that_can_no_longer_be_written_do_not_stop_the_run(tmp_path, always):
+    file = tmp_path / "a" / "a.prom"
+    with show_progress(Console(file=io.StringIO()), "x", unit="images", monitoring=Monitoring(metrics_file=str(file))):
+        file.unlink()
+        file.parent.rmdir()
+        file.parent.write_text("in the way")
+
+
+def test_deprecated_log_json_names_its_successor():
+    file = io.StringIO()
+    display = show_progress(Console(file=file), "x", unit="images", log_json=True)
+    with pytest.warns(DeprecationWarning, match=r"give monitoring=imagepivot.Monitoring\(log_json=True\)"), display:
+        pass
+    assert json.loads(file.getvalue())["event"] == "progress"

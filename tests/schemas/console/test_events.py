@@ -42,20 +42,28 @@ def test_nothing_is_written_before_the_start(capsys):
 
 
 def test_events_have_a_time_and_their_fields(log):
-    assert events.emit("remark", message="größer") is True
+    assert events.emit("remark", message="größer", severity="WARNING") is True
+    end = {"command": None, "output": None, "counts": {}, "status": "done", "exit_code": 0}
     assert [without_time(event) for event in log(0)] == [
-        {"event": "remark", "message": "größer"},
-        {"event": "end", "command": None, "output": None, "counts": {}, "status": "done", "exit_code": 0, "message": None},
+        {"severity": "WARNING", "event": "remark", "message": "größer"},
+        {"severity": "INFO", "event": "end", "message": "imagepivot: done", **end},
     ]
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(0, "done"), (1, "failed"), (2, "failed"), (3, "failures"), (130, "stopped"), (77, "failed")]
+    ("code", "status", "severity"),
+    [
+        (0, "done", "INFO"),
+        *((code, "failed", "ERROR") for code in (1, 2, 77)),
+        (3, "failures", "WARNING"),
+        (130, "stopped", "WARNING"),
+    ],
 )
-def test_last_event_has_the_exit_status(log, code, status):
+def test_last_event_has_the_exit_status(log, code, status, severity):
     events.record(command="features", output="out", counts={"rows": 3})
     (last,) = log(code, "because")
     assert without_time(last) == {
+        "severity": severity,
         "event": "end",
         "command": "features",
         "output": "out",
@@ -68,7 +76,9 @@ def test_last_event_has_the_exit_status(log, code, status):
 
 
 def test_nan_and_infinity_are_null():
-    event = json.loads(events.line("progress", loss=float("nan"), scores={"en": float("inf"), "de": 1.5}, path=Path("a")))
+    event = json.loads(
+        events.line("progress", message="", loss=float("nan"), scores={"en": float("inf"), "de": 1.5}, path=Path("a"))
+    )
     assert (event["loss"], event["scores"], event["path"]) == (None, {"en": None, "de": 1.5}, "a")
 
 
@@ -84,9 +94,9 @@ def test_warnings_and_logs_are_events(monkeypatch):
         logging.getLogger("PIL.x").info("not shown")
         events.finish(0)
     assert [without_time(json.loads(text)) for text in stream.getvalue().splitlines()[:-1]] == [
-        {"event": "warning", "message": "old weights", "source": "UserWarning"},
-        {"event": "warning", "message": "slow path", "source": "PIL.x"},
-        {"event": "error", "message": "broken", "source": "PIL.x"},
+        {"severity": "WARNING", "event": "warning", "message": "old weights", "source": "UserWarning"},
+        {"severity": "WARNING", "event": "warning", "message": "slow path", "source": "PIL.x"},
+        {"severity": "ERROR", "event": "error", "message": "broken", "source": "PIL.x"},
     ]
 
 
@@ -130,4 +140,4 @@ def test_all_standard_error_is_json_lines():
     assert [text for text in texts if text not in messages] == []
     assert " 10%" not in messages
     assert messages.count("a log") == 1
-    assert {"event": "remark", "message": "a remark"} in found
+    assert {"severity": "INFO", "event": "remark", "message": "a remark"} in found

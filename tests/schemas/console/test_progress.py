@@ -8,7 +8,8 @@ from itertools import accumulate, pairwise
 import pytest
 from rich.console import Console
 
-from schemas.console.progress import ProgressDisplay, Snapshot, format_duration, format_rate
+from schemas.console.progress import Monitoring, ProgressDisplay, Snapshot, format_duration, format_rate
+from tests.prometheus import read_metrics
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_time_left_of_batches_does_not_jump(monkeypatch, batch):
     clock, estimates, generator = [0.0], [], random.Random(batch)
     monkeypatch.setattr("schemas.console.progress.time.monotonic", lambda: clock[0])
     file = io.StringIO()
-    with ProgressDisplay(Console(file=file), log_json=True) as display:
+    with ProgressDisplay(Console(file=file), Monitoring(log_json=True)) as display:
         arrivals = list(accumulate(batch / 16 * generator.uniform(0.4, 1.6) for _ in range(57_600 // batch)))
         for second in range(1, 3000):
             clock[0] = float(second)
@@ -113,3 +114,14 @@ def test_live_line_fits_the_terminal(width):
     assert "…e_patch14_reg4_dinov2.lvd142m" in shown
     assert "30000/31014 images" in shown
     assert "30,000.0/s, 1,234 failed, bound by decoding" in shown
+
+
+def test_labels_of_metrics_are_escaped():
+    name = 'a\\b"c\nd{}=, é'
+    (samples,) = [read_metrics(Snapshot(name, "images", {}, 1.0).to_metrics(name, is_running=True))["imagepivot_done_total"]]
+    assert [dict(labels) for labels in samples] == [{"run": name, "what": name, "unit": "images"}]
+
+
+def test_unknown_values_have_no_metric():
+    metrics = read_metrics(Snapshot("x", "images", {}, 1.0, is_known=False).to_metrics("x", is_running=True))
+    assert set(metrics) == {"imagepivot_running", "imagepivot_elapsed_seconds"}
