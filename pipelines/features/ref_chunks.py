@@ -40,7 +40,7 @@ def reference_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def listed_refs(job: FeaturesJob, kept: Kept | Listing) -> Iterator[ImageRef]:
-    """Yield the references of a cached listing, or else of the images, without skipped ones."""
+    """Yield the references of a cached listing or of the images, without skipped ones."""
     images, skip = job.open_images(), frozenset(job.skip)
     if isinstance(kept, Listing):
         kept = "" if kept.cached is None else kept.cached.path
