@@ -79,7 +79,7 @@ class ExtractorRequest(Options):
     regions: RegionOptions | None = None
     dtype: StoredType = "float32"
     unpooled: Annotated[bool, Opt("Store the feature map before pooling (timm only).", panel=_MODEL)] = False
-    keep_crops: Annotated[bool, Opt("Store a vector per crop, not the mean (ten-crop only).", panel=_MODEL)] = False
+    keep_crops: Annotated[bool, Opt("Store a vector per crop, not their mean.", panel=_MODEL)] = False
 
     def spec(self) -> FeatureSpec:
         """Return the feature spec, without weights and options of regions.

@@ -41,15 +41,14 @@ Portions: TypeAlias = Annotated[
 Shards: TypeAlias = Annotated[
     ShardsRequest,
     Opt(
-        "Write this many shards; [i]auto[/i]: by size, at least 16; [i]like:DATASET[/i]: as many as that dataset of the same "
-        "images, to join by shard.",
+        "Write this many shards; [i]auto[/i]: by size, at least 16; [i]like:DATASET[/i]: as many as there, to join by shard.",
         metavar="N",
     ),
 ]
 IdRule: TypeAlias = Annotated[
     Literal["name", "path"], Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
 ]
-Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns: OURS=THEIRS, e.g. [i]image_id=file[/i].", panel=_TABLES)]
+Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
     str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
 ]
@@ -357,7 +356,7 @@ class FeaturesJob(Options):
     reading: ImageOptions = field(default_factory=ImageOptions)
     skip: Annotated[
         tuple[str, ...],
-        Opt("Leave out images as if they were not there: these ids, or with [i]@FILE[/i] those on its lines.", metavar="IDS"),
+        Opt("Leave out these ids, or those of [i]@FILE[/i].", metavar="IDS"),
     ] = ()
     shards: Shards = AUTO
     policy: ReusePolicy = ReusePolicy()

@@ -31,7 +31,7 @@ notes = Console(stderr=True)
 
 MaxFailures: TypeAlias = Annotated[
     FailureLimit,
-    Opt("Fail after the commit, with exit code 3, if more inputs fail than this number or share, e.g. [i]1%[/i].", metavar="N"),
+    Opt("Exit with code 3 if more inputs fail than this number or share ([i]1%[/i]).", metavar="N"),
 ]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 

@@ -142,9 +142,7 @@ class Execution:
     start_timeout: Annotated[float, Opt("Fail if no worker starts within this many seconds.", panel=SEVERAL_MACHINES)] = (
         1200  # Dataflow takes minutes to start a machine and install packages.
     )
-    detach: Annotated[
-        bool, Opt("Return once the job is accepted; the same command without it waits for the job.", panel=SEVERAL_MACHINES)
-    ] = False
+    detach: Annotated[bool, Opt("Return once accepted; the same command waits.", panel=SEVERAL_MACHINES)] = False
     accelerator: Annotated[Accelerator | None, "of commands that run a model over images"] = None
     max_failures: Annotated[FailureLimit | None, "of commands whose inputs can fail"] = None
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)

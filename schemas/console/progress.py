@@ -26,7 +26,6 @@ _METRICS_SECONDS = 1.0
 _WIDE = 140  # Columns of a terminal that fit bar and details into one line.
 _MAX_NAME = 30
 _MIN_TIME_CONSTANT = 60.0  # Seconds.
-_PANEL = "Monitoring"
 
 FAILED = "failed_"
 """Start of the names of counts of failures by reason."""
@@ -43,11 +42,9 @@ class Monitoring:
         >>> monitoring = imagepivot.Monitoring(metrics_file="build/captions.prom")
     """
 
-    log_json: Annotated[bool, Opt("Write stderr as lines of JSON, for programs.", panel=_PANEL)] = False
-    log_seconds: Annotated[float, Opt("Report progress every so many seconds (--log-json only).", panel=_PANEL, min_=0.1)] = 1.0
-    metrics_file: Annotated[
-        str, Opt("Write counts and rates to a file NAME.prom for Prometheus.", panel=_PANEL, metavar="PATH")
-    ] = ""
+    log_json: Annotated[bool, Opt("Write stderr as lines of JSON, for programs.")] = False
+    log_seconds: Annotated[float, Opt("Report progress events this often.", min_=0.1)] = 1.0
+    metrics_file: Annotated[str, Opt("Write counts for Prometheus to NAME.prom.", metavar="PATH")] = ""
 
     def __post_init__(self) -> None:
         # The collector reads no other files, and files of values that are not trusted can replace no other ones.

@@ -66,9 +66,7 @@ class Notes:
 
     texts: Annotated[
         tuple[str, ...],
-        Opt(
-            "Add a note to the manifest, e.g. [i]job=1234[/i]; repeatable.", name="note", metavar="KEY=VALUE", is_repeated=True
-        ),
+        Opt("Add a note to the manifest; repeatable.", name="note", metavar="K=V", is_repeated=True),
     ] = ()
 
     def __post_init__(self) -> None:

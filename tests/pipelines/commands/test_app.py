@@ -16,6 +16,7 @@ from pipelines.commands import results
 from pipelines.commands.results import finish
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
+from schemas.writing.reuse_policy import FailureLimit
 
 COMMANDS = (
     *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "extractors", "import", "export"),
@@ -195,10 +196,10 @@ def test_finish_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])
 def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
     if code is None:
-        finish(manifest(7, 5), "o[red]t", most)
+        finish(manifest(7, 5), "o[red]t", FailureLimit(str(most)))
     else:
         with pytest.raises(typer.Exit) as caught:
-            finish(manifest(7, 5), "o[red]t", most)
+            finish(manifest(7, 5), "o[red]t", FailureLimit(str(most)))
         assert caught.value.exit_code == code
     err = capsys.readouterr().err
     assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect 'o[red]t' --failures\n"
