@@ -42,7 +42,7 @@ class RegionOptions:
     ] = 0.2
     class_names: Annotated[
         str | None,
-        Opt("Store class names from this file, e.g. objects_vocab.txt.", panel=_REGIONS),
+        Opt("Store class names, e.g. of objects_vocab.txt.", panel=_REGIONS),
     ] = None
     attribute_names: Annotated[
         str | None, Opt("Store attribute names from this file, e.g. attributes_vocab.txt.", panel=_REGIONS)

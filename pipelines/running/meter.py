@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.console.progress import FAILED, Monitoring, ProgressDisplay, Snapshot
-from schemas.kinds import FAILURE_REASONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +54,8 @@ def failure_counts(reasons: Mapping[str, int]) -> dict[str, int]:
 
     Absent reasons count 0: a count that appears with its first failure would have no rate before.
     """
+    from schemas.kinds import FAILURE_REASONS  # Loads pyarrow, which a command's start does not need.
+
     by_reason = {f"{FAILED}{reason}": reasons.get(reason, 0) for reason in FAILURE_REASONS}
     return {"failed": sum(reasons.values()), **by_reason}
 
