@@ -98,7 +98,7 @@ def run_python(code: str, *words: str, cwd: Path, **environment: str) -> str:
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (9, 24)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (10, 25)
 
 
 @pytest.mark.cluster

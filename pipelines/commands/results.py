@@ -35,6 +35,8 @@ MaxFailures: TypeAlias = Annotated[
 ]
 AsJson: TypeAlias = Annotated[bool, Opt("Print JSON.", name="json")]
 
+_LARGE_UPDATE = 1e9  # Bytes; rewriting less takes seconds.
+
 _started = time.monotonic()  # The program imports this module before it runs a command.
 _NOT_SHOWN = {"images", "failed", "listing", "content"}  # Statistics in the summary already, or digests.
 
@@ -80,6 +82,13 @@ def finish(
         new, changed, removed = (changes.get(name, 0) for name in ("new", "changed", "removed"))
         unchanged = manifest.rows + manifest.failed - new - changed
         print_line(f"[bold]update[/bold]: {new:,} new, {changed:,} changed, {removed:,} removed, {unchanged:,} kept")
+        share = changes.get("rewritten", 0) / len(manifest.shards)
+        size = share * sum(entry.bytes for entry in manifest.shards)
+        if size > _LARGE_UPDATE and share > 4 * (new + changed + removed) / max(1, manifest.rows):
+            remark(
+                f"the update rewrote {share:.0%} of {len(manifest.shards):,} shards, {size / 1e9:,.1f} GB: with more shards "
+                "(--shards, once with --overwrite) a small change rewrites less"
+            )
     shown = {name: value for name, value in manifest.statistics.items() if name not in _NOT_SHOWN}
     render_tables(console, [statistics_table(replace(manifest, statistics=shown))])
     if manifest.failed:

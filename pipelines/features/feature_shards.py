@@ -276,6 +276,7 @@ def write_feature_shard(
         sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]
         writer.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
         writer.sources, writer.state, writer.sample_outputs = sources, _state(sources), loaded.sample_outputs
+    tally.rewritten = int(reuse.stored is not None)
     return tally
 
 

@@ -48,6 +48,7 @@ class Tally:
         new: number of images that an existing shard lacked.
         changed: number of its images that were extracted again.
         removed: number of its images that were dropped.
+        rewritten: 1 if the shard existed and was written again.
     """
 
     images: int = 0
@@ -60,6 +61,7 @@ class Tally:
     new: int = 0
     changed: int = 0
     removed: int = 0
+    rewritten: int = 0
 
     def add(self, other: Tally) -> None:
         """Add the tally of a batch."""

@@ -191,7 +191,7 @@ class ShardExtractor:
         with self._pool.extractor() as loaded:
             tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
         if self.job.policy.update:
-            self.meter.add(new=tally.new, changed=tally.changed, removed=tally.removed)
+            self.meter.add(new=tally.new, changed=tally.changed, removed=tally.removed, rewritten=tally.rewritten)
         self.meter.finish_shard(bytes_written=self.output.folder.size(self.output.name(shard)) or 0)
 
     def _show(self, batch: Tally) -> None:

@@ -193,6 +193,22 @@ def test_finish_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[1] == "update: 2 new, 1 changed, 3 removed, 7 kept"
 
 
+@pytest.mark.parametrize(
+    ("size", "rewritten", "changed", "said"),
+    [
+        (30 << 20, 69, 300, "the update rewrote 69% of 100 shards, 2.2 GB"),  # In bytes a shard.
+        (30 << 20, 69, 200_000, None),  # So many images reach most shards of any number.
+        (1 << 20, 69, 300, None),  # Little to write.
+        (30 << 20, 4, 300, None),
+    ],
+)
+def test_update_that_rewrites_much_for_little_says_so(capsys, size, rewritten, changed, said):
+    shards = tuple(ShardEntry(f"part-{index:05d}-of-00100.parquet", size, "0" * 64, 10_000) for index in range(100))
+    finish(replace(manifest(0), shards=shards), "out", changes={"changed": changed, "rewritten": rewritten})
+    err = capsys.readouterr().err
+    assert err.startswith(said) if said else err == ""
+
+
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])
 def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
     if code is None:
