@@ -52,7 +52,8 @@ BEAM_FLAGS = {
     *("--runner", "--project", "--experiments", "--job_name", "--template_location", "--environment_type", "--flink_master"),
     *("--environment_config", "--sdk_container_image", "--disk_size_gb", "--max_num_workers", "--worker_machine_type"),
     *("--job_endpoint", "--job_server_timeout", "--number_of_worker_harness_threads", "--dask_client_address"),
-    "--dask_partition_size",
+    *("--dask_partition_size", "--num_workers", "--labels", "--service_account_email", "--subnetwork", "--no_use_public_ips"),
+    *("--temp_location", "--element_processing_timeout_minutes"),
 }
 OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
 

@@ -3,12 +3,19 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
+from pipelines.commands.flex_template import command_line
+from pipelines.running.execution import Execution
+from schemas.console import events
+from tests.containers import flex_service, platforms
 from tests.containers.images import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
@@ -38,6 +45,8 @@ for word in words:
     if "file://" in word or word.startswith("--config="):
         json.loads(pathlib.Path(word.partition("file://")[2] or word.partition("=")[2]).read_text())
 """
+ACCOUNT = "serviceAccount:imagepivot@my-project.iam.gserviceaccount.com"
+JOBS = ("--job-port=8099", "--artifacts-dir=/*")  # Of a job server of Beam.
 KNOWN = {
     "kubectl": (
         [
@@ -57,7 +66,82 @@ KNOWN = {
         ],
         FILES,
     ),
-    "gcloud": ([["batch", "jobs", "submit", "features-[0-9]*", "--location=*", "--config=features.json"]], FILES),
+    "gcloud": (
+        [
+            ["batch", "jobs", "submit", "features-[0-9]*", "--location=*", "--config=features.json"],
+            ["iam", "service-accounts", "create", "imagepivot", "--project=*"],
+            ["projects", "add-iam-policy-binding", "my-project", f"--member={ACCOUNT}", "--role=roles/dataflow.worker"],
+            ["projects", "add-iam-policy-binding", "my-project", f"--member={ACCOUNT}", "--role=roles/artifactregistry.reader"],
+            [
+                "storage",
+                "buckets",
+                "add-iam-policy-binding",
+                "gs://*",
+                f"--member={ACCOUNT}",
+                "--role=roles/storage.objectAdmin",
+            ],
+            [
+                "compute",
+                "networks",
+                "subnets",
+                "update",
+                "dataflow",
+                "--project=*",
+                "--region=*",
+                "--enable-private-ip-google-access",
+            ],
+            [
+                *("dataflow", "flex-template", "run", "features-[0-9]*", "--project=*", "--region=*"),
+                *(
+                    "--template-file-gcs-location=gs://*.json",
+                    "--service-account-email=*",
+                    "--subnetwork=regions/*/subnetworks/*",
+                ),
+                *(
+                    "--disable-public-ips",
+                    "--num-workers=8",
+                    "--max-workers=8",
+                    "--additional-user-labels=*=*",
+                    "--parameters=*",
+                ),
+            ],
+        ],
+        FILES,
+    ),
+    "mvn": (
+        [
+            [
+                "dependency:copy",
+                f"-Dartifact=org.apache.beam:beam-runners-{engine}-job-server:{beam.__version__}",
+                "-DoutputDirectory=.",
+            ]
+            for engine in ("flink-1.20", "spark-3")
+        ],
+        "",
+    ),
+    "java": (
+        [
+            [
+                "-jar",
+                f"beam-runners-flink-1.20-job-server-{beam.__version__}.jar",
+                "--flink-master=*",
+                "--flink-conf-dir=*",
+                *JOBS,
+            ],
+            ["-jar", f"beam-runners-spark-3-job-server-{beam.__version__}.jar", "--spark-master-url=spark://*", *JOBS],
+        ],
+        "",
+    ),
+    "go": ([["install", f"github.com/apache/beam/sdks/v2/go/cmd/prism@v{beam.__version__}"]], ""),
+    "prism": ([["--job_port=*"]], ""),
+}
+# Arguments of the resource in the providers google and google-beta, version 7.
+TERRAFORM = {
+    *("provider", "name", "project", "region", "container_spec_gcs_path", "parameters", "labels", "on_delete"),
+    *("service_account_email", "network", "subnetwork", "ip_configuration", "num_workers", "max_workers", "machine_type"),
+    *("launcher_machine_type", "temp_location", "staging_location", "sdk_container_image", "skip_wait_on_job_termination"),
+    *("additional_experiments", "additional_pipeline_options", "autoscaling_algorithm", "enable_streaming_engine"),
+    *("kms_key_name", "transform_name_mapping"),
 }
 
 
@@ -150,3 +234,130 @@ def test_fields_of_google_batch_are_those_of_its_service():
         *("allocationPolicy", "instances", "installGpuDrivers", "policy", "machineType", "provisioningModel"),
         *("logsPolicy", "destination"),
     }
+
+
+# --- Dataflow ----------------------------------------------------------------------------------------------------------
+
+
+def test_identities_and_network_of_dataflow(tmp_path):
+    (block,) = blocks("dataflow.md", "Identities and network", "bash")
+    code, commands = run(block, tmp_path)
+    assert (code, [words[1] for words in commands]) == (0, ["iam", "projects", "projects", "storage", "compute"])
+
+
+def check_launch(parameters: dict[str, str]) -> None:
+    """Check a launch as the service does, and its command line as the program does."""
+    flex_service.check(json.loads((ROOT / "docker" / "metadata.json").read_text())["parameters"], parameters)
+    words = command_line([f"--{name}={value}" for name, value in parameters.items()])
+    platforms.check_command(["imagepivot", *words])
+
+
+def test_launches_of_the_flex_template_give_one_command(tmp_path):
+    (block,) = blocks("dataflow.md", "Flex Template", "bash")
+    code, ((*_, last),) = run(block, tmp_path)
+    assert code == 0
+    parameters = dict(pair.split("=", 1) for pair in last.removeprefix("--parameters=").split(","))
+    check_launch(parameters)
+    (resource,) = blocks("dataflow.md", "Flex Template", "terraform")
+    arguments = read_terraform(resource, "google_dataflow_flex_template_job")
+    assert set(arguments) <= TERRAFORM
+    assert arguments["parameters"] == parameters
+    for name, flag in {
+        "region": "region",
+        "subnetwork": "subnetwork",
+        "service_account_email": "service-account-email",
+    }.items():
+        assert f"--{flag}={arguments[name]} " in block
+    with pytest.raises(ValueError, match="Unrecognized parameter: gpus"):
+        check_launch({**parameters, "gpus": "1"})
+
+
+def read_terraform(text: str, kind: str) -> dict[str, object]:
+    """Read one resource of texts, numbers and maps of texts; an `AssertionError` names any other line."""
+    first, *lines, last = text.splitlines()
+    assert re.fullmatch(rf'resource "{kind}" "[a-z_]+" {{', first)
+    assert last == "}"
+    arguments: dict[str, object] = {}
+    inner: dict[str, object] | None = None
+    for line in lines:
+        target = arguments if inner is None else inner
+        if line == "  }" and inner is not None:
+            inner = None
+        elif (opened := re.fullmatch(r"  (\w+) = {", line)) is not None and inner is None:
+            inner = arguments[opened[1]] = {}
+        else:
+            value = re.fullmatch(r' +(\w+) += (?:"([^"$\\]*)"|([0-9]+)|(google-beta))', line)
+            assert value is not None, line
+            assert value[1] not in target, f"{value[1]} is given twice"
+            target[value[1]] = next(group for group in value.groups()[1:] if group is not None)
+    assert inner is None
+    return arguments
+
+
+def test_flags_for_beam_on_the_page_are_those_of_beam(monkeypatch):
+    """Unknown flags are an error or a remark; flags with a value of another form are an error."""
+    remarks: list[str] = []
+    monkeypatch.setattr(events, "remark", lambda message, style="": remarks.append(message))
+    lines = re.findall(r"^imagepivot .* -- (.+)$", (HOW_TO / "dataflow.md").read_text(), re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        options = Execution(beam_flags=tuple(shlex.split(line))).options
+        assert options.get_all_options()["runner"] == "DataflowRunner"
+    assert remarks == []
+    Execution(beam_flags=("--runner=DataflowRunner", "--bogus_flag=1")).options  # noqa: B018 -- read once, as by a run
+    assert len(remarks) == 1
+    given = PipelineOptions(shlex.split(lines[1])).get_all_options()
+    assert (given["num_workers"], given["max_num_workers"], given["use_public_ips"]) == (8, 8, False)
+    assert (given["labels"], given["element_processing_timeout_minutes"]) == (["team=vision"], 120)
+
+
+def test_every_statement_about_dataflow_says_how_it_is_known():
+    text = (HOW_TO / "dataflow.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^\|.*\n\| ---.*$", "", text, flags=re.MULTILINE)  # Headings of tables.
+    unmarked = []
+    for part in re.split(r"\n\n|\n(?=- |\|)", text.partition("\n\n")[2]):
+        if part.strip() and not part.startswith("#") and not re.search(r"\([TGU]\)( \||:)?$", part.strip()):
+            unmarked.append(part)
+    assert unmarked == ["Nothing on this page was run on Google's cloud. A mark ends each statement, row and paragraph:"]
+
+
+def test_cores_of_a_gpu_are_rates_times_decoding():
+    internals = ROOT / "docs" / "internals"
+
+    def rows(text: str) -> dict[str, list[str]]:
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
+        return {name.partition("`")[2].partition("`")[0]: values for name, *values in cells}
+
+    def number(text: str) -> float:
+        return float(text.partition(" ")[0].replace(",", ""))
+
+    rates = rows((internals / "h200.md").read_text().partition("**`speed`** and **`busy`**")[2].partition("**`steps`**")[0])
+    times = rows((internals / "optimizations.md").read_text().partition("Amdahl's law")[2].partition("## Regions")[0])
+    shown = rows((HOW_TO / "dataflow.md").read_text().partition("### Choosing a GPU")[2].partition("### Cost")[0])
+    assert len(shown) == 6
+    for name, (milliseconds, *columns) in shown.items():
+        single, half = number(rates[name][0]), number(rates[name][2])
+        assert number(milliseconds) == number(times[name][0])
+        cores = [f"{rate * number(milliseconds) / 1000:.1f}" for rate in (single, half)]
+        assert [number(each) for each in columns] == [single, float(cores[0]), half, float(cores[1])], name
+
+
+# --- Flink, Spark, Prism -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", ["Flink", "Spark", "Prism"])
+def test_job_services_are_started_with_known_words(section, tmp_path):
+    (block,) = blocks("clusters.md", section, "bash")
+    code, commands = run(block, tmp_path)
+    assert (code, len(commands)) == (0, 2)
+
+
+def test_worker_pool_takes_its_port():
+    from apache_beam.runners.worker import worker_pool_main
+
+    line, _ = blocks("clusters.md", "Workers", "sh")
+    python, _, module, *flags = shlex.split(line)
+    assert (python, module) == ("python", worker_pool_main.__name__)
+    source = Path(worker_pool_main.__file__).read_text()
+    assert all(f"'{flag.partition('=')[0]}'" in source for flag in flags)
