@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 import pyarrow as pa
 
@@ -28,7 +27,7 @@ class FailuresEntry:
 
 def failures_name(shard: str) -> str:
     """Return the path of a shard's failures."""
-    return f"_failures/{PurePosixPath(shard).with_suffix('.jsonl')}"
+    return f"_failures/{shard.removesuffix('.parquet')}.jsonl"
 
 
 def failure_row(key: str, stage: str, reason: str, message: str, uri: str = "") -> dict[str, str]:
