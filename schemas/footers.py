@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -100,7 +100,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         return Footer(
             kind=content["kind"],
             fingerprint=content["fingerprint"],
-            parameters=convert(json.loads(content["parameters"]), dict, error=DatasetError),
+            parameters=_read_parameters(content["parameters"]),
             statistics=convert(json.loads(content["statistics"]), dict, error=DatasetError),
             rows=metadata.num_rows,
             failures=FailuresEntry(**stored_values(FailuresEntry, json.loads(content["failures"]))),
@@ -108,6 +108,12 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
         )
     except (KeyError, ValueError, RecursionError, DatasetError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _read_parameters(text: str) -> Mapping[str, Any]:
+    """Parse parameters; all shards of a dataset share one object, which is not changed."""
+    return convert(json.loads(text), dict, error=DatasetError)
 
 
 def shard_entry(file: pa.NativeFile, name: str, rows: int) -> ShardEntry:
