@@ -107,7 +107,7 @@ def test_captions_without_tokens_are_counted_failures(rows, tmp_path, monkeypatc
     meter = Meter(str(tmp_path / "meter"))
     more = [caption("img1", portion="comparable", text=" "), caption("new", "de", split="val", text="")]
     manifest = prepare_captions(job_of(write_table(tmp_path / "t.tsv", [*rows, *more]), tmp_path / "c"), ONE, meter)
-    assert meter.total() == {"captions": 202, "failed": 2}
+    assert +meter.total() == {"captions": 202, "failed": 2, "failed_empty_caption": 2, "shards": 4}
     failures = {row["key"]: row["message"] for row in open_dataset(tmp_path / "c").failures().to_pylist()}
     index = sum(row[:3] == ("img1", "en", "comparable") for row in rows)
     assert failures == {
