@@ -128,6 +128,8 @@ def test_files_of_a_dataset_are_no_more_readable_than_its_folder(tmp_path, folde
 
 
 def test_events_have_no_secrets():
-    line = events.line("end", message="", output="s3://AKIA:SECRET@b/x", counts={"failed": ["http://h/?sig=SECRET"]}, exit_code=1)
+    line = events.line(
+        "end", message="", output="s3://AKIA:SECRET@b/x", counts={"failed": ["http://h/?sig=SECRET"]}, exit_code=1
+    )
     assert "SECRET" not in line
     assert '"s3://***@b/x"' in line
