@@ -101,7 +101,7 @@ def extract_features(
     job = job.for_workers(execution)
     gpus = execution.accelerator.count if execution.accelerator is not None else 0
     listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
-    output = replace(plan_features(job, listing, on_warning), max_failures=execution.max_failures)
+    output = replace(plan_features(job, listing, on_warning), max_failures=execution.commit_limit)
     if not execution.is_local:  # Only the workers need the device and the network.
         output = replace(output, sample_outputs=None)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))

@@ -122,7 +122,7 @@ class Execution:
     A runner among the flags for Beam replaces the local workers. ``default_workers`` computes the number of workers for 0; it is
     called only if shards are missing.
 
-    Beyond ``max_failures`` a pipeline fails after its commit, even if no launcher waits; a waiting one returns the manifest.
+    Beyond ``max_failures`` a job that no launcher waits for fails after its commit; a launcher that waits compares the manifest.
 
     Raises:
         UsageError: a value is out of range, a flag is misspelled, or --detach or --gpu is given without a remote runner.
@@ -165,6 +165,14 @@ class Execution:
                 "--runner=DataflowRunner; for a GPU of this machine give --device cuda instead"
             )
         self.accelerator.check(self.options)
+
+    @property
+    def commit_limit(self) -> FailureLimit | None:
+        """Limit of failures for the commit; None if a launcher waits.
+
+        A runner repeats what fails: with a launcher that waits, the job ends well, and the command by its exit code.
+        """
+        return self.max_failures if self.detach or self.template else None
 
     @property
     def is_local(self) -> bool:

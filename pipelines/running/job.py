@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import ShardWork, write_missing
-from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, TooManyFailuresError, UsageError
+from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
 from schemas.process.shutdown import DetachedError
@@ -114,8 +114,6 @@ def run_job(
         return complete()
     except CommittedError:  # A detached job has committed in the meantime: read the folder's state again.
         return complete()
-    except TooManyFailuresError:  # After the commit: the caller compares the manifest.
-        return Manifest.read(folder)
 
 
 def run_per_shard(

@@ -60,7 +60,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     parts = source.parts(job.selection)  # Fails for an empty selection, before the files are hashed.
     inputs = source.inputs(job.selection)
     execution = execution.for_text(_text_bytes(inputs), _SEVERAL_WORKERS_BYTES)
-    output = replace(plan_captions(job, inputs, models), max_failures=execution.max_failures)
+    output = replace(plan_captions(job, inputs, models), max_failures=execution.commit_limit)
     with spill_folder(output.folder) if execution.is_local else nullcontext() as staged:
 
         def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:

@@ -73,7 +73,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         shards=captions.num_shards,
         notes=job.notes.to_json(),
         sample_outputs=partial(job.request().sample_outputs, job.device) if execution.runs_here else None,
-        max_failures=execution.max_failures,
+        max_failures=execution.commit_limit,
     ).made_from(captions)
     if execution.is_local and not execution.workers:
         execution = replace(execution, workers=1)
