@@ -14,10 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +172,6 @@ def show_progress(
     unit: str,
     total: int | None = None,
     monitoring: Monitoring = Monitoring(),
-    log_json: bool = False,
 ) -> Iterator[Meter]:
     """Display the progress of a run until the block ends.
 
@@ -183,15 +181,10 @@ def show_progress(
         unit: name of the displayed count, e.g. ``images``; the count ``failed`` follows it.
         total: number of units in the whole run, if known.
         monitoring: prints JSON events instead, or writes a file of metrics as well.
-        log_json: deprecated; ``monitoring`` has this option.
 
     Yields:
         The meter of the run.
     """
-    if log_json:
-        successor = "monitoring=imagepivot.Monitoring(log_json=True)"
-        warnings.warn(f"show_progress: log_json is deprecated, give {successor}", DeprecationWarning, stacklevel=3)
-        monitoring = replace(monitoring, log_json=True)
     with (
         tempfile.TemporaryDirectory(prefix="imagepivot-progress-") as folder,
         ProgressDisplay(console, monitoring) as display,

@@ -231,11 +231,3 @@ def test_metrics_that_can_no_longer_be_written_do_not_stop_the_run(tmp_path, alw
     with show_progress(Console(file=io.StringIO()), "x", unit="images", monitoring=Monitoring(metrics_file=str(file))):
         file.parent.rename(tmp_path / "b")  # At once: the metrics are written again every second.
         file.parent.write_text("in the way")
-
-
-def test_deprecated_log_json_names_its_successor():
-    file = io.StringIO()
-    display = show_progress(Console(file=file), "x", unit="images", log_json=True)
-    with pytest.warns(DeprecationWarning, match=r"give monitoring=imagepivot.Monitoring\(log_json=True\)"), display:
-        pass
-    assert json.loads(file.getvalue())["event"] == "progress"
