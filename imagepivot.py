@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from extractors import decode, entries, load, names
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.duplicates import find_duplicates as find_duplicates
+    from pipelines.datasets.publishing import Publication as Publication
+    from pipelines.datasets.publishing import publish as publish
     from pipelines.datasets.view import draw_view as draw_view
     from pipelines.datasets.view import read_pictures as read_pictures
     from pipelines.exchange.exporting import export_dataset as export_dataset

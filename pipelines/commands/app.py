@@ -47,7 +47,7 @@ _PANELS = {
     "Features": (data.features, data.extractors, datasets.view, doctor.doctor),
     "Training": (training.train, training.reproduce, build.build_, demo.demo),
     "Results": (training.evaluate, training.compare, training.embed, training.search, training.sts, training.figures),
-    "Exchange": (datasets.import_, datasets.export, datasets.diff),
+    "Exchange": (datasets.import_, datasets.export, datasets.publish, datasets.diff),
 }
 """Commands by panel of ``--help``."""
 

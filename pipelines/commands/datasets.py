@@ -162,6 +162,27 @@ def export(job: ExportJob, monitoring: Monitoring = Monitoring()) -> None:
     print_line(f"[bold]{job.format}[/bold]: {len(paths):,} files, {size:,} bytes in {escape(job.output)}")
 
 
+@command("publish features gs://bucket/features")
+def publish(
+    dataset: Dataset,
+    target: Annotated[str, Opt("Folder that readers use: empty, or an earlier copy.")],
+    monitoring: Monitoring = Monitoring(),
+) -> None:
+    """Bring a copy of a dataset up to date for its readers.
+
+    Only files that differ are copied, on the side of the store where both folders are in one, and the manifest last. An update of
+    DATASET removes its manifest until the end; readers of TARGET notice it only while changed files are copied.
+    """
+    from pipelines.datasets.publishing import publish as publish_dataset
+
+    with show_progress(notes, "publish", unit="files", monitoring=monitoring) as meter:
+        done = publish_dataset(dataset, target, meter)
+    events.record(counts=vars(done))
+    print_line(
+        f"{escape(target)}: {done.copied:,} files copied ({done.bytes / 1e6:,.1f} MB), {done.kept:,} kept, {done.deleted:,} deleted"
+    )
+
+
 @command("diff features imported --tolerance 0.01")
 def diff(job: DiffJob, monitoring: Monitoring = Monitoring()) -> None:
     """Compare the rows of two datasets.

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -355,6 +356,21 @@ class Folder:
                     yield file
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def copy(self, name: str, origin: Folder) -> None:
+        """Copy a file of this name from another folder, on the store's side if both are in one.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        (filesystem, path), (origins, source) = self._find(name), origin._find(name)
+        is_in_store = not self.is_local and filesystem.equals(origins)
+        if is_in_store and not (self._needs_client(name) or origin._needs_client(name)):
+            with storage_errors(origin.path_of(name)):
+                filesystem.copy_file(source, path)
+            return
+        with origin.open(name) as file, self.replace(name) as copy:
+            shutil.copyfileobj(file, copy)
 
     def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> list[_R]:
         """Return a function's results for values, in order; in parallel for a store."""

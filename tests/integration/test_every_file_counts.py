@@ -44,6 +44,7 @@ KEEPS_NOTHING = {
     "duplicates": "compares anew and refuses an existing list",
     "extractors": "only prints",
     "inspect": "only prints",
+    "publish": "compares the manifests of both, which state every file",
     "search": "only prints",
     "validate": "only prints",
     "view": "draws anew",

@@ -40,6 +40,7 @@ LINES = {
     "export": "export features OUT --format npy",
     "inspect": "inspect features",
     "validate": "validate features",
+    "publish": "publish features OUT",
     "diff": "diff features features",
     "duplicates": "duplicates features captions",
     "view": "view features photos --image 1 -o drawing.png",

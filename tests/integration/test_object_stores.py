@@ -210,6 +210,19 @@ def test_features_of_images_in_a_bucket(store, pictures, imagepivot, tmp_path):
     assert dataset_in(store.address("features/folder")) == dataset_in(tmp_path / "photos")
 
 
+def test_published_copy_is_made_by_the_store(store, small_features, tmp_path, imagepivot, monkeypatch):
+    source, copy = store.address("published/f"), store.address("published/copy")
+    assert "2 files copied" in imagepivot("publish", small_features, source).stdout
+    opened, read = [], Folder.open
+    monkeypatch.setattr(Folder, "open", lambda folder, name: opened.append(name) or read(folder, name))
+    assert "2 files copied" in imagepivot("publish", source, copy).stdout
+    assert set(opened) <= {"_manifest.json"}  # No shard was downloaded.
+    assert dataset_in(copy) == dataset_in(source) == dataset_in(small_features)
+    assert "0 files copied" in imagepivot("publish", copy, source).stdout
+    imagepivot("publish", copy, tmp_path / "back")
+    assert dataset_in(tmp_path / "back") == dataset_in(small_features)
+
+
 def test_tasks_of_an_array_job(store, pictures, imagepivot, tmp_path):
     bucket, output = store.address("array/photos"), store.address("array/features")
     upload(pictures / "photos", bucket)

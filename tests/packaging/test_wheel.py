@@ -73,7 +73,7 @@ NEEDS = {
     "figures run out --captions encoded --features features": "figures",
     "duplicates features": "duplicates",
 }
-BARE = {"inspect", "validate", "doctor", "diff", "export", "word-vectors"}
+BARE = {"inspect", "validate", "doctor", "publish", "diff", "export", "word-vectors"}
 
 
 @pytest.fixture(scope="session")
