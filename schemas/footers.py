@@ -112,7 +112,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
 
 @lru_cache(maxsize=8)
 def _read_parameters(text: str) -> Mapping[str, Any]:
-    """Parse parameters; all shards of a dataset share one object, which is not changed."""
+    """Parse parameters; all shards of a dataset share one object."""
     return convert(json.loads(text), dict, error=DatasetError)
 
 

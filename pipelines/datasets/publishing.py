@@ -71,7 +71,7 @@ def _entries(manifest: Manifest) -> dict[str, FileEntry]:
 
 
 def _stored_entries(folder: Folder, kind: str) -> dict[str, FileEntry]:
-    """Return the files that the target certainly has; empty for a new one, and after a killed copy.
+    """Return the files of the target; none if it is new or its copy was killed.
 
     Raises:
         DatasetError: it holds anything else than a dataset of the kind.

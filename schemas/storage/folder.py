@@ -358,7 +358,7 @@ class Folder:
                 temporary.unlink(missing_ok=True)
 
     def copy(self, name: str, origin: Folder) -> None:
-        """Copy a file of this name from another folder, on the store's side if both are in one.
+        """Copy a file from another folder, by the store if both are in one.
 
         Raises:
             FileNotFoundError: it does not exist.
