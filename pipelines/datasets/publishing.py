@@ -28,6 +28,10 @@ class Publication:
         bytes: their size.
         kept: number of files that the target had.
         deleted: number of its files that the dataset no longer has.
+
+    Examples:
+        >>> imagepivot.publish("features", "build/published").copied
+        2
     """
 
     copied: int
