@@ -104,6 +104,8 @@ class FirstImages:
         Raises:
             InputError: all images have failed with one message, at least `FIRST_IMAGES`.
         """
+        if self._has_passed:
+            return
         failures = [row for row in batch.failures if row != known.get(row["key"])]
         with self._lock:
             self._kinds.update((row["reason"], row["message"]) for row in failures)
