@@ -128,7 +128,7 @@ def test_split_beside_ranks_of_captions_is_refused(toy_2016, tmp_path):
         job_of(toy_2016, tmp_path / "o", rows=(), table=3, split="val")
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_rows_are_evaluated_on_the_split(toy_2016, tmp_path):
     job = job_of(toy_2016, tmp_path / "o", rows=("vse-en",), seeds=1, split="val")
     assert run(job) == [("gella2017/vse-en", 0)]

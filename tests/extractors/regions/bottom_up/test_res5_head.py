@@ -37,10 +37,12 @@ FORMS = {
     "products": lambda head: ProductStage(head.layer4),
     "grouped": lambda head: GroupedStage(head.layer4, 2),
 }
+# Grouped convolutions take five times as long as the others.
+EACH_FORM = [pytest.param(form, marks=[pytest.mark.cluster] * (form == "grouped")) for form in FORMS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EACH_FORM)
 def test_stage_equals_convolutions(head, form):
     pooled = torch.randn(3, 1024, 14, 14).relu_()
     exact = copy.deepcopy(head.layer4).double()
@@ -59,7 +61,7 @@ def test_stage_equals_convolutions(head, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EACH_FORM)
 def test_stage_shared_bins_equal_separate_regions(head, form):
     """The bins of three regions, some in all of them and in any order; what is shared is read alone."""
     generator = torch.Generator().manual_seed(0)
