@@ -78,7 +78,7 @@ def validate(
         remarks.append(overlap.remark)
     if as_json:
         texts = {"problems": list(map(redact, problems)), "remarks": list(map(redact, remarks))}
-        typer.echo(to_json({"dataset": redact(dataset), "holds": not problems, **texts}, indent=2))
+        typer.echo(to_json({"dataset": redact(dataset), "valid": not problems, **texts}, indent=2))
         raise typer.Exit(1 if problems else 0)
     for text in remarks:
         remark(text)
@@ -90,7 +90,7 @@ def validate(
         advice = advice if damaged else "delete these files, or move them elsewhere"
         count = "the problem" if len(problems) == 1 else f"the {len(problems)} problems"
         raise DatasetError(f"{dataset!r} is not a valid dataset, see {count} above: {advice}")
-    print_line(f"{escape(dataset)}: everything holds")
+    print_line(f"{escape(dataset)} is valid")
 
 
 def _repair(dataset: str) -> None:
