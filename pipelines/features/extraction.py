@@ -118,9 +118,9 @@ def extract_features(
         from pipelines.running.transforms import CommitDataset
 
         workers = execution.local_workers if execution.is_local else 1
-        kept: Kept = ""
+        kept: Kept = ()
         if listing.cached is not None and not execution.template:  # A template lists images itself.
-            kept = listing.cached.path if execution.is_local else listing.cached.share(output.folder)
+            kept = listing.cached.parts() if execution.is_local else listing.cached.share(output.folder)
         shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
             job,
             output,
