@@ -93,10 +93,10 @@ class ShardEntries(Sequence[ShardEntry]):
     """
 
     def __init__(self, entries: Iterable[ShardEntry] = ()) -> None:
-        rows, batches = map(_values_of, entries), [_to_arrays([[]] * len(_NAMES))]
+        rows, self._columns = map(_values_of, entries), _to_arrays([[]] * len(_NAMES))
         while batch := list(islice(rows, _BATCH_ENTRIES)):
-            batches.append(_to_arrays(zip(*batch, strict=True)))
-        self._columns = dict(zip(_NAMES, map(np.concatenate, zip(*batches, strict=True)), strict=True))
+            for name, values in _to_arrays(zip(*batch, strict=True)).items():
+                self._columns[name] = np.concatenate([self._columns[name], values])
 
     @classmethod
     def from_json(cls, stored: Any, name: str) -> ShardEntries:
@@ -110,7 +110,7 @@ class ShardEntries(Sequence[ShardEntry]):
             columns["footer_sha256"] = [item.get("footer_sha256", "") for item in stored]
             if isinstance(stored, list) and all(_is_valid(key, values) for key, values in columns.items()):
                 entries = cls()
-                entries._columns = dict(zip(_NAMES, _to_arrays(columns.values()), strict=True))
+                entries._columns = _to_arrays(columns.values())
                 return entries
         return cls(_entries(ShardEntry, stored, name))
 
@@ -137,8 +137,8 @@ class ShardEntries(Sequence[ShardEntry]):
         )
 
 
-def _to_arrays(columns: Iterable[Sequence[Any]]) -> list[np.ndarray]:
-    return [np.array(values, np.int64 if name in _NUMBERS else "S") for name, values in zip(_NAMES, columns, strict=True)]
+def _to_arrays(columns: Iterable[Sequence[Any]]) -> dict[str, np.ndarray]:
+    return {name: np.array(values, int if name in _NUMBERS else "S") for name, values in zip(_NAMES, columns, strict=True)}
 
 
 def _is_valid(name: str, values: Sequence[Any]) -> bool:
