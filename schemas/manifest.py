@@ -356,7 +356,8 @@ def _check_paths(manifest: Manifest) -> None:
         raise DatasetError("it lists no shards")
     if "" in manifest.shards.column("footer_sha256"):
         raise DatasetError("a shard is listed without the footer_sha256 of its footer")
-    names = [shard_name(number, len(manifest.shards)) for number in range(len(manifest.shards))]
+    count = len(manifest.shards)
+    names = [shard_name(number, count) for number in range(count)]
     for number, (path, name) in enumerate(zip(manifest.shards.column("path"), names, strict=True)):
         if path != name:
             raise DatasetError(f"shard {number} is called {path!r}, expected {name!r}")
