@@ -142,7 +142,7 @@ def features(
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """
-    from pipelines.features.extraction import extract_features, list_images
+    from pipelines.features.extraction import extract_features, list_images, shards_remark
     from pipelines.inputs.ids import read_skipped
 
     execution = replace(execution, accelerator=accelerator, max_failures=max_failures)
@@ -154,6 +154,8 @@ def features(
         for text, style in ((skipped.warning, "yellow"), (skipped.remark, "dim")):
             if text:
                 remark(text, style=style)
+    if text := shards_remark(job, listing, execution):
+        remark(text)
     if dry_run:
         from pipelines.features.dry_run import plan_dry_run, plan_table
 

@@ -99,4 +99,7 @@ def plan_table(plan: DryRunReport) -> Table:
     kept, dropped = (sum(getattr(shard, name) for shard in plan.todo) for name in ("kept", "dropped"))
     rows += [(), ("all", plan.images, kept, dropped, f"{plan.bytes / 2**20:,.1f}")]
     columns = number_columns("shard", "images to extract", "rows kept", "rows dropped", "MiB written", spec=",")
-    return Table(columns, rows, f"{len(plan.todo)} shards to do, {plan.finished} finished", has_borders=True)
+    title = f"{len(plan.todo)} shards to do, {plan.finished} finished"
+    if plan.todo:
+        title += f"; {(plan.images + kept) / len(plan.todo):,.0f} images a shard"
+    return Table(columns, rows, title, has_borders=True)

@@ -37,6 +37,8 @@ from schemas.writing.records import Record, read_record, record_name, write_reco
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import publishing
 
+_BATCH_SHARDS = 1024
+
 
 class Status(StrEnum):
     """Status of a shard; see the table of this module."""
@@ -242,6 +244,19 @@ class OutputState:
         new = [shard for shard in wanted if shard not in self._states]
         self._states.update(zip(new, self.output.folder.map(self.read, new), strict=True))
         return {shard: self._states[shard] for shard in wanted}
+
+    def read_each(self) -> Iterator[ShardState]:
+        """Read the states of all shards in order, without keeping them.
+
+        A shard that must be read whole for its entry is.
+        """
+        size = 1 if self.output.folder.is_local else _BATCH_SHARDS  # In a store, reads wait for the network.
+        for start in range(0, self.output.shards, size):
+            yield from self.output.folder.map(self._read_entry, range(start, min(start + size, self.output.shards)))
+
+    def _read_entry(self, shard: int) -> ShardState:
+        state = self.read(shard)
+        return state if state.entry is not None or not state.is_intact else self.read(shard, read_all=True)
 
     def read(self, shard: int, *, read_all: bool = False) -> ShardState:
         """Read the state of a shard; ``read_all`` compares all digests."""

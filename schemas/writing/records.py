@@ -20,7 +20,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from schemas.conversion import stored_values
@@ -140,7 +139,7 @@ def _share(outputs: SampleOutputs) -> SampleOutputs:
 
 def record_name(shard: str) -> str:
     """Return the path of a shard's record."""
-    return f".records/{PurePosixPath(shard).with_suffix('.jsonl')}"
+    return f".records/{shard.removesuffix('.parquet')}.jsonl"
 
 
 def write_record(folder: Folder, shard: str, record: Record) -> None:

@@ -37,6 +37,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -172,17 +173,22 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, En
     Raises:
         DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
     """
-    content = manifest.to_json().encode()
+    parts = (part.encode() for part in manifest.json_parts())
     if not folder.has_tags:
-        folder.write(MANIFEST_NAME, content)
+        with folder.replace(MANIFEST_NAME) as file:
+            file.writelines(parts)
         return
-    tag = folder.swap(MANIFEST_NAME, content, None)
+    with folder.temporary(MANIFEST_NAME) as file:
+        file.writelines(parts)
+        file.flush()
+        tag = folder.swap(MANIFEST_NAME, Path(file.name), None)
     if tag is None:
         other = folder.read_tagged(MANIFEST_NAME)
-        if other is None or other[0] != content:
+        if other is None or other[0].decode() != manifest.to_json():
             raise DatasetError(f"{folder.location!r} was committed by another run: run the same command again")
     present = folder.tagged()
-    for name in (*manifest.shard_entries, *(record_name(entry.path) for entry in manifest.shards)):
+    shards = manifest.shards.column("path")
+    for name in chain(shards, manifest.failures.column("path"), map(record_name, shards)):
         if stored.get(name) != present.get(name):
             if tag is not None:
                 folder.delete(MANIFEST_NAME, tag)

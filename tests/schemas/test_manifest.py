@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import fingerprint_of
-from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, diagnose
+from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntries, ShardEntry, diagnose
 from schemas.storage.folder import Folder
 from tests.builders import sign, write_rows
 
@@ -47,6 +48,18 @@ def test_round_trip():
     manifest = example()
     assert read(manifest.to_json()) == manifest
     assert (manifest.rows, manifest.failed) == (7, 4)
+
+
+def test_entries_are_a_sequence():
+    entries = [ShardEntry(f"part-{n:05d}-of-09000.parquet", n, f"{n:064d}", n, "a" * 64 * (n % 2)) for n in range(9000)]
+    shards = ShardEntries(iter(entries))
+    assert list(shards) == entries
+    assert (len(shards), shards[7], shards[-1]) == (9000, entries[7], entries[-1])
+    assert shards[5:7] == ShardEntries(entries[5:7]) == pickle.loads(pickle.dumps(shards[5:7]))
+    assert shards[5:7] != shards[6:8]
+    assert shards.column("rows") == list(range(9000))
+    with pytest.raises(IndexError, match="out of bounds"):
+        shards[9000]
 
 
 def test_text_is_plain_json_for_people_and_other_tools():
