@@ -28,9 +28,8 @@ REFS_SCHEMA = pa.schema(
 """Columns of references in Arrow."""
 
 _ROWS = 1 << 13
-_PART_REFS = (
-    1 << 20
-)  # The largest batch of `ref_chunks.chunk_refs`: chunks of a part are no smaller than those of a whole listing.
+# The largest batch of `ref_chunks.chunk_refs`: chunks of a part are no smaller than those of a whole listing.
+_PART_REFS = 1 << 20
 _SAMPLES = 8
 _COPIED_BYTES = 16 << 20
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
