@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from schemas.made_from import MadeFrom
     from train.evaluation.sts_data import StsPairs
-    from train.reports.figure_examples import Picture
+    from train.reports.figure_examples import SizedPixels
     from train.reports.reproduce import FinishedRun
     from train.reports.row_results import FailedRun
 
@@ -172,9 +172,9 @@ def compare(
     if as_json:
         typer.echo(to_json(comparison.to_dict(), indent=2))
     else:
-        from train.reports.tables import comparison_tables
+        from train.reports.tables import run_comparison_tables
 
-        render_tables(console, comparison_tables(comparison))
+        render_tables(console, run_comparison_tables(comparison))
     for note in comparison.notes:
         remark(note)
     if output:
@@ -294,7 +294,7 @@ def figures(
 
     from train.reports.figures import draw_figures
 
-    def read(location: str, image_ids: Sequence[str]) -> Mapping[str, Picture]:
+    def read(location: str, image_ids: Sequence[str]) -> Mapping[str, SizedPixels]:
         from pipelines.datasets.view import read_pictures
 
         return read_pictures(reading.open(location), image_ids)

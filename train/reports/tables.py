@@ -19,7 +19,7 @@ from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, Gallery, Scores
+from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, RankedGallery, Scores
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, tasks_of
 from train.reports.row_results import ABSENT
@@ -130,12 +130,12 @@ def _relevance_table(scores: Sequence[Score]) -> Table:
     return Table(columns, rows, "all right items", ["in percent, in brackets those of chance"])
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
+def run_comparison_tables(comparison: Comparison) -> list[Table]:
     """Return tables of differing settings, progress, scores and tests."""
-    return [_differences(comparison), _progress(comparison), _scores(comparison), _tests(comparison)]
+    return [_settings_table(comparison), _progress(comparison), _scores(comparison), _tests(comparison)]
 
 
-def _differences(comparison: Comparison) -> Table:
+def _settings_table(comparison: Comparison) -> Table:
     # Runs that differ only in their seeds share a column.
     columns: dict[ComparedRow, list[int]] = {}
     for index, run in enumerate(comparison.runs):
@@ -197,7 +197,7 @@ def _scores(comparison: Comparison) -> Table:
 
 def _score_rows(
     comparison: Comparison,
-    gallery: Gallery,
+    gallery: RankedGallery,
     marked: Collection[tuple[Any, str, ComparedRow]],
     row: ComparedRow | None,
     label: str,
@@ -323,14 +323,14 @@ def write_sts(result: StsResult, output: str) -> list[str]:
     Raises:
         DatasetError: a file cannot be written.
     """
-    numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_numbers(result)))
+    numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_sts_correlation_rows(result)))
     systems = (system.name for system in result.systems)
-    pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_pairs(result)))
+    pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_sts_pair_rows(result)))
     report = to_json(sts_report(result), indent=2) + "\n"
-    return _write(output, {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()})
+    return _write_files(output, {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()})
 
 
-def _numbers(result: StsResult) -> Iterator[Row]:
+def _sts_correlation_rows(result: StsResult) -> Iterator[Row]:
     for system in result.systems:
         for pairs, correlations in zip(result.data, system.correlations, strict=True):
             values = (None if value is None else round(value, 4) for value in (correlations.pearson, correlations.spearman))
@@ -342,7 +342,7 @@ def _numbers(result: StsResult) -> Iterator[Row]:
                 yield "published", name, "", pairs.name, len(pairs), value
 
 
-def _pairs(result: StsResult) -> Iterator[Row]:
+def _sts_pair_rows(result: StsResult) -> Iterator[Row]:
     for index, pairs in enumerate(result.data):
         similarities = [system.similarities[index].tolist() for system in result.systems]
         for line, score, first, second, *values in zip(
@@ -387,20 +387,20 @@ def write_sts_rows(rows: StsRows, output: str) -> list[str]:
     """Write ``PAPER-table-N.md`` and ``.json`` into a folder, and return their names."""
     name = f"{rows.paper.paper}-table-{rows.paper.table}"
     text = markdown_document(f"{rows.paper.paper}: measured beside published", (), sts_row_tables(rows))
-    return _write(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
+    return _write_files(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
 
 
 def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
     """Return tables of ranks of single captions, and of all captions."""
-    tallies: list[Row] = []
-    for tally in ranks.tallies:
-        shares = (None if share is None else f"{share:.1f} %" for share in (tally.better, tally.worse))
-        tallies.append((tally.language, tally.column, tally.captions, f"{tally.median_rank:g}", *shares))
+    rows: list[Row] = []
+    for comparison in ranks.comparisons:
+        shares = (None if share is None else f"{share:.1f} %" for share in (comparison.better, comparison.worse))
+        rows.append((comparison.language, comparison.column, comparison.captions, f"{comparison.median_rank:g}", *shares))
     columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
     return [
         _caption_table("Table 3: the captions of the paper", ranks.published),
         _caption_table("Table 3: where PIVOT and PARALLEL gain most over OE, as the paper chooses", ranks.examples),
-        Table(columns, tallies, "Table 3: all captions"),
+        Table(columns, rows, "Table 3: all captions"),
     ]
 
 
@@ -425,10 +425,10 @@ def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
     ]
     text = markdown_document("gella2017, table 3: ranks of the right image", notes, gold_rank_tables(ranks))
     plain = to_json(ranks.to_dict(), indent=2) + "\n"
-    return _write(output, {"gella2017-table-3.md": text, "gella2017-table-3.json": plain})
+    return _write_files(output, {"gella2017-table-3.md": text, "gella2017-table-3.json": plain})
 
 
-def _write(output: str, contents: Mapping[str, str]) -> list[str]:
+def _write_files(output: str, contents: Mapping[str, str]) -> list[str]:
     for name, content in contents.items():
         Folder(output).write(name, content.encode())
     return list(contents)
