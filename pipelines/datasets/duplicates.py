@@ -183,7 +183,7 @@ def digest_picture(data: bytes) -> PictureDigest:
     """Compute the digests of a file."""
     file = sha256_of_bytes(data)
     try:
-        picture = extractors.decode(data)
+        picture = extractors.decode_image(data)
     except extractors.DecodeError:
         return PictureDigest(file)
     clipped = reduce(ImageChops.lighter, picture.split()).point([0] * 254 + [255] * 2)

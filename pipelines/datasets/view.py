@@ -307,7 +307,7 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
             )
         ref = refs_by_id[image_id]
         try:
-            pictures[image_id] = extractors.decode(images.read(ref))
+            pictures[image_id] = extractors.decode_image(images.read(ref))
         except extractors.DecodeError as error:
             raise InputError(f"image {ref.uri!r} cannot be decoded: {error}") from error
         except OSError as error:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from extractors.images.decoding import decode
+from extractors.images.decoding import decode_image
 from pipelines.inputs.dialects import split_rows
 from pipelines.inputs.files import iter_json
 from pipelines.inputs.tables import Table
@@ -210,8 +210,10 @@ def test_deep_json_line_is_an_error(tmp_path):
 
 # --- images ----------------------------------------------------------------------------------------------------------
 
-_IMAGE = "from extractors.images.decoding import decode\nfrom PIL import Image, TiffImagePlugin, WebPImagePlugin\nImage.init()"
-_SIZE = "decode(Path(path).read_bytes()).size"
+_IMAGE = (
+    "from extractors.images.decoding import decode_image\nfrom PIL import Image, TiffImagePlugin, WebPImagePlugin\nImage.init()"
+)
+_SIZE = "decode_image(Path(path).read_bytes()).size"
 
 
 @pytest.mark.cluster
@@ -237,7 +239,7 @@ def test_grey_of_16_bits_over_several_blocks_is_rounded_to_the_nearest(shape, in
     file = io.BytesIO()
     Image.fromarray(values).save(file, "TIFF", tiffinfo={262: int(not inverted)})
     grey = np.rint((65535.0 - values if inverted else values) / 257)
-    np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), np.stack([grey] * 3, axis=-1))
+    np.testing.assert_array_equal(np.asarray(decode_image(file.getvalue())), np.stack([grey] * 3, axis=-1))
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------
