@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 
 from extractors.request import ExtractorRequest, Precision, StoredType
+from pipelines.inputs.dialects import Quoting
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
@@ -31,8 +32,8 @@ SubWords = Literal["mean", "first"]
 _TABLES = "Tables"
 RECIPES = ("multi30k-lc", "moses-truecase", "raw")
 
-Captions: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
-Vocabulary: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
+CaptionsFolder: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
+VocabularyFolder: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
 Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
 Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages, e.g. [i]en,de[/i]. Default: all.")]
 Portions: TypeAlias = Annotated[
@@ -52,8 +53,8 @@ Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]i
 Delimiter: TypeAlias = Annotated[
     str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
 ]
-Quoting: TypeAlias = Annotated[
-    Literal["auto", "rfc4180", "none"],
+QuotingOption: TypeAlias = Annotated[
+    Quoting,
     Opt(
         "Read quotes by [i]rfc4180[/i], as [i]none[/i] (ordinary characters), or [i]auto[/i] (rfc4180, refusing values that look "
         "like rows).",
@@ -62,7 +63,7 @@ Quoting: TypeAlias = Annotated[
 ]
 
 
-class Source(Protocol):
+class OpenSource(Protocol):
     """An open collection of captions or images, for callers from Python."""
 
     @property
@@ -85,7 +86,7 @@ class CaptionsJob(Options):
         12
     """
 
-    source: Annotated[str | Source, Opt("File or folder with the raw captions.")]
+    source: Annotated[str | OpenSource, Opt("File or folder with the raw captions.")]
     output: Output
     format: Annotated[CaptionFormat | None, Opt("Name the format of SOURCE.", is_required=True)] = None
     recipe: Annotated[str, Opt("Tokenize by [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
@@ -96,7 +97,7 @@ class CaptionsJob(Options):
     splits: Annotated[tuple[str, ...], Opt("Use only these splits, as SOURCE names them. Default: all.")] = ()
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
-    quoting: Quoting = "auto"
+    quoting: QuotingOption = "auto"
     language: Annotated[str, Opt("Set the language of captions without one in SOURCE.")] = "en"
     id_rule: IdRule = "name"
     truecaser: Annotated[str | None, Opt("Load truecasers (LANGUAGE.model) from this folder. Default: learn them.")] = None
@@ -154,7 +155,7 @@ class VocabularyJob(Options):
         'vocabulary'
     """
 
-    captions: Captions
+    captions: CaptionsFolder
     output: Output
     min_count: Annotated[int, Opt("Keep tokens with at least this count.", min_=1)] = 4
     count_scope: Annotated[
@@ -187,8 +188,8 @@ class EncodeJob(Options):
         36
     """
 
-    captions: Captions
-    vocabulary: Vocabulary
+    captions: CaptionsFolder
+    vocabulary: VocabularyFolder
     output: Output
     max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.", min_=1)] = 100
     overwrite: Overwrite = False
@@ -210,7 +211,7 @@ class WordVectorsJob(Options):
         2
     """
 
-    vocabulary: Vocabulary
+    vocabulary: VocabularyFolder
     files: Annotated[tuple[str, ...], Opt("Files of word vectors: .vec or .txt, also .gz; or fastText's .bin.")]
     output: Output
     languages: Annotated[tuple[str, ...], Opt("Name the language of each FILE, in order, e.g. [i]en,de[/i].", is_option=True)]
@@ -244,7 +245,7 @@ class TokenFeaturesJob(Options):
         36
     """
 
-    captions: Captions
+    captions: CaptionsFolder
     output: Output
     model: Annotated[str, Opt("Load a folder saved by transformers, or a model in Hugging Face's cache.", is_option=True)]
     sub_words: Annotated[SubWords, Opt("Pool the sub-words of a token by [i]mean[/i], or take the [i]first[/i].")] = "mean"
@@ -312,9 +313,9 @@ class ImageOptions(Options):
     user_agent: Annotated[str, Opt("Send web servers this User-Agent.", panel=_TABLES)] = ""
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
-    quoting: Quoting = "auto"
+    quoting: QuotingOption = "auto"
 
-    def open(self, images: str | Source) -> ImageSource:
+    def open(self, images: str | OpenSource) -> ImageSource:
         """Open images, unless they are open already.
 
         Raises:
@@ -346,7 +347,7 @@ class FeaturesJob(Options):
         (6, 0)
     """
 
-    images: Annotated[str | Source, Opt("Folder, pattern, table, tar, Parquet file or image.")]
+    images: Annotated[str | OpenSource, Opt("Folder, pattern, table, tar, Parquet file or image.")]
     output: Output
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: Device = "auto"
@@ -456,7 +457,7 @@ class ViewJob(Options):
     """
 
     dataset: Annotated[str, Opt("Folder of regions or features.")]
-    images: Annotated[str | Source, Opt("Location of the images, as for features.")]
+    images: Annotated[str | OpenSource, Opt("Location of the images, as for features.")]
     image_id: Annotated[str, Opt("Draw the image of this id.", name="image", is_option=True)]
     output: Annotated[str, Opt("Write this .png, .jpg or .webp file; local, gs:// or s3://.", is_option=True, short="-o")]
     max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", min_=0)] = 0
@@ -492,7 +493,7 @@ class DuplicatesJob(Options):
 
     features: Annotated[str, Opt("Folder of features or regions.")]
     captions: Annotated[str, Opt("Folder of captions, which have the splits.", is_argument=True)] = ""
-    images: Annotated[str | Source, Opt("Compare pictures at this location, too, as for features.")] = ""
+    images: Annotated[str | OpenSource, Opt("Compare pictures at this location, too, as for features.")] = ""
     min_cosine: Annotated[
         float | None, Opt("Match features of this cosine. Default: 0.93; of untrained networks 0.999999.", metavar="NUM")
     ] = None

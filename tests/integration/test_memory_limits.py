@@ -21,7 +21,7 @@ from PIL import Image
 from extractors.images.decoding import decode_image
 from pipelines.inputs.dialects import split_rows
 from pipelines.inputs.files import iter_json
-from pipelines.inputs.tables import Table
+from pipelines.inputs.tables import InputTable
 from schemas import text
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
@@ -205,7 +205,7 @@ def test_brackets_in_strings_are_no_depth(tmp_path):
 def test_deep_json_line_is_an_error(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"image_id": "a", "text": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
     with pytest.raises(InputError, match=r"a\.jsonl', line 1: not JSON, "):
-        list(Table(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
+        list(InputTable(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

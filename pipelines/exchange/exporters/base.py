@@ -117,7 +117,7 @@ def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
         InputError: a sidecar is damaged.
         UsageError: the files were exported with different options.
     """
-    sidecars = [_read(path) for path in paths]
+    sidecars = [_read_sidecar(path) for path in paths]
     if not any(sidecars):
         return job
     options = {name for name, value in {"id_rule": job.id_rule, **format_options(job)}.items() if value in (None, ())}
@@ -140,7 +140,7 @@ def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
     return replace(job, **changes)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_sidecar(path: Path) -> dict[str, Any]:
     sidecar = path.with_name(sidecar_name(path.name))
     if not sidecar.is_file():
         return {}
@@ -161,7 +161,7 @@ def _is_valid(option: str, value: object) -> bool:
     return option in _FILES and isinstance(value, str) and PurePath(value).name == value
 
 
-def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
+def read_selected_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
     """Read the selected captions, sorted by image id, language, portion and index.
 
     The columns are those besides key and split. Each ``unique`` label has one value in the selection.
