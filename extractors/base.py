@@ -55,7 +55,7 @@ class Description:
 
 
 class Extractor(ABC):
-    """A loaded model with its preprocessing, as `extractors.load_extractor` returns it.
+    """A loaded model with its preprocessing, result of `load_extractor`.
 
     Call order: ``decode_image`` (bytes to RGB), ``preprocess`` (RGB to 8-bit pixels), ``collate`` (images to a batch), ``extract``
     (batch to features). The first two are thread-safe. Extractors of images with different sizes override ``collate``, those

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 
 from extractors.request import ExtractorRequest, Precision, StoredType
 from pipelines.inputs.dialects import Quoting
+from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
@@ -46,8 +47,8 @@ Shards: TypeAlias = Annotated[
         metavar="N",
     ),
 ]
-IdRule: TypeAlias = Annotated[
-    Literal["name", "path"], Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
+IdRuleOption: TypeAlias = Annotated[
+    IdRule, Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
 ]
 Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
@@ -99,7 +100,7 @@ class CaptionsJob(Options):
     delimiter: Delimiter = ""
     quoting: QuotingOption = "auto"
     language: Annotated[str, Opt("Set the language of captions without one in SOURCE.")] = "en"
-    id_rule: IdRule = "name"
+    id_rule: IdRuleOption = "name"
     truecaser: Annotated[str | None, Opt("Load truecasers (LANGUAGE.model) from this folder. Default: learn them.")] = None
     train_splits: Annotated[tuple[str, ...], Opt("Learn truecasers from these splits.")] = ("train",)
     shards: Shards = AUTO
@@ -306,7 +307,7 @@ class ImageOptions(Options):
         6
     """
 
-    id_rule: IdRule = "name"
+    id_rule: IdRuleOption = "name"
     allow_private_addresses: Annotated[
         bool, Opt("Fetch http addresses from private networks and through proxies, too.", panel=_TABLES)
     ] = False

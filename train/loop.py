@@ -16,6 +16,7 @@ from math import ceil, isfinite, isnan, nan
 import torch
 from torch import Tensor
 
+from schemas.console.events import Remark
 from schemas.errors import UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.parameters import untrained_remark
@@ -67,7 +68,6 @@ _NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES, RANK
 _TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
 
 Watch = Callable[[Report], None]
-Remark = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -443,7 +443,7 @@ class _Loop:
         progress = replace(self.progress, stop_reason="", losses=LossSums())
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=progress)
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.batches.state()
+            optimizer, sampler = self.optimizer.state_dict(), self.batches.position()
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)

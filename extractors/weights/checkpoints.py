@@ -113,7 +113,7 @@ def read_state_dict(path: Path, choice: Choice | None = None) -> dict[str, Tenso
 
 
 def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = False) -> dict[str, Any]:
-    """Read as `read_state_dict`; ``arrays`` permits NumPy arrays in ``torch.save`` files."""
+    """Read as `read_state_dict`; ``arrays`` permits arrays in ``torch.save`` files."""
     kind = checkpoint_format(path)
     if kind != "safetensors" and not path.stat().st_size:
         raise InputError(f"the weights file {str(path)!r} is empty: download it again")

@@ -16,7 +16,7 @@ from schemas.writing.reuse_policy import Notes, Overwrite, Verify
 
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
 
-IdRule = Literal["name", "path", "exact"]
+ListIdRule = Literal["name", "path", "exact"]
 """Image id of a list entry: ``name``: its last component, ``path``: the whole entry, both without ``#N`` and image extension;
 ``exact``: the entry unchanged."""
 
@@ -78,7 +78,7 @@ class ImportJob(Options):
         tuple[str, ...], Opt("Read widths and heights [N, 2] of the images of each file (npy).", is_repeated=True)
     ] = ()
     id_rule: Annotated[
-        IdRule | None,
+        ListIdRule | None,
         Opt(
             "Use the file [i]name[/i] or whole [i]path[/i] of an entry, without extension, or [i]exact[/i]ly the entry, as image "
             "id. Default: name; path for HDF5 groups; exact for webdataset.",

@@ -6,7 +6,7 @@ Up-to-date datasets need neither Beam nor torch; a single process needs no Beam.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
 from schemas.console import events
+from schemas.console.events import Remark
 from schemas.errors import InputError
 from schemas.escapes import counted
 from schemas.manifest import Manifest
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pipelines.running.preflight import PreflightCheck
 
 
-Remark = Callable[[str], None]
 """Receives a sentence for the user; the default logs it once per process."""
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from schemas.console.events import Remark
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
@@ -41,8 +42,6 @@ from train.evaluation.evaluation import Count, embed_captions, embed_images, no_
 from train.jobs import EmbedJob
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
-
-Remark: TypeAlias = Callable[[str], None]
 
 _MAX_NAMES = 5
 _KEY = ("image_id", "language", "portion", "index", "split")

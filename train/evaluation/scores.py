@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import mean
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
@@ -35,8 +36,6 @@ from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob, FiguresJob
 from train.runs.run import Run, open_run
-
-Remark = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
@@ -55,7 +56,7 @@ def search(
     tokenize: Tokenize | None = None,
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
     on_progress: Count = no_progress,
-    on_warning: Callable[[str], None] = logger.warning,
+    on_warning: Remark = logger.warning,
 ) -> list[Hit]:
     """Open a run and search images with it.
 

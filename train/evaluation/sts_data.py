@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
-from schemas.footers import check_memory
+from schemas.footers import check_expansion
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.storage.storage_errors import storage_errors
@@ -308,10 +308,10 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
         data = bytearray()
         while chunk := file.read(_CHUNK):
             data += chunk
-            check_memory(len(data), digest.bytes, repr(location))
+            check_expansion(len(data), digest.bytes, repr(location))
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                check_memory(sum(member.file_size for member in arrays.zip.infolist()), digest.bytes, repr(location))
+                check_expansion(sum(member.file_size for member in arrays.zip.infolist()), digest.bytes, repr(location))
                 texts, vectors = (np.asarray(arrays[name]) for name in ("sentences", "vectors"))  # Bytes without npy's mark.
         except (*NPY_ERRORS, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(

@@ -36,7 +36,7 @@ SUM = ("", "sum_of_recalls")
 
 _SEED, EVALUATED = "seed", "evaluation"
 
-Scores = Mapping[tuple[str, str], float]
+GalleryScores = Mapping[tuple[str, str], float]
 """Scores by direction and measure."""
 
 
@@ -76,8 +76,8 @@ class Measurement:
         queries: ranks of single queries, by direction; empty if not stored.
     """
 
-    scores: Scores
-    chance: Scores = field(default_factory=dict)
+    scores: GalleryScores
+    chance: GalleryScores = field(default_factory=dict)
     queries: Mapping[str, Queries] = field(default_factory=dict, compare=False)
 
 
@@ -129,7 +129,7 @@ class ComparedRow:
         """Name, with the number of seeds if several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
-    def scores(self, gallery: RankedGallery, statistic: Callable[[list[float]], float]) -> Scores:
+    def scores(self, gallery: RankedGallery, statistic: Callable[[list[float]], float]) -> GalleryScores:
         """Return a statistic of the scores of the runs; empty if a run has none."""
         measured = [run.measured[gallery].scores for run in self.runs if gallery in run.measured]
         is_complete = len(measured) == len(self.runs)
@@ -171,7 +171,7 @@ class Comparison:
         languages = list(dict.fromkeys(gallery.language for gallery in galleries))
         return tuple(sorted(galleries, key=lambda gallery: languages.index(gallery.language)))
 
-    def chance(self, gallery: RankedGallery) -> Scores:
+    def chance(self, gallery: RankedGallery) -> GalleryScores:
         """Return the scores of a random ranking; empty if unknown."""
         measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
         return next((measurement.chance for measurement in measured if measurement.chance), {})

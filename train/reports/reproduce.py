@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.fingerprints import sha256_of_bytes
@@ -42,7 +43,6 @@ from train.data.splits import TEST_SPLITS, leave_out_missing
 from train.devices import check_training_precision, resolve_local_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
-from train.loop import Remark
 from train.reports.evaluation_folder import EVALUATION
 from train.reports.published import ENSEMBLES, rows_of_paper
 from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of

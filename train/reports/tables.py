@@ -19,7 +19,7 @@ from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, RankedGallery, Scores
+from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, GalleryScores, RankedGallery
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, tasks_of
 from train.reports.row_results import ABSENT
@@ -175,7 +175,7 @@ def _scores(comparison: Comparison) -> Table:
     marked = not_worse(comparison.tests)
     for gallery in comparison.galleries:
         rows.append((Cell((gallery.name, gallery.size), style="bold"),))
-        lines: list[tuple[ComparedRow | None, str, Scores, str]] = []
+        lines: list[tuple[ComparedRow | None, str, GalleryScores, str]] = []
         for run in (run for run in comparison.runs if gallery in run.measured):
             row = comparison.row_of(run)
             lines.append((None if len(row.runs) > 1 else row, run.name, run.measured[gallery].scores, ""))
@@ -201,7 +201,7 @@ def _score_rows(
     marked: Collection[tuple[Any, str, ComparedRow]],
     row: ComparedRow | None,
     label: str,
-    scores: Scores,
+    scores: GalleryScores,
     style: str,
 ) -> list[Row]:
     """Return a row of scores, and one of their intervals, if known.

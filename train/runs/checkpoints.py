@@ -304,17 +304,17 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
         raise damaged_checkpoint(source, f"the state of its optimizer does not fit the model: {error}") from error
 
 
-def restore_sampler(restore: Callable[[Mapping[str, Any]], None], state: Mapping[str, Any], source: str) -> None:
+def restore_sampler(restore: Callable[[Mapping[str, Any]], None], position: Mapping[str, Any], source: str) -> None:
     """Restore the position of a sampler with its function ``restore``.
 
     Raises:
-        DatasetError: the state does not fit the sampler.
+        DatasetError: the position does not fit the sampler.
     """
     try:
-        restore(state)
+        restore(position)
     except _MISMATCH_ERRORS as error:
         raise damaged_checkpoint(
-            source, f"the state of its sampler does not fit the data: {type(error).__name__}: {error}"
+            source, f"the position of its sampler does not fit the data: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, get_args
@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.image_lists import apply_rule
-from pipelines.exchange.jobs import ExportJob, IdRule, ImportJob, format_options
+from pipelines.exchange.jobs import ExportJob, ImportJob, ListIdRule, format_options
 from pipelines.running.meter import Meter
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import REGIONS
@@ -42,7 +43,7 @@ class Staging:
     overwrite: bool
     made_from: MadeFrom
     meter: Meter
-    on_warning: Callable[[str], None]
+    on_warning: Remark
 
     @contextlib.contextmanager
     def files(
@@ -155,7 +156,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
 
 def _is_valid(option: str, value: object) -> bool:
     if option == "id_rule":
-        return value in get_args(IdRule)
+        return value in get_args(ListIdRule)
     if option == "max_regions":
         return type(value) is int and value > 0
     return option in _FILES and isinstance(value, str) and PurePath(value).name == value

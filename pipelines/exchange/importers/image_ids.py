@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipelines.exchange.image_lists import CAPTION_NUMBER, apply_rule, local_file, make_image_id, read_list_lines
-from pipelines.exchange.jobs import IdRule, KarpathyKey
+from pipelines.exchange.jobs import KarpathyKey, ListIdRule
 from pipelines.inputs.files import inventory, iter_json
 from pipelines.inputs.ids import image_id_of
 from schemas.errors import InputError
@@ -24,7 +24,7 @@ class ImageIds:
         InputError: the file is missing or invalid, see `read_karpathy_numbers`.
     """
 
-    def __init__(self, rule: IdRule, karpathy: str = "", key: KarpathyKey = "imgid") -> None:
+    def __init__(self, rule: ListIdRule, karpathy: str = "", key: KarpathyKey = "imgid") -> None:
         self._rule, self._key = rule, key
         self._entries: dict[str, str] = {}
         self._karpathy = local_file(karpathy) if karpathy else None
