@@ -35,7 +35,7 @@ RECIPES = ("multi30k-lc", "moses-truecase", "raw")
 
 CaptionsFolder: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
 VocabularyFolder: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
-Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
+OutputFolder: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
 Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages, e.g. [i]en,de[/i]. Default: all.")]
 Portions: TypeAlias = Annotated[
     tuple[str, ...], Opt("Use only these portions: [i]translation[/i], [i]comparable[/i]. Default: all.")
@@ -88,7 +88,7 @@ class CaptionsJob(Options):
     """
 
     source: Annotated[str | OpenSource, Opt("File or folder with the raw captions.")]
-    output: Output
+    output: OutputFolder
     format: Annotated[CaptionFormat | None, Opt("Name the format of SOURCE.", is_required=True)] = None
     recipe: Annotated[str, Opt("Tokenize by [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
         "multi30k-lc"
@@ -157,7 +157,7 @@ class VocabularyJob(Options):
     """
 
     captions: CaptionsFolder
-    output: Output
+    output: OutputFolder
     min_count: Annotated[int, Opt("Keep tokens with at least this count.", min_=1)] = 4
     count_scope: Annotated[
         Scope, Opt("Compare the count in any one [i]language[/i], or the [i]joint[/i] count, with --min-count.")
@@ -191,7 +191,7 @@ class EncodeJob(Options):
 
     captions: CaptionsFolder
     vocabulary: VocabularyFolder
-    output: Output
+    output: OutputFolder
     max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.", min_=1)] = 100
     overwrite: Overwrite = False
     verify: Verify = False
@@ -214,7 +214,7 @@ class WordVectorsJob(Options):
 
     vocabulary: VocabularyFolder
     files: Annotated[tuple[str, ...], Opt("Files of word vectors: .vec or .txt, also .gz; or fastText's .bin.")]
-    output: Output
+    output: OutputFolder
     languages: Annotated[tuple[str, ...], Opt("Name the language of each FILE, in order, e.g. [i]en,de[/i].", is_option=True)]
     overwrite: Overwrite = False
     verify: Verify = False
@@ -247,7 +247,7 @@ class TokenFeaturesJob(Options):
     """
 
     captions: CaptionsFolder
-    output: Output
+    output: OutputFolder
     model: Annotated[str, Opt("Load a folder saved by transformers, or a model in Hugging Face's cache.", is_option=True)]
     sub_words: Annotated[SubWords, Opt("Pool the sub-words of a token by [i]mean[/i], or take the [i]first[/i].")] = "mean"
     max_length: Annotated[int, Opt("Keep at most this many tokens, as [i]encode[/i] does.", min_=1)] = 100
@@ -349,7 +349,7 @@ class FeaturesJob(Options):
     """
 
     images: Annotated[str | OpenSource, Opt("Folder, pattern, table, tar, Parquet file or image.")]
-    output: Output
+    output: OutputFolder
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: Device = "auto"
     batch_size: Annotated[

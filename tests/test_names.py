@@ -61,5 +61,7 @@ def test_names_in_several_modules_are_listed_with_their_reason():
 
 
 def test_names_in_finds_functions_classes_and_aliases():
-    text = "def a(): pass\nclass B: pass\nC: TypeAlias = int\nDef = str | int\nE = 1\n_T = TypeVar('_T')\nif x:\n    class F: pass\n"
+    text = (
+        "def a(): pass\nclass B: pass\nC: TypeAlias = int\nDef = str | int\nE = 1\nT = TypeVar('T')\nif x:\n  class F: pass\n"
+    )
     assert list(names_in(ast.parse(text).body)) == ["a", "B", "C", "Def", "F"]

@@ -121,7 +121,7 @@ def patterns() -> Iterator[tuple[str, "re.Pattern[str]", set[str]]]:
 
 def apply_all() -> None:
     """Apply all patterns to all hostile texts, and recipes in all languages; print each place before."""
-    from pipelines.text.moses import RECIPES, prepare_tokens
+    from pipelines.text.moses import RECIPES, prepare
 
     texts = [(atom * LENGTH)[:LENGTH] for atom in ATOMS]
     different = {(pattern.pattern, *sorted(methods)): (place, pattern, methods) for place, pattern, methods in patterns()}
@@ -138,7 +138,7 @@ def apply_all() -> None:
         for language in TOKENIZED:
             for text in texts:
                 print(recipe.name, language, repr(text[:8]), flush=True)
-                prepare_tokens(text, language, recipe)
+                prepare(text, language, recipe)
     print("complete", flush=True)
 
 

@@ -26,7 +26,7 @@ FIGURES = ("retrieval", "map", "attention")
 
 TrainingPrecision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("Compute in fp32 or bf16; on a GPU also tf32.")]
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
-EncodedCaptionsFolder: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
+EncodedFolder: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
 FeaturesFolder: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
 CaptionVocabularyFolder: TypeAlias = Annotated[
     str, Opt("Read the vocabulary of the captions from this folder.", is_option=True)
@@ -40,9 +40,11 @@ TokenFeaturesFolder: TypeAlias = Annotated[
 MemoryMapFolder: TypeAlias = Annotated[
     str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")
 ]
-Exclude: TypeAlias = Annotated[str, Opt("Leave out duplicates across splits listed by imagepivot duplicates.", metavar="FILE")]
+DuplicatesFile: TypeAlias = Annotated[
+    str, Opt("Leave out duplicates across splits listed by imagepivot duplicates.", metavar="FILE")
+]
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
-Truecaser: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
+TruecaserFolder: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
 Splits: TypeAlias = Annotated[
     tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: the test images of 2016.", name="split")
@@ -89,7 +91,7 @@ class Corpus(Options):
         >>> job = imagepivot.TrainJob("demo", corpus, "build/run")
     """
 
-    captions: EncodedCaptionsFolder
+    captions: EncodedFolder
     features: FeaturesFolder
     vocabulary: CaptionVocabularyFolder
     word_vectors: WordVectorsFolder = ""
@@ -129,7 +131,7 @@ class TrainJob(Options):
     curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.", panel=_REPORTS)] = True
     memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
-    exclude: Exclude = ""
+    exclude: DuplicatesFile = ""
 
     def _check(self) -> None:
         if is_remote(self.output):
@@ -183,7 +185,7 @@ class EvaluateJob(Options):
     """
 
     run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
-    captions: EncodedCaptionsFolder
+    captions: EncodedFolder
     features: FeaturesFolder
     splits: Splits = ()
     languages: RunLanguages = ()
@@ -201,7 +203,7 @@ class EvaluateJob(Options):
     annotations: Annotated[
         str, Opt("Read ids of captions for --relevance from this JSON file of COCO or Karpathy's splits.", metavar="FILE")
     ] = ""
-    exclude: Exclude = ""
+    exclude: DuplicatesFile = ""
 
     def _check(self) -> None:
         if self.relevance and (not self.annotations or self.folds > 1):
@@ -278,7 +280,7 @@ class SearchJob(Options):
     features: Annotated[str, Opt("Search the images of these features.")] = ""
     embeddings: Annotated[str, Opt("Search the embeddings that imagepivot embed wrote, instead of --features.")] = ""
     top: Annotated[int, Opt("List this many images.", min_=1)] = 10
-    truecaser: Truecaser = ""
+    truecaser: TruecaserFolder = ""
     device: Device = "auto"
     tokenized: Tokenized = False
 
@@ -313,7 +315,7 @@ class StsJob(Options):
     ] = ()
     language: Annotated[str, Opt("Set the language of the sentences. Default: en, if the run has it.")] = ""
     tokenized: Tokenized = False
-    truecaser: Truecaser = ""
+    truecaser: TruecaserFolder = ""
     device: Device = "auto"
 
 
@@ -329,7 +331,7 @@ class FiguresJob(Options):
 
     run: RunFolder
     output: Annotated[str, Opt("Folder for the figures.")]
-    captions: EncodedCaptionsFolder
+    captions: EncodedFolder
     features: FeaturesFolder
     images: Annotated[str, Opt("Draw images from this location, as for features. Default: draw image ids.")] = ""
     only: Annotated[
@@ -377,7 +379,7 @@ class ReproduceJob(Options):
 
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("Paper to reproduce.")]
     output: Annotated[str, Opt("Folder for runs, results and report.")]
-    captions: EncodedCaptionsFolder
+    captions: EncodedFolder
     features: Annotated[
         tuple[str, ...],
         Opt(
@@ -406,7 +408,7 @@ class ReproduceJob(Options):
             is_repeated=True,
         ),
     ] = ()
-    truecaser: Truecaser = ""
+    truecaser: TruecaserFolder = ""
     settings: ConfigSettings = ()
     max_steps: MaxSteps = None
     workers: Annotated[int, Opt("Train this many runs in parallel; 0: one per GPU, or else one per core.", min_=0)] = 0

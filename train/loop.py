@@ -28,7 +28,7 @@ from schemas.writing.shard_writer import lock_folder
 from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
-from train.devices import check_training_precision, computing, resolve_local_device
+from train.devices import check_training_precision, choose_device, computing
 from train.distributed import DistributedContext, join_processes
 from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, Result, TrainJob
@@ -104,7 +104,7 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` is the state after the current step. SIGTERM and SIGHUP also stop after
             the current step, then act as without this handler. A second signal stops immediately.
     """
-    config, device = job.resolved(), resolve_local_device(job.device)
+    config, device = job.resolved(), choose_device(job.device)
     if not job.output or (job.corpus is None and training_inputs is None):
         missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
         raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")

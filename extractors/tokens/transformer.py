@@ -257,11 +257,11 @@ def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions
 
 def pool_parts(parts: Sequence[CaptionPart], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
     """Pool the states of a caption's parts, float32 ``[S, D]``, to ``[T + 2, D]``."""
-    tokens = [_pool_subwords(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
+    tokens = [_reduce(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
     return np.concatenate([states[0][:1], *tokens, states[-1][-1:]])
 
 
-def _pool_subwords(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
+def _reduce(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
     if pooling == "first" or not len(starts):
         return state[starts]
     counts = np.diff(np.append(starts, len(state)))

@@ -64,7 +64,7 @@ class TimmModel(FixedSizeExtractor):
         self._config = _preprocessing_config(name)
         super().__init__(describe(settings, weights), self._config["input_size"][1:], settings, device, _FORWARD_IMAGES)
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
-        self._preprocessing = _as_preprocessing(self._transform, self._config)
+        self._preprocessing = _translate(self._transform, self._config)
         # Not on the meta device: some models have values outside their state dict.
         with torch.random.fork_rng(devices=[]):
             model = _create_model(name)
@@ -138,7 +138,7 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     name = spec.name.removeprefix(_PREFIX)
     if request == "default":
         return Weights(_load_pretrained(name).state_dict())
-    return resolve_weights(request, Architecture(build=partial(_create_model, name), read=partial(_read_timm_state, name=name)))
+    return resolve_weights(request, Architecture(build=partial(_create_model, name), read=partial(_read_timm, name=name)))
 
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
@@ -223,7 +223,7 @@ def _load_pretrained(name: str) -> nn.Module:
         ) from error
 
 
-def _read_timm_state(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, Tensor]:
+def _read_timm(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, Tensor]:
     """Read a state dict with timm's tensor names, without a classifier."""
     state = read_state_dict(path, choice)
     with torch.device("meta"):
@@ -279,7 +279,7 @@ def _rename_efficientnet(state: dict[str, Tensor], model: Any) -> dict[str, Tens
     return {rename(name): tensor for name, tensor in state.items()}
 
 
-def _as_preprocessing(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
+def _translate(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
     """Return a transform of resize and centre crop as `Preprocessing`, else None."""
     steps = getattr(transform, "transforms", [])
     if [type(step) for step in steps] != [Resize, CenterCrop, MaybePILToTensor]:

@@ -72,7 +72,7 @@ def build_vgg19() -> nn.Module:
     return model
 
 
-def _read_vgg19_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+def _read_vgg19(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read a state dict with today's names, without the last layer."""
     state = read_state_dict(path, choice)
     if "classifier.1.weight" in state and "classifier.0.weight" not in state:
@@ -87,12 +87,12 @@ def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Ten
             f"the weights file {str(path)!r} is a Caffe model, but vgg19-10crop needs torchvision's VGG19: use it with "
             "--extractor vgg19-10crop-caffe"
         )
-    return _read_vgg19_state(path, choice)
+    return _read_vgg19(path, choice)
 
 
 def _read_caffe(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     if checkpoint_format(path) != "caffe":
-        return _read_vgg19_state(path, choice)
+        return _read_vgg19(path, choice)
     layers = read_layers(path)
     missing = [name for name in _LAYERS if len(layers.get(name, ())) != 2]
     if missing:

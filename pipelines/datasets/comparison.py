@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from pipelines.datasets.inspection import shorten_text, value_rows
+from pipelines.datasets.inspection import elide, value_rows
 from pipelines.jobs import DiffJob
 from pipelines.running.meter import Meter
 from schemas.console.tables import Cell, Column, Row, Table
@@ -313,4 +313,4 @@ def _vector_numbers(column: VectorDifference) -> dict[str, str]:
 
 
 def _short(value: Any) -> str:
-    return shorten_text("not set" if value is None else value if isinstance(value, str) else canonical_json(value))
+    return elide("not set" if value is None else value if isinstance(value, str) else canonical_json(value))

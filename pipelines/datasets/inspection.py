@@ -67,20 +67,20 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
 def _overview(dataset: Dataset) -> Iterator[Row]:
     manifest = dataset.manifest
     if note := untrained_remark(dataset.untrained):
-        yield _name_cell("note"), Cell(note, style="yellow")
-    yield _name_cell("kind"), manifest.kind
+        yield _cyan("note"), Cell(note, style="yellow")
+    yield _cyan("kind"), manifest.kind
     size = _stored_bytes(manifest)
     unit, suffix = pick_unit_and_suffix(size, ["bytes", "KiB", "MiB", "GiB"], 1024)
     size_text = f"{size / unit:,.{int(unit > 1)}f} {suffix}"
-    yield _name_cell("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {size_text}"
-    yield _name_cell("fingerprint"), manifest.fingerprint
+    yield _cyan("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {size_text}"
+    yield _cyan("fingerprint"), manifest.fingerprint
     yield from value_rows(manifest.parameters, empty="all")
     for entry in manifest.inputs[:_MAX_INPUTS]:
         values = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
         yield from value_rows({f"from {entry.get('name', '')}": values})
     if len(manifest.inputs) > _MAX_INPUTS:
-        yield _name_cell("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
-    yield _name_cell("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
+        yield _cyan("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
+    yield _cyan("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
     if manifest.notes:
         yield from value_rows({"notes": manifest.notes})
 
@@ -88,7 +88,7 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
     """Yield a row for each JSON value; the values of a mapping are indented."""
     for name, value in values.items():
-        label = _name_cell("  " * depth + name)
+        label = _cyan("  " * depth + name)
         if isinstance(value, Mapping):
             yield label, "" if value else "none"
             yield from value_rows(value, empty=empty, depth=depth + 1)
@@ -96,7 +96,7 @@ def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0
             yield label, _plain_text(value, empty)
 
 
-def _name_cell(text: str) -> Cell:
+def _cyan(text: str) -> Cell:
     return Cell(text, style="cyan")
 
 
@@ -298,15 +298,15 @@ def _value(value: Any) -> str:
     if isinstance(first, _FLOATS):
         return f"[{', '.join(f'{number:.3f}' for number in value[:_MAX_VALUES])}, ...] {len(value)} values"
     if isinstance(first, str) and len(value) > 1:
-        return shorten_text(" ".join(value))
+        return elide(" ".join(value))
     if isinstance(first, tuple):
         return ", ".join(f"{key} {count:,}" for key, count in value)
     if isinstance(value, (Mapping, list)):
         return canonical_json(value) if value else ""
-    return shorten_text(value) if isinstance(value, str) else str(value)
+    return elide(value) if isinstance(value, str) else str(value)
 
 
-def shorten_text(text: str) -> str:
+def elide(text: str) -> str:
     """Shorten a text to at most 60 characters, with an ellipsis."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 

@@ -54,7 +54,7 @@ class Language:
     articles: tuple[tuple[str, str, str], ...] = ()
 
 
-def _parse_table(text: str) -> _Table:
+def _parse(text: str) -> _Table:
     """Parse a table with a header of column names and a first column of row names."""
     header, *rows = [line.split() for line in text.strip().splitlines()]
     return {_word_form(name): dict(zip(header, map(_word_form, cells), strict=True)) for name, *cells in rows}
@@ -66,9 +66,7 @@ def _word_form(cell: str) -> str:
 
 _SECTIONS = parse_toml(Path(__file__).with_name("scene_languages.toml").read_text(encoding="utf-8"))
 LANGUAGES: dict[str, Language] = {
-    code: convert(
-        {key: _parse_table(value) if isinstance(value, str) else value for key, value in section.items()}, Language, code
-    )
+    code: convert({key: _parse(value) if isinstance(value, str) else value for key, value in section.items()}, Language, code)
     for code, section in _SECTIONS.items()
 }
 """Languages by code, in the order of captions."""
@@ -104,7 +102,7 @@ def captions_of_scene(scene: Scene) -> list[Caption]:
 def caption(scene: Scene, language: str, template: int, *, with_size: bool = True) -> str:
     """Describe a scene in one sentence, by a template index below `template_count`."""
     grammar = LANGUAGES[language]
-    return _capital(_templates(grammar, scene)[template].format_map(_placeholder_values(grammar, scene, with_size)))
+    return _capital(_templates(grammar, scene)[template].format_map(_fillers(grammar, scene, with_size)))
 
 
 def template_count(language: str, scene: Scene) -> int:
@@ -122,7 +120,7 @@ def _draw_templates(rng: Random, language: str, scene: Scene) -> list[int]:
     return [indices.pop(int(rng.random() * len(indices))) for _ in range(_COMPARABLE_CAPTIONS)]
 
 
-def _placeholder_values(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
+def _fillers(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
     """Return the values for the placeholders of templates."""
     parts = dict(grammar.grounds[scene.background])
     for name, group in zip("ab", scene.groups, strict=False):

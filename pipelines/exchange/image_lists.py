@@ -66,7 +66,7 @@ def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
         InputError: it is not UTF-8, a line is not an image id, or two different lines name one image.
     """
     listed, images = [], dict[str, str]()
-    for line_number, line in enumerate(read_list_lines(path), 1):
+    for line_number, line in enumerate(lines_of(path), 1):
         place = f"{path.name}, line {line_number}"
         rule: ListIdRule = next((rule for rule in _RULES_WITH_FOLDERS if apply_rule(line, rule) in image_ids), "name")
         image_id, image = make_image_id(line, rule, place=place), CAPTION_NUMBER.sub("", line)
@@ -79,7 +79,7 @@ def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
     return listed
 
 
-def read_list_lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     """Read a text file; its last line may lack the line end."""
     text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []

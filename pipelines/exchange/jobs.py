@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from pipelines.jobs import Output, Shards
+from pipelines.jobs import OutputFolder, Shards
 from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
@@ -65,7 +65,7 @@ class ImportJob(Options):
     """
 
     sources: Annotated[tuple[str, ...], Opt("Files with features, which become one dataset.")]
-    output: Output
+    output: OutputFolder
     name: Annotated[str, Opt("Name the feature, e.g. resnet50-pool.", is_option=True)]
     format: Annotated[ImportFormat | None, Opt("Read this format. Default: by file extension.")] = None
     source: Annotated[str, Opt("Describe the origin of the feature.")] = ""

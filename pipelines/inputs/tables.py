@@ -264,9 +264,7 @@ class InputTable:
             except InputError as error:  # Unmatched quotes, invalid UTF-8, a truncated file.
                 failure = error
             if values:
-                yield TableBatch(
-                    self._location, columns(values), len(values), partial(_text_row_place, place, done, lines), names
-                )
+                yield TableBatch(self._location, columns(values), len(values), partial(_line_place, place, done, lines), names)
             done, is_last = done + len(values), len(values) < _BATCH_ROWS
         if failure is not None:
             raise failure
@@ -370,7 +368,7 @@ def _first_object(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]
     return islice(((line_number, line) for line_number, line in lines if line.strip()), 1)
 
 
-def _text_row_place(form: str, first: int, lines: Sequence[int], index: int) -> str:
+def _line_place(form: str, first: int, lines: Sequence[int], index: int) -> str:
     return form.format(first + index, lines[index])
 
 

@@ -205,13 +205,13 @@ def read_plan(
     folder = local_path(source).parent if source.endswith(".toml") else Path()
     name = Path(source).stem
     is_override = bool(output) or ("output",) in overrides
-    output = _resolve_location(output or table.get("output", f"build/{name}"), Path() if is_override else folder)
+    output = _rebase(output or table.get("output", f"build/{name}"), Path() if is_override else folder)
     try:
         sections = table.get("steps", {})
         if not sections:
             raise UsageError("it has no steps: a section [steps.NAME] with a command makes one")
         paths = {
-            key: _resolve_location(convert(value, str, f"paths.{key}"), Path() if ("paths", key) in overrides else folder)
+            key: _rebase(convert(value, str, f"paths.{key}"), Path() if ("paths", key) in overrides else folder)
             for key, value in table.get("paths", {}).items()
         }
         outputs = {key: _output_of(key, section, output) for key, section in sections.items()}
@@ -307,7 +307,7 @@ class _Reader:
             elif parameter == "shards" and isinstance(value, str) and value.startswith(_LIKE):
                 values[parameter] = _LIKE + self._location(value.removeprefix(_LIKE), base, key, dependencies)
             elif (command, parameter) == ("train", "config") and value.endswith(".toml"):
-                values[parameter] = _resolve_location(value, base)
+                values[parameter] = _rebase(value, base)
         values = {**_DEFAULTS.get(command, {}), **values, "output": self.outputs[name]}
         variables = {key: convert(value, str, f"{place}.environment.{key}") for key, value in environment.items()}
         own = f"IMAGEPIVOT_{command.upper().replace('-', '_')}_"
@@ -331,7 +331,7 @@ class _Reader:
             raise UsageError(
                 f"{key} needs paths.{first}, which is not set: give --set paths.{first}=LOCATION, or set it in [paths] of the plan"
             )
-        location = _resolve_location(value, base)
+        location = _rebase(value, base)
         if is_remote(location) or os.path.lexists(location):
             return location
         if names is not None and re.fullmatch(names, value):
@@ -419,7 +419,7 @@ def _order(steps: Mapping[str, Step]) -> list[str]:
     return list(ordered)
 
 
-def _resolve_location(value: Any, base: Path) -> str:
+def _rebase(value: Any, base: Path) -> str:
     """Return an absolute location; empty stays empty."""
     text = plain_location(value) if value else ""
     return text if not text or is_remote(text) else os.path.abspath(base / text)  # noqa: PTH100 -- links stay

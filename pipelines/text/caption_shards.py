@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pipelines.inputs.captions.base import CAPTION_COLUMNS, CaptionSource, Part, Selection
 from pipelines.running.meter import Meter, failure_counts
 from pipelines.text.merge_sort import SortedRun, key_of, make_sorted_runs, merge_runs, number_captions, read_run, spill_to_disk
-from pipelines.text.moses import Recipe, prepare_tokens
+from pipelines.text.moses import Recipe, prepare
 from pipelines.text.token_counts import sum_by_key
 from pipelines.text.truecasing import TruecaseModel, count_forms, parse_truecaser, truecase
 from schemas.errors import InputError
@@ -107,7 +107,7 @@ def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict
     for language, split, text in rows:
         if split in splits:
             counter = forms.setdefault(language, Counter())
-            for form, weight in count_forms(prepare_tokens(text or "", language, recipe)):
+            for form, weight in count_forms(prepare(text or "", language, recipe)):
                 counter[form] += weight
     return forms
 
@@ -126,7 +126,7 @@ def tokenize_captions(
         InputError: a language has no truecaser.
     """
     texts, languages = table["text"].to_pylist(), table["language"].to_pylist()
-    lines = [prepare_tokens(text or "", language, recipe) for text, language in zip(texts, languages, strict=True)]
+    lines = [prepare(text or "", language, recipe) for text, language in zip(texts, languages, strict=True)]
     if recipe.truecase:
         models = models or {}
         if missing := set(languages) - set(models):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.text.moses import prepare_tokens, recipe
+from pipelines.text.moses import prepare, recipe
 from pipelines.text.truecasing import load_truecasers, parse_truecaser, truecase
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
@@ -37,7 +37,7 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
         raise UsageError(f"recipe {current.name!r} truecases: give --truecaser with the folder of the captions of this run")
     if truecaser and not current.truecase:
         raise UsageError(f"recipe {current.name!r} does not truecase: leave --truecaser out")
-    tokens = prepare_tokens(text, language, current)
+    tokens = prepare(text, language, current)
     if not truecaser:
         return tokens
     models = load_truecasers(truecaser)

@@ -16,7 +16,7 @@ from pipelines.inputs.captions.base import Selection
 from pipelines.inputs.captions.opening import open_source
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.moses import prepare_tokens, recipe
+from pipelines.text.moses import prepare, recipe
 
 EVERY = 8  # The loops run over every eighth caption; their rate does not depend on how many there are.
 
@@ -30,7 +30,7 @@ def main() -> None:
     source = open_source("multi30k", data)
     captions = [(c.text, c.language) for part in source.parts(Selection()) for c in source.read(part, Selection())]
     sample, steps = captions[::EVERY], recipe("multi30k-lc")
-    prepare_tokens("warm", "en", steps)
+    prepare("warm", "en", steps)
 
     def ours() -> float:
         with tempfile.TemporaryDirectory() as output:
@@ -38,7 +38,7 @@ def main() -> None:
             return rate_of(lambda: prepare_captions(job, Execution()), len(captions))
 
     def loop() -> float:
-        return cores() * rate_of(lambda: [prepare_tokens(text, language, steps) for text, language in sample], len(sample))
+        return cores() * rate_of(lambda: [prepare(text, language, steps) for text, language in sample], len(sample))
 
     normalizers = {name: MosesPunctNormalizer(name) for name in ("cs", "de", "en", "fr")}
     tokenizers = {name: MosesTokenizer(name) for name in ("cs", "de", "en", "fr")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.text.moses import RECIPES, prepare_tokens
+from pipelines.text.moses import RECIPES, prepare
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 
@@ -105,14 +105,14 @@ def captions(imagepivot, table, output, *arguments, code=0):
 def learned(rows) -> dict[str, dict[str, int]]:
     recipe = RECIPES["moses-truecase"]
     return {
-        language: learn(prepare_tokens(row[5], language, recipe) for row in rows if row[1] == language and row[4] == "train")
+        language: learn(prepare(row[5], language, recipe) for row in rows if row[1] == language and row[4] == "train")
         for language in ("en", "de", "fr", "cs")
     }
 
 
 def test_sample_has_only_tokens_of_the_reference(rows):
     recipe = RECIPES["moses-truecase"]
-    tokens = [token for row in rows for token in prepare_tokens(row[5], row[1], recipe)]
+    tokens = [token for row in rows for token in prepare(row[5], row[1], recipe)]
     assert len(tokens) > 20_000
     assert not [token for token in tokens if re.search("[<>|]", token)]
 
@@ -126,7 +126,7 @@ def test_truecaser_equals_the_reference(folder, learned, language):
 def reference_tokens(rows, learned) -> dict[tuple[str, str, str, int], list[str]]:
     recipe = RECIPES["moses-truecase"]
     return {
-        (image_id, language, portion, int(index)): apply(prepare_tokens(text, language, recipe), learned[language])
+        (image_id, language, portion, int(index)): apply(prepare(text, language, recipe), learned[language])
         for image_id, language, portion, index, _, text in rows
     }
 
@@ -140,7 +140,7 @@ def test_tokens_are_those_of_the_reference(folder, rows, learned):
     expected = reference_tokens(rows, learned)
     assert tokens_of(folder / "captions") == expected
     recipe = RECIPES["moses-truecase"]
-    before = {key: prepare_tokens(row[5], row[1], recipe) for key, row in zip(expected, rows, strict=True)}
+    before = {key: prepare(row[5], row[1], recipe) for key, row in zip(expected, rows, strict=True)}
     assert sum(expected[key] != before[key] for key in expected) > 500
 
 
@@ -163,7 +163,7 @@ def test_other_splits_do_not_matter_to_the_truecaser(folder, rows, imagepivot):
 def test_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
     captions(imagepivot, folder / "captions.tsv", folder / "val", "--workers", "1", "--train-splits", "val")
     recipe = RECIPES["moses-truecase"]
-    counts = learn(prepare_tokens(row[5], "de", recipe) for row in rows if row[1] == "de" and row[4] == "val")
+    counts = learn(prepare(row[5], "de", recipe) for row in rows if row[1] == "de" and row[4] == "val")
     assert (folder / "val" / "_truecaser" / "de.model").read_text(encoding="utf-8") == model_text(counts)
 
 

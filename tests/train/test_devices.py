@@ -3,36 +3,36 @@ import torch
 
 from schemas.errors import UsageError
 from tests.fake_gpu import fake_gpu
-from train.devices import check_training_precision, computing, resolve_local_device
+from train.devices import check_training_precision, choose_device, computing
 
 CPU = torch.device("cpu")
 
 
 def test_cpu():
-    assert resolve_local_device("cpu") == CPU
+    assert choose_device("cpu") == CPU
 
 
 def test_auto_prefers_a_gpu(monkeypatch):
-    assert resolve_local_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert resolve_local_device("auto") == resolve_local_device("cuda") == torch.device("cuda", 3)
-    assert resolve_local_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 3)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UsageError, match="device 'cuda:4' is not on this host"):
-        resolve_local_device("cuda:4")
+        choose_device("cuda:4")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "mps"])
 def test_unknown_devices_are_refused(device):
     with pytest.raises(UsageError, match=f"device is '{device}', expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
-        resolve_local_device(device)
+        choose_device(device)
 
 
 def test_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
-        resolve_local_device("cuda")
+        choose_device("cuda")
 
 
 def test_precisions():

@@ -116,15 +116,15 @@ class EpochBatches(_Passes):
         rng = np.random.default_rng((*self._seed, epoch))
         order = rng.permutation(self._count)
         if self._lengths is None:
-            return _split_into_batches(order, self._batch_size)
+            return _batches_of(order, self._batch_size)
         shuffled: list[np.ndarray] = []
-        for pool in _split_into_batches(order, BUCKET_BATCHES * self._batch_size):
-            batches = _split_into_batches(pool[np.argsort(self._lengths[pool], kind="stable")], self._batch_size)
+        for pool in _batches_of(order, BUCKET_BATCHES * self._batch_size):
+            batches = _batches_of(pool[np.argsort(self._lengths[pool], kind="stable")], self._batch_size)
             shuffled += [batches[index] for index in rng.permutation(len(batches))]
         return shuffled
 
 
-def _split_into_batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
+def _batches_of(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
@@ -251,7 +251,7 @@ class ImageSampler(_Passes):
         return [
             (pass_index, batch)
             for pass_index in range(int(max_captions.max()))
-            for batch in _split_into_batches(rng.permutation(np.flatnonzero(max_captions > pass_index)), self._batch_size)
+            for batch in _batches_of(rng.permutation(np.flatnonzero(max_captions > pass_index)), self._batch_size)
         ]
 
 

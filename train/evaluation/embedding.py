@@ -36,7 +36,7 @@ from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import missing_images, shard_features
 from train.data.splits import check_fingerprints
 from train.data.token_features import open_token_features, shard_token_vectors, token_fingerprints
-from train.devices import resolve_local_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_languages, check_sample_outputs, check_tokens, check_vectors
 from train.evaluation.evaluation import Count, embed_captions, embed_images, no_progress
 from train.jobs import EmbedJob
@@ -80,7 +80,7 @@ def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = 
         DatasetError: the folder holds no run; an input is of the wrong kind, or has another vocabulary or extractor than the run;
             no captions match; images of ``splits`` lack features; or the output holds embeddings of other content, or other files.
     """
-    run, splits, languages = open_run(job.run, device=resolve_local_device(job.device)), job.splits, job.languages
+    run, splits, languages = open_run(job.run, device=choose_device(job.device)), job.splits, job.languages
     check_vectors(run)
     images = open_dataset(job.features) if job.features else None
     encoded, tokens = open_dataset(job.captions, kind="encoded") if job.captions else None, None
@@ -219,7 +219,7 @@ def _image_rows(run: Run, features: Dataset, chosen: pa.Array | None, on_progres
     if chosen is not None or num_skipped:
         statistics["images_left_out"] = num_skipped
         on_progress(num_skipped)
-    return {"image_id": image_ids, "feature": _embedding_column(embeddings)}, statistics
+    return {"image_id": image_ids, "feature": _column(embeddings)}, statistics
 
 
 def _caption_rows(
@@ -247,11 +247,11 @@ def _caption_rows(
     embeddings = torch.zeros(len(selected), run.model.width)
     embeddings[np.concatenate(rows)] = torch.cat(parts).cpu()  # One synchronization for all languages.
     on_progress(len(table) - len(selected))
-    columns = {name: selected[name].combine_chunks() for name in _KEY} | {"embedding": _embedding_column(embeddings)}
+    columns = {name: selected[name].combine_chunks() for name in _KEY} | {"embedding": _column(embeddings)}
     return columns, {"captions": len(selected), "captions_left_out": len(table) - len(selected)}
 
 
-def _embedding_column(embeddings: Tensor) -> pa.Array:
+def _column(embeddings: Tensor) -> pa.Array:
     item = pa.field("item", pa.float32(), nullable=False)
     values = pa.array(embeddings.cpu().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, embeddings.shape[1]))

@@ -183,7 +183,7 @@ class Validation:
     ranks: pa.Table | None = None
 
 
-def measure_validation_split(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
+def measure_validation(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
     Losses are those of `train.data.sampling` with the configured hinges, also during ``loss.sum_warmup_steps``, so that values of a

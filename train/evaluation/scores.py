@@ -18,7 +18,7 @@ from schemas.overlaps import find_overlap
 from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, open_data
-from train.devices import resolve_local_device
+from train.devices import choose_device
 from train.evaluation.compatibility import (
     check_languages,
     check_members,
@@ -103,7 +103,7 @@ def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning:
     Raises:
         ImagepivotError: a folder holds no run, or as for `score_ensemble`.
     """
-    device = resolve_local_device(job.device)
+    device = choose_device(job.device)
     runs = [open_run(run, device=device) for run in job.runs]
     trained = {split for run in runs for split in run.config.data.splits}
     evaluated = {*(job.splits or TEST_SPLITS)} - trained

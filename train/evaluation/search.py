@@ -20,7 +20,7 @@ from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
-from train.devices import resolve_local_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluation import Count, embed_captions, eval_mode, no_progress
@@ -75,7 +75,7 @@ def search(
             f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install "
             "that, or give tokens with spaces between them and --tokenized"
         )
-    run = open_run(job.run, device=resolve_local_device(job.device))
+    run = open_run(job.run, device=choose_device(job.device))
     check_reads_text(run)
     languages = run.model.languages
     language = job.language or (languages[0] if len(languages) == 1 else "")

@@ -23,7 +23,7 @@ from schemas.errors import UsageError
 from schemas.made_from import MadeFrom, made_from
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
-from train.devices import resolve_local_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_reads_text, check_vectors
 from train.evaluation.evaluation import Count, embed_captions, no_progress
 from train.evaluation.search import Tokenize
@@ -135,7 +135,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_p
             "tokens with spaces between them and --tokenized"
         )
     data = read_sts(locations)
-    runs = [open_run(folder, device=resolve_local_device(job.device)) for folder in folders]
+    runs = [open_run(folder, device=choose_device(job.device)) for folder in folders]
     tokenize = None if job.tokenized or tokenize is None else cache(tokenize)  # Runs of one recipe share their tokens.
     truecased = any(_truecases(run) for run in runs)
     truecasers = [job.truecaser if _truecases(run) or not truecased else "" for run in runs]

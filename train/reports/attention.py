@@ -70,16 +70,12 @@ class AttendedImage:
         return {
             "example": self.number,
             "image_id": self.image_id,
-            "boxes": _rounded_lists(self.boxes),
+            "boxes": _rounded(self.boxes),
             "grid": None if self.grid_hw is None else list(self.grid_hw),
-            "regions": _rounded_lists(self.regions),
+            "regions": _rounded(self.regions),
             "captions": [
                 {**shown.caption.to_dict(), "tokens": list(shown.caption.tokens)}
-                | {
-                    "words": _rounded_lists(shown.words),
-                    "pairs": _rounded_lists(shown.pairs),
-                    "words_attend": shown.words_attend,
-                }
+                | {"words": _rounded(shown.words), "pairs": _rounded(shown.pairs), "words_attend": shown.words_attend}
                 for shown in self.captions
             ],
         }
@@ -126,7 +122,7 @@ def _to_numpy(weights: torch.Tensor | None) -> np.ndarray | None:
     return None if weights is None else weights.float().cpu().numpy()
 
 
-def _rounded_lists(values: np.ndarray | None) -> list[Any] | None:
+def _rounded(values: np.ndarray | None) -> list[Any] | None:
     return None if values is None else np.asarray(values, float).round(6).tolist()
 
 
@@ -189,14 +185,12 @@ def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
     elif shown.regions is not None:
         panel = figure.add_subplot(grid[0, :])
         num_regions = shown.regions.shape[1]
-        _draw_heat_map(
-            panel, shown.regions, _numbered_labels(num_heads, "head "), _numbered_labels(num_regions), 1 / num_regions
-        )
+        _draw_heat_map(panel, shown.regions, _ticks(num_heads, "head "), _ticks(num_regions), 1 / num_regions)
         panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
     for row, (caption, words) in enumerate(captions, start=len(image_heights)):
         panel = figure.add_subplot(grid[row, :])
-        heads = _numbered_labels(len(words), "head ")
+        heads = _ticks(len(words), "head ")
         _draw_heat_map(panel, words, heads, caption.caption.words, 1 / words.shape[1], slanted=True)
         panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
     return figure
@@ -213,7 +207,7 @@ def _draw_pairs(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
         assert caption.pairs is not None
         panel = figure.add_subplot(grid[row, 1] if has_boxes else grid[row, :])
         uniform = 1 / caption.pairs.shape[1 if caption.words_attend else 0]
-        _draw_heat_map(panel, caption.pairs, caption.caption.words, _numbered_labels(caption.pairs.shape[1]), uniform)
+        _draw_heat_map(panel, caption.pairs, caption.caption.words, _ticks(caption.pairs.shape[1]), uniform)
         direction = "words attend to regions" if caption.words_attend else "regions attend to words"
         scale = _scale(caption.pairs if caption.words_attend else caption.pairs.T)
         panel.set_title(f"{plain(caption.caption.key.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
@@ -313,7 +307,7 @@ def _percent(weight: float) -> str:
     return f"{weight:.0%}" if weight >= 0.0995 else f"{weight:.1%}"
 
 
-def _numbered_labels(count: int, prefix: str = "") -> list[str]:
+def _ticks(count: int, prefix: str = "") -> list[str]:
     return [f"{prefix}{number}" for number in range(1, count + 1)]
 
 

@@ -16,7 +16,7 @@ from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData
-from train.devices import resolve_local_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_languages, check_tokens, check_vectors
 from train.evaluation.evaluation import Count, embed_images, no_progress
 from train.evaluation.scores import open_split, portions_in
@@ -70,7 +70,7 @@ def draw_figures(
     """
     Folder(job.output).check_writable()
     now = job.made_from() if made_from is None else made_from
-    run = open_run(job.run, device=resolve_local_device(job.device))
+    run = open_run(job.run, device=choose_device(job.device))
     data, features = _open_captions(run, job), open_dataset(job.features)
     examples, rule = choose_examples(
         data.captions, run.vocabulary.tokens, count=job.examples, seed=job.seed, caption_ids=job.caption_ids

@@ -138,7 +138,7 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     shown = ((CaptionKey(rank.image_id, rank.language, "comparable", rank.index), rank) for rank in GOLD_RANKS)
     published = [replace(captions[key], text=rank.text, published=rank.ranks) for key, rank in shown if key in captions]
     examples = _examples(list(captions.values()))
-    return GoldRanks(images, runs, tuple(published), examples, tuple(_compare_with_oe(columns)), tuple(untrained))
+    return GoldRanks(images, runs, tuple(published), examples, tuple(_compare(columns)), tuple(untrained))
 
 
 def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> dict[CaptionKey, RankedCaption]:
@@ -175,7 +175,7 @@ def _examples(captions: Sequence[RankedCaption]) -> tuple[RankedCaption, ...]:
     return tuple(best[image_id][language] for image_id in images[:_EXAMPLES] for language in _LANGUAGES)
 
 
-def _compare_with_oe(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[RankComparison]:
+def _compare(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[RankComparison]:
     """Compare each column with OE over all captions."""
     for language, by_column in columns.items():
         medians = {column: np.median(queries.ranks, axis=0) for column, queries in by_column.items()}

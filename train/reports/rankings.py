@@ -133,7 +133,7 @@ def plot_rankings(
             panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
             if framed:
                 panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
-    _write_text(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
+    _typeset(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
 
 
@@ -155,19 +155,19 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
     """Write example number, language and text, and the rank of the right image."""
     top = y + _CELL
     if start:
-        _write_text(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
-    _write_text(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
+        _typeset(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
+    _typeset(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
     # No line break before punctuation.
     text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
     lines = textwrap.wrap(text, _CHARACTERS)
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
-    _write_text(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
+    _typeset(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
     rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
-    _write_text(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
+    _typeset(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
 
 
-def _write_text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+def _typeset(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
     """Write text at a position in inches."""
     width, height = figure.get_size_inches()
     figure.text(x / width, y / height, plain(text), **style)

@@ -40,7 +40,7 @@ from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
 from train.data.splits import TEST_SPLITS, leave_out_missing
-from train.devices import check_training_precision, resolve_local_device
+from train.devices import check_training_precision, choose_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.reports.evaluation_folder import EVALUATION
@@ -190,7 +190,7 @@ def reproduce(
         ImagepivotError: an argument or the data is wrong, or an existing result has other data or settings; nothing was trained.
     """
     Folder(job.output).check_writable()
-    device = resolve_local_device(job.device)
+    device = choose_device(job.device)
     check_training_precision(job.precision, device)
     corpora, skipped = corpora_of(job)
     tasks = list(_tasks(job, corpora))
@@ -295,7 +295,7 @@ def _run_all(tasks: Sequence[Task], job: ReproduceJob) -> Iterator[tuple[Task, F
 
 def _devices(job: ReproduceJob) -> list[str]:
     """Return a device for each parallel run."""
-    device = resolve_local_device(job.device)
+    device = choose_device(job.device)
     if device.type == "cpu":
         return ["cpu"] * (job.workers or os.cpu_count() or 1)
     devices = [str(device)]

@@ -251,7 +251,7 @@ def read_report(output: str, paper: str) -> PaperReport:
         columns = columns or tuple(product(DIRECTIONS, RECALLS))
         portions = ", ".join(dict.fromkeys(row.portion for row in paper_rows))
         shown = [row if is_paper_split else replace(row, numbers={}) for row in paper_rows]
-        sections.append(Section(f"{table.capitalize()} ({portions} captions)", columns, _report_lines(shown, rows)))
+        sections.append(Section(f"{table.capitalize()} ({portions} captions)", columns, _lines(shown, rows)))
         others: dict[tuple[str, str], list[PublishedRow]] = {}
         for row in (row for row in unpublished if row.table == table):
             others.setdefault((row.portion, row.split), []).append(row)
@@ -259,18 +259,18 @@ def read_report(output: str, paper: str) -> PaperReport:
             splits = {row.split for row in (*published, *unpublished) if row.portion == portion and row.split}
             of_split = f" of {split}" if len(splits) > 1 else ""
             title = f"{table.capitalize()} ({portion} captions{of_split}), not in the paper"
-            further.append(Section(title, columns, _report_lines(other_rows, rows)))
-    return PaperReport(paper, _report_notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
+            further.append(Section(title, columns, _lines(other_rows, rows)))
+    return PaperReport(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
 
 
-def _place_of_score(score: Mapping[str, Any]) -> tuple[str, str, str]:
+def _place(score: Mapping[str, Any]) -> tuple[str, str, str]:
     return score["language"], score["portion"], score["split"]
 
 
 def _measured_split(row: PublishedRow, summary: RowSummary) -> str:
     """Return the paper's split if it is measured, or another one."""
     paper = dict(zip(_SETS, TEST_SPLITS, strict=True)).get(row.portion)
-    splits = [split for *place, split in map(_place_of_score, summary.scores) if place == [row.language, row.portion]]
+    splits = [split for *place, split in map(_place, summary.scores) if place == [row.language, row.portion]]
     return paper if paper in splits else next(iter(splits), "")
 
 
@@ -283,7 +283,7 @@ def _unpublished(published: Sequence[PublishedRow], summaries: Mapping[str, RowS
     homes = {(row.preset, row.language) for row in published}
     rows: dict[tuple[str, tuple[str, str, str]], PublishedRow] = {}
     for row in published:
-        for language, portion, split in sorted(set(map(_place_of_score, summaries[row.preset].scores))):
+        for language, portion, split in sorted(set(map(_place, summaries[row.preset].scores))):
             other = replace(row, language=language, portion=portion, split=split, numbers={})
             is_home = language == row.language or (row.preset, language) not in homes
             if is_home and (row.preset, other.place) not in known:
@@ -291,18 +291,18 @@ def _unpublished(published: Sequence[PublishedRow], summaries: Mapping[str, RowS
     return list(rows.values())
 
 
-def _report_lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> tuple[Line, ...]:
+def _lines(rows: Sequence[PublishedRow], summaries: Mapping[str, RowSummary]) -> tuple[Line, ...]:
     groups: dict[tuple[Any, ...], dict[str, Queries]] = {}  # Rows with the same queries.
     for row, direction in product(rows, DIRECTIONS):
         place = *row.place, direction
         if queries := summaries[row.preset].ranks.get(place):
             groups.setdefault((place, tuple(queries.ids)), {})[row.preset] = queries
     best = {item for (place, _), group in groups.items() for item in best_rows(place, group)}
-    return tuple(_report_line(row, summaries[row.preset], best) for row in rows)
+    return tuple(_line(row, summaries[row.preset], best) for row in rows)
 
 
-def _report_line(row: PublishedRow, summary: RowSummary, best: set[tuple[Any, str, str]]) -> Line:
-    scores = [score for score in summary.scores if _place_of_score(score) == row.place]
+def _line(row: PublishedRow, summary: RowSummary, best: set[tuple[Any, str, str]]) -> Line:
+    scores = [score for score in summary.scores if _place(score) == row.place]
     chance = scores[0].get("chance", {}) if scores else {}
     cells = {}
     for direction, measure in SCORES:
@@ -328,7 +328,7 @@ def _other_set(score: Mapping[str, Any]) -> str:
     return f"{score['language']} {score['portion']} {sizes}"
 
 
-def _report_notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ...]:
+def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ...]:
     notes = ["Each number is the mean of the runs ± their standard deviation, with the published one beside or below it."]
     results = [result for row in rows for result in row.results]
     scores = [score for row in rows for score in row.scores]

@@ -10,7 +10,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import redact
 from schemas.parameters import EncodedParameters
-from train.devices import resolve_local_device
+from train.devices import choose_device
 from train.evaluation.evaluation import Count, no_progress
 from train.evaluation.search import Tokenize
 from train.evaluation.sts import StsSystem, score_overlap, score_sts
@@ -115,7 +115,7 @@ def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on
     for published in table.rows[1:]:
         systems, refused = [], published.unmeasured
         for folder in finished_runs(job.output, published.preset) if published.preset else ():
-            run, name = open_run(folder, device=resolve_local_device(job.device)), f"{published.preset}/{folder.name}"
+            run, name = open_run(folder, device=choose_device(job.device)), f"{published.preset}/{folder.name}"
             try:
                 systems.append(score_sts(run, data, tokenize, name=name, **options))
             except UsageError as error:

@@ -327,7 +327,7 @@ def write_sts(result: StsResult, output: str) -> list[str]:
     systems = (system.name for system in result.systems)
     pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_sts_pair_rows(result)))
     report = to_json(sts_report(result), indent=2) + "\n"
-    return _write_files(output, {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()})
+    return _write(output, {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()})
 
 
 def _sts_correlation_rows(result: StsResult) -> Iterator[Row]:
@@ -387,7 +387,7 @@ def write_sts_rows(rows: StsRows, output: str) -> list[str]:
     """Write ``PAPER-table-N.md`` and ``.json`` into a folder, and return their names."""
     name = f"{rows.paper.paper}-table-{rows.paper.table}"
     text = markdown_document(f"{rows.paper.paper}: measured beside published", (), sts_row_tables(rows))
-    return _write_files(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
+    return _write(output, {f"{name}.md": text, f"{name}.json": to_json(rows.to_dict(), indent=2) + "\n"})
 
 
 def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
@@ -395,7 +395,8 @@ def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
     rows: list[Row] = []
     for comparison in ranks.comparisons:
         shares = (None if share is None else f"{share:.1f} %" for share in (comparison.better, comparison.worse))
-        rows.append((comparison.language, comparison.column, comparison.captions, f"{comparison.median_rank:g}", *shares))
+        group = comparison.language, comparison.column, comparison.captions
+        rows.append((*group, f"{comparison.median_rank:g}", *shares))
     columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
     return [
         _caption_table("Table 3: the captions of the paper", ranks.published),
@@ -425,10 +426,10 @@ def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
     ]
     text = markdown_document("gella2017, table 3: ranks of the right image", notes, gold_rank_tables(ranks))
     plain = to_json(ranks.to_dict(), indent=2) + "\n"
-    return _write_files(output, {"gella2017-table-3.md": text, "gella2017-table-3.json": plain})
+    return _write(output, {"gella2017-table-3.md": text, "gella2017-table-3.json": plain})
 
 
-def _write_files(output: str, contents: Mapping[str, str]) -> list[str]:
+def _write(output: str, contents: Mapping[str, str]) -> list[str]:
     for name, content in contents.items():
         Folder(output).write(name, content.encode())
     return list(contents)

@@ -175,7 +175,7 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
         raise DatasetError(f"{location} is not a checkpoint of a run: give the folder that imagepivot train wrote")
     version = content.pop("version", 0)
     if not isinstance(version, int):
-        raise damaged_checkpoint(location, f"version is {version!r}")
+        raise unusable(location, f"version is {version!r}")
     if version > _VERSION:
         raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
     if version < _VERSION:
@@ -183,7 +183,7 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     return _checkpoint(content, location)
 
 
-def damaged_checkpoint(location: str, reason: str) -> DatasetError:
+def unusable(location: str, reason: str) -> DatasetError:
     """Return the error for a checkpoint that cannot be used."""
     return DatasetError(
         f"{location} is damaged, or not a checkpoint ({reason}): copy the run again, or delete it to train it again"
@@ -197,17 +197,15 @@ def _load_checked(file: pa.NativeFile, location: str) -> Any:
             # Torch does not read parts that are marked as folders, and leaves their tensors uninitialized.
             part = archive.testzip() or next((info.filename for info in archive.infolist() if info.external_attr), None)
     except _UNREADABLE as error:
-        raise damaged_checkpoint(
-            location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive"
-        ) from error
+        raise unusable(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
     if part is not None:
-        raise damaged_checkpoint(location, f"its part {part!r} is not as it was written")
+        raise unusable(location, f"its part {part!r} is not as it was written")
     try:
         check_growth(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         # Torch's own message advises to disable ``weights_only``.
-        raise damaged_checkpoint(
+        raise unusable(
             location, "it holds something else than numbers, text and tensors, or parts of it are missing"
         ) from error
 
@@ -217,30 +215,30 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     content = {"untrained": (), "sample_outputs": {}, **content}  # Checkpoints of version 0.2 have no such fields.
     known = {item.name for item in fields(Checkpoint)}
     if missing := sorted(known - content.keys()):
-        raise damaged_checkpoint(location, f"{missing[0]} is missing")
+        raise unusable(location, f"{missing[0]} is missing")
     if unknown := sorted(map(str, content.keys() - known)):
-        raise damaged_checkpoint(location, f"{unknown[0]!r} is unknown")
+        raise unusable(location, f"{unknown[0]!r} is unknown")
     for name in ("optimizer", "sampler"):
         if not isinstance(content[name], (dict, type(None))):
-            raise damaged_checkpoint(location, f"{name} is of type {type(content[name]).__name__}")
+            raise unusable(location, f"{name} is of type {type(content[name]).__name__}")
     model = content["model"]
     if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
-        raise damaged_checkpoint(location, "model does not map names to tensors")
+        raise unusable(location, "model does not map names to tensors")
     tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
-        raise damaged_checkpoint(location, "tokens are not text")
+        raise unusable(location, "tokens are not text")
     hints = hints_of(Checkpoint)
     try:
         for name in known - {"model", "optimizer", "sampler", "tokens"}:
             content[name] = convert(content[name], hints[name], name, error=DatasetError)
         EncodedParameters.from_json(content["captions"])
     except (DatasetError, ValueError) as error:
-        raise damaged_checkpoint(location, str(error)) from error
+        raise unusable(location, str(error)) from error
     if set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
-        raise damaged_checkpoint(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
+        raise unusable(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
     start = content["started_from"]
     if start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256")):
-        raise damaged_checkpoint(location, f"started_from is {start!r}")
+        raise unusable(location, f"started_from is {start!r}")
     return Checkpoint(**content)
 
 
@@ -257,11 +255,11 @@ def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> Re
     """
     size = checkpoint.dimensions.vocabulary_size
     if size != len(checkpoint.tokens):
-        raise damaged_checkpoint(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
+        raise unusable(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
     try:
         model = build_model(config, checkpoint.dimensions, checkpoint.seed)
     except (*_MISMATCH_ERRORS, UsageError, MemoryError) as error:
-        raise damaged_checkpoint(source, "no model has its dimensions") from error
+        raise unusable(source, "no model has its dimensions") from error
     restore_model(model, checkpoint.model, source)
     return model
 
@@ -281,7 +279,7 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor], source: str) ->
         elif not torch.isfinite(values).all():
             problems.append(f"{name} holds values that are not finite")
     if problems:
-        raise damaged_checkpoint(source, "; ".join(problems[:_MAX_PROBLEMS]))
+        raise unusable(source, "; ".join(problems[:_MAX_PROBLEMS]))
     model.load_state_dict(state)
 
 
@@ -301,7 +299,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
                 raise ValueError(f"step of parameter {index} is {values['step']!r}")
         optimizer.load_state_dict(dict(state))
     except _MISMATCH_ERRORS as error:
-        raise damaged_checkpoint(source, f"the state of its optimizer does not fit the model: {error}") from error
+        raise unusable(source, f"the state of its optimizer does not fit the model: {error}") from error
 
 
 def restore_sampler(restore: Callable[[Mapping[str, Any]], None], position: Mapping[str, Any], source: str) -> None:
@@ -313,9 +311,7 @@ def restore_sampler(restore: Callable[[Mapping[str, Any]], None], position: Mapp
     try:
         restore(position)
     except _MISMATCH_ERRORS as error:
-        raise damaged_checkpoint(
-            source, f"the position of its sampler does not fit the data: {type(error).__name__}: {error}"
-        ) from error
+        raise unusable(source, f"the position of its sampler does not fit the data: {type(error).__name__}: {error}") from error
 
 
 def _dtype_and_shape(values: Tensor) -> str:

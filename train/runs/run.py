@@ -17,7 +17,7 @@ from schemas.vocabulary import Vocabulary
 from train.config.models import UnknownKindError
 from train.config.sections import Config, config_differences, from_toml
 from train.models.retrieval_model import RetrievalModel
-from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, damaged_checkpoint, read_checkpoint, stored_model
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, stored_model, unusable
 from train.runs.history import LOG, read_history
 from train.runs.log import CONFIG, CURVES, METRICS
 
@@ -92,7 +92,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
     try:
         vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
     except ValueError as error:
-        raise damaged_checkpoint(source, str(error)) from error
+        raise unusable(source, str(error)) from error
     model = stored_model(config.model, stored, source)
     return Run(
         folder=run_folder,
@@ -118,7 +118,7 @@ def _stored_config(checkpoint: Checkpoint, source: str) -> Config:
     except UnknownKindError:
         raise
     except UsageError as error:
-        raise damaged_checkpoint(source, str(error)) from error
+        raise unusable(source, str(error)) from error
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:

@@ -83,10 +83,10 @@ def _packed_coefficients(width: int, height: int) -> Tensor:
     scale = scale_of(width, height)
     columns, rows = resized_wh(width, height)
     scalars = torch.tensor((scale, *_MEAN_BGR), dtype=torch.float64)
-    return torch.cat((scalars, _packed_neighbours(rows, height, scale), _packed_neighbours(columns, width, scale)))
+    return torch.cat((scalars, _packed_ends(rows, height, scale), _packed_ends(columns, width, scale)))
 
 
-def _packed_neighbours(resized: int, length: int, scale: float) -> Tensor:
+def _packed_ends(resized: int, length: int, scale: float) -> Tensor:
     centres = ((torch.arange(resized, dtype=torch.float64) + 0.5) / scale - 0.5).clamp(0, length - 1)
     first = centres.floor()
     second = (first + 1).clamp(max=length - 1)

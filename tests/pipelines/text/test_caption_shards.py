@@ -13,7 +13,7 @@ from pipelines.text.caption_shards import (
     caption_rows,
     tokenize_captions,
 )
-from pipelines.text.moses import RECIPES, prepare_tokens
+from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.truecasing import TruecaseModel, count_forms, truecase
 from schemas.errors import InputError
 from schemas.kinds import CAPTIONS
@@ -59,7 +59,7 @@ def test_forms_are_counted_by_language_in_the_training_splits():
     expected: dict[str, Counter] = defaultdict(Counter)
     for raw in captions:
         if raw.text and raw.split == "train":
-            for form, weight in count_forms(prepare_tokens(raw.text, raw.language, TRUECASE)):
+            for form, weight in count_forms(prepare(raw.text, raw.language, TRUECASE)):
                 expected[raw.language][form] += weight
     assert block_forms(block(*captions), TRUECASE, frozenset({"train"})) == expected
     assert set(expected) == {"en", "de"}
@@ -92,7 +92,7 @@ def test_each_language_has_its_own_truecaser():
     models = {"en": TruecaseModel.from_counts({"dog": 30, "the": 20}), "de": TruecaseModel.from_counts({"Dog": 30, "The": 20})}
     captions = random_captions(7, 60)
     table, _ = tokenize_captions(block(*captions), TRUECASE, models)
-    expected = [truecase(prepare_tokens(c.text, c.language, TRUECASE), models[c.language]) for c in captions]
+    expected = [truecase(prepare(c.text, c.language, TRUECASE), models[c.language]) for c in captions]
     assert table["tokens"].to_pylist() == expected
     assert any(tokens[0] == "the" for tokens in expected)
 

@@ -15,7 +15,7 @@ from pipelines.running.meter import Meter
 from pipelines.text import merge_sort
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.merge_sort import make_sorted_runs
-from pipelines.text.moses import RECIPES, prepare_tokens
+from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
@@ -57,7 +57,7 @@ def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> 
     for image_id, language, portion, _, split, text in rows:
         index = seen[image_id, language, portion]
         seen[image_id, language, portion] += 1
-        values = (image_id, language, portion, index, split, text, prepare_tokens(text, language, RECIPES[recipe]))
+        values = (image_id, language, portion, index, split, text, prepare(text, language, RECIPES[recipe]))
         expected.append(dict(zip(("image_id", "language", "portion", "index", "split", "text", "tokens"), values, strict=True)))
     expected = [row for row in expected if shard_of(row["image_id"], shards) == shard]
     return sorted(expected, key=lambda row: (row["image_id"], row["language"], row["portion"], row["index"]))
@@ -83,7 +83,7 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, prepared):
     for key, counts in statistics["captions"].items():
         portion, split, language = key.split("/")
         texts = [row.text for row in rows if (row.portion, row.split, row.language) == (portion, split, language)]
-        tokens = sum(len(prepare_tokens(text, language, RECIPES["multi30k-lc"])) for text in texts)
+        tokens = sum(len(prepare(text, language, RECIPES["multi30k-lc"])) for text in texts)
         assert counts == {"captions": len(texts), "tokens": tokens}
     assert sum(counts["captions"] for counts in statistics["captions"].values()) == 200
     assert statistics["images"] == {

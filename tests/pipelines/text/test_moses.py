@@ -8,7 +8,7 @@ import pytest
 import sacremoses
 
 from pipelines.text import moses
-from pipelines.text.moses import RECIPES, lower, normalize_punctuation, prepare_tokens, recipe, split_tokens, tokenize
+from pipelines.text.moses import RECIPES, lower, normalize_punctuation, prepare, recipe, split_tokens, tokenize
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
@@ -209,13 +209,13 @@ def test_split_tokens(line: str, expected: list[str]) -> None:
     ],
 )
 def test_prepare(name: str, expected: list[str]) -> None:
-    assert prepare_tokens('Der Hund\xa0 sagt: "Ja.“', "de", recipe(name)) == expected
+    assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", recipe(name)) == expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "\xa0\t", "\u2028", "\x1c"])
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_prepare_tokens_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
-    assert prepare_tokens(text, "en", recipe(name)) == []
+def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
+    assert prepare(text, "en", recipe(name)) == []
 
 
 def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
@@ -279,5 +279,5 @@ def test_official_tok_files(multi30k: Path, task: str, split: str, raw: str, tok
     ours = [tokenize(normalize_punctuation(lower(caption), language), language) for caption in captions]
     differing = [(i, a, b) for i, (a, b) in enumerate(zip(ours, official, strict=True), start=1) if a != b]
     assert differing == []
-    tokens = [prepare_tokens(caption, language, RECIPES["multi30k-lc"]) for caption in captions]
+    tokens = [prepare(caption, language, RECIPES["multi30k-lc"]) for caption in captions]
     assert tokens == [line.split() for line in official]

@@ -36,7 +36,7 @@ from train.evaluation.evaluation import (
     chance,
     embed_captions,
     embed_images,
-    measure_validation_split,
+    measure_validation,
     rank_folds,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
@@ -220,7 +220,7 @@ def by_hand(model, data, batch, hinges):
 @pytest.mark.parametrize("text", [CONFIG, MAX, WEIGHTED, THREE], ids=["tasks", "max", "images", "three languages"])
 def test_losses_are_those_of_the_batches_by_hand(untrained, text):
     config, data, model, terms = untrained(text)
-    found = measure_validation_split(model, data, config, terms)
+    found = measure_validation(model, data, config, terms)
     assert found.retrieval == evaluate_ensemble([(model, data)])
     sums, queries, total, every = {}, {}, 0.0, 0
     with torch.no_grad():
@@ -239,11 +239,11 @@ def test_losses_are_those_of_the_batches_by_hand(untrained, text):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_measure_validation_split_leaves_the_model_unchanged(untrained, training):
+def test_measure_validation_leaves_the_model_unchanged(untrained, training):
     config, data, model, terms = untrained()
     model.train(training)
     before, generator = {name: value.clone() for name, value in model.state_dict().items()}, torch.random.get_rng_state()
-    assert measure_validation_split(model, data, config, terms) == measure_validation_split(model, data, config, terms)
+    assert measure_validation(model, data, config, terms) == measure_validation(model, data, config, terms)
     assert (model.training, torch.is_grad_enabled()) == (training, True)
     assert_equal(dict(model.state_dict()), before)
     assert torch.equal(torch.random.get_rng_state(), generator)
@@ -277,7 +277,7 @@ def test_logged_loss_equals_validate(untrained, finished_run):
     folder, _ = finished_run
     config, data, model, terms = untrained()
     model.load_state_dict(weights(folder))
-    found = measure_validation_split(model, data, config, terms)
+    found = measure_validation(model, data, config, terms)
     (line,) = (line for line in events(folder, "validation") if line["step"] == 44)
     assert (line["loss"], line["terms"]) == (found.loss, found.terms)
 
@@ -294,20 +294,20 @@ def test_validation_loss_is_displayed_with_the_scores(toy, tmp_path):
     assert f"; validation loss {logged[0]['loss']:.4f}\n" in output.getvalue()
 
 
-def test_measure_validation_split_without_images_in_all_languages_has_no_loss(untrained):
+def test_measure_validation_without_images_in_all_languages_has_no_loss(untrained):
     text = ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"')
     config, data, model, terms = untrained(text)
     captions = data.captions
     apart = replace(data, captions=captions.select((captions.languages == 0) == (captions.images < 6)))
-    found = measure_validation_split(model, apart, config, terms)
+    found = measure_validation(model, apart, config, terms)
     assert (found.loss, found.terms) == (None, {})
     assert found.retrieval == evaluate_ensemble([(model, apart)])
 
 
-def test_measure_validation_split_leaves_out_a_language_without_captions(untrained):
+def test_measure_validation_leaves_out_a_language_without_captions(untrained):
     config, data, model, terms = untrained()
     german = data.captions.select(data.captions.languages == data.captions.language_names.index("de"))
-    assert list(measure_validation_split(model, replace(data, captions=german), config, terms).retrieval) == ["de"]
+    assert list(measure_validation(model, replace(data, captions=german), config, terms).retrieval) == ["de"]
 
 
 @pytest.fixture
