@@ -11,8 +11,6 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
 
 from extractors.request import ExtractorRequest, Precision, StoredType
-from pipelines.inputs.dialects import Quoting
-from pipelines.inputs.ids import IdRule
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
@@ -48,14 +46,14 @@ Shards: TypeAlias = Annotated[
     ),
 ]
 IdRuleOption: TypeAlias = Annotated[
-    IdRule, Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
+    Literal["name", "path"], Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
 ]
 Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
     str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
 ]
 QuotingOption: TypeAlias = Annotated[
-    Quoting,
+    Literal["auto", "rfc4180", "none"],
     Opt(
         "Read quotes by [i]rfc4180[/i], as [i]none[/i] (ordinary characters), or [i]auto[/i] (rfc4180, refusing values that look "
         "like rows).",
