@@ -41,7 +41,7 @@ _started = time.monotonic()  # The program imports this module before it runs a 
 _NOT_SHOWN = {"images", "failed", "listing", "content"}  # Statistics in the summary already, or digests.
 
 
-def remark(text: str, style: str = "yellow") -> None:
+def print_remark(text: str, style: str = "yellow") -> None:
     """Print a remark on standard error, in a style of rich's, or as an event."""
     if not events.emit("remark", message=text, severity="INFO" if style == "dim" else "WARNING"):
         notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
@@ -63,7 +63,7 @@ def print_dataset(manifest: Manifest, output: str) -> None:
     print_line(f"[bold]{manifest.kind}[/bold]: {rows} ({', '.join(facts)})")
 
 
-def finish(
+def finish_dataset(
     manifest: Manifest,
     output: str,
     max_failures: FailureLimit = FailureLimit(),
@@ -85,7 +85,7 @@ def finish(
         share = changes.get("rewritten", 0) / len(manifest.shards)
         size = share * sum(entry.bytes for entry in manifest.shards)
         if size > _LARGE_UPDATE and share > 4 * (new + changed + removed) / max(1, manifest.rows):
-            remark(
+            print_remark(
                 f"the update rewrote {share:.0%} of {len(manifest.shards):,} shards, {size / 1e9:,.1f} GB: with more shards "
                 "(--shards, once with --overwrite) a small change rewrites less"
             )
@@ -94,6 +94,6 @@ def finish(
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"
-        remark(f"{'' if manifest.rows else 'all '}{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
+        print_remark(f"{'' if manifest.rows else 'all '}{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
     if max_failures.is_exceeded(failed=manifest.failed, rows=manifest.rows):
         raise typer.Exit(3)

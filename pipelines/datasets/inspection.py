@@ -28,9 +28,9 @@ _CAPTION_KINDS = ("captions", "encoded", "embeddings")
 _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
-def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
+def describe_dataset(dataset: Dataset, *, rows: int = 5) -> list[Table]:
     """Describe parameters, columns, statistics, failures and first rows as tables."""
-    columns = [tuple(column.values()) for column in _columns(dataset)]
+    columns = [tuple(column.values()) for column in _column_rows(dataset)]
     sample = _sample_regions if dataset.kind == "regions" else _sample
     return [
         Table(("", ""), list(_overview(dataset)), dataset.folder.location, has_borders=True),
@@ -56,7 +56,7 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
         "inputs": list(manifest.inputs),
         "libraries": manifest.libraries,
         "notes": manifest.notes,
-        "columns": _columns(dataset),
+        "columns": _column_rows(dataset),
         "statistics": manifest.statistics,
         "failed": manifest.failed,
         "failures": _failures_by_reason(dataset),
@@ -67,20 +67,20 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
 def _overview(dataset: Dataset) -> Iterator[Row]:
     manifest = dataset.manifest
     if note := untrained_remark(dataset.untrained):
-        yield _name("note"), Cell(note, style="yellow")
-    yield _name("kind"), manifest.kind
+        yield _cyan("note"), Cell(note, style="yellow")
+    yield _cyan("kind"), manifest.kind
     size = _stored_bytes(manifest)
     unit, suffix = pick_unit_and_suffix(size, ["bytes", "KiB", "MiB", "GiB"], 1024)
     size_text = f"{size / unit:,.{int(unit > 1)}f} {suffix}"
-    yield _name("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {size_text}"
-    yield _name("fingerprint"), manifest.fingerprint
+    yield _cyan("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {size_text}"
+    yield _cyan("fingerprint"), manifest.fingerprint
     yield from value_rows(manifest.parameters, empty="all")
     for entry in manifest.inputs[:_MAX_INPUTS]:
         values = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
         yield from value_rows({f"from {entry.get('name', '')}": values})
     if len(manifest.inputs) > _MAX_INPUTS:
-        yield _name("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
-    yield _name("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
+        yield _cyan("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
+    yield _cyan("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
     if manifest.notes:
         yield from value_rows({"notes": manifest.notes})
 
@@ -88,24 +88,24 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
     """Yield a row for each JSON value; the values of a mapping are indented."""
     for name, value in values.items():
-        label = _name("  " * depth + name)
+        label = _cyan("  " * depth + name)
         if isinstance(value, Mapping):
             yield label, "" if value else "none"
             yield from value_rows(value, empty=empty, depth=depth + 1)
         else:
-            yield label, _plain(value, empty)
+            yield label, _plain_text(value, empty)
 
 
-def _name(text: str) -> Cell:
+def _cyan(text: str) -> Cell:
     return Cell(text, style="cyan")
 
 
-def _plain(value: Any, empty: str) -> str:
+def _plain_text(value: Any, empty: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         is_flat = not any(isinstance(item, (list, tuple, Mapping)) for item in value)
-        return ", ".join(_plain(item, empty) for item in value) or empty if is_flat else canonical_json(value)
+        return ", ".join(_plain_text(item, empty) for item in value) or empty if is_flat else canonical_json(value)
     return "" if value is None else str(value)
 
 
@@ -113,7 +113,7 @@ def _stored_bytes(manifest: Manifest) -> int:
     return sum(entry.bytes for entry in (*manifest.shards, *manifest.failures, *manifest.files))
 
 
-def _columns(dataset: Dataset) -> list[dict[str, str]]:
+def _column_rows(dataset: Dataset) -> list[dict[str, str]]:
     return [
         {"name": column.name, "type": _type(column.type), "description": column.metadata[b"description"].decode()}
         for column in dataset.schema
@@ -298,15 +298,15 @@ def _value(value: Any) -> str:
     if isinstance(first, _FLOATS):
         return f"[{', '.join(f'{number:.3f}' for number in value[:_MAX_VALUES])}, ...] {len(value)} values"
     if isinstance(first, str) and len(value) > 1:
-        return shorten(" ".join(value))
+        return elide(" ".join(value))
     if isinstance(first, tuple):
         return ", ".join(f"{key} {count:,}" for key, count in value)
     if isinstance(value, (Mapping, list)):
         return canonical_json(value) if value else ""
-    return shorten(value) if isinstance(value, str) else str(value)
+    return elide(value) if isinstance(value, str) else str(value)
 
 
-def shorten(text: str) -> str:
+def elide(text: str) -> str:
     """Shorten a text to at most 60 characters, with an ellipsis."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extractors.base import warn_once
-from pipelines.features.extraction import Remark, plan_features
+from pipelines.features.extraction import plan_features
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import listed_refs
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import Listing
 from pipelines.jobs import FeaturesJob
+from schemas.console.events import Remark
 from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes

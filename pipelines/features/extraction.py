@@ -6,7 +6,7 @@ Up-to-date datasets need neither Beam nor torch; a single process needs no Beam.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
 from schemas.console import events
+from schemas.console.events import Remark
 from schemas.errors import InputError
 from schemas.escapes import counted
 from schemas.keys import MAX_SHARDS
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
 
 _WORKER_SHARDS = 4
 _SHARD_SECONDS = 15 * 60
-
-Remark = Callable[[str], None]
-"""Receives a sentence for the user; the default logs it once per process."""
 
 
 def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> OutputDataset:

@@ -56,7 +56,7 @@ class FileRelevance:
         Raises:
             UsageError: two images have the same number.
         """
-        numbers = [_number(image_id) for image_id in captions.image_ids]
+        numbers = [_image_number(image_id) for image_id in captions.image_ids]
         named = {image for image, _ in self.annotations}
         pictures: dict[int, int] = {}
         for position, image in enumerate(images.tolist()):
@@ -71,7 +71,7 @@ class FileRelevance:
         if self._shared_text(captions, rows, annotated) < _MIN_SHARE:
             return None
         texts = {caption_id: row for row, (caption_id, _) in annotated.items()}
-        pairs = _pairs(self.captions_of_image, pictures, texts), _pairs(self.images_of_caption, texts, pictures)
+        pairs = _pairs_of(self.captions_of_image, pictures, texts), _pairs_of(self.images_of_caption, texts, pictures)
         return pairs if all((items >= 0).any() for _, items in pairs) else None
 
     def _shared_text(self, captions: Captions, rows: np.ndarray, annotated: Mapping[int, tuple[int, str]]) -> float:
@@ -113,14 +113,14 @@ def read_relevance(locations: Sequence[str], annotations: str, words: Sequence[s
     return definitions
 
 
-def _pairs(right: Mapping[str, Sequence[int]], queries: Mapping[Any, int], items: Mapping[Any, int]) -> Pairs:
+def _pairs_of(right: Mapping[str, Sequence[int]], queries: Mapping[Any, int], items: Mapping[Any, int]) -> Pairs:
     listed = {(int(query), item): None for query, own in right.items() if query.isdecimal() for item in own}
     pairs = [(queries[query], items.get(item, -1)) for query, item in listed if query in queries]
     first, second = np.array(pairs, np.int64).reshape(-1, 2).T
     return first, second
 
 
-def _number(image_id: str) -> int:
+def _image_number(image_id: str) -> int:
     match = re.search(r"(?<!\d)\d+$", image_id)
     return int(match[0]) if match else -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import mean
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.overlaps import find_overlap
 from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
 from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, open_data
-from train.devices import resolve_device
+from train.devices import choose_device
 from train.evaluation.compatibility import (
     check_languages,
     check_members,
@@ -35,8 +36,6 @@ from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob, FiguresJob
 from train.runs.run import Run, open_run
-
-Remark = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning:
     Raises:
         ImagepivotError: a folder holds no run, or as for `score_ensemble`.
     """
-    device = resolve_device(job.device)
+    device = choose_device(job.device)
     runs = [open_run(run, device=device) for run in job.runs]
     trained = {split for run in runs for split in run.config.data.splits}
     evaluated = {*(job.splits or TEST_SPLITS)} - trained

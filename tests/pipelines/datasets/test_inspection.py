@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from pipelines.datasets.inspection import describe, describe_json, failures_table, statistics_table
+from pipelines.datasets.inspection import describe_dataset, describe_json, failures_table, statistics_table
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import Manifest
@@ -33,7 +33,7 @@ def failure(key: str, reason: str, message: str) -> dict[str, str]:
 
 def test_overview_has_every_value_of_the_manifest(tmp_path):
     dataset = make_features(tmp_path / "[red]f", untrained=True)
-    overview, columns, *_ = describe(dataset)
+    overview, columns, *_ = describe_dataset(dataset)
     assert overview.title == str(tmp_path / "[red]f")
     rows = overview.values
     assert rows[0] == ["note", "untrained: the weights of fake (random:0) are random, the features mean nothing"]
@@ -51,22 +51,22 @@ def test_overview_has_every_value_of_the_manifest(tmp_path):
     assert ["from", "2 more files, all in the manifest"] in rows
     assert "pyarrow" in rows[-1][1]
     assert [row[:2] for row in columns.rows] == [("image_id", "string"), ("feature", "float[6]")]
-    assert describe(make_features(tmp_path / "trained"))[0].values[0] == ["kind", "features"]
+    assert describe_dataset(make_features(tmp_path / "trained"))[0].values[0] == ["kind", "features"]
 
 
 def test_sample_rows_are_those_of_the_first_shards(tmp_path):
     dataset = make_features(tmp_path / "f", names=[f"image{n}" for n in range(9)])
-    sample = describe(dataset, rows=7)[-1]
+    sample = describe_dataset(dataset, rows=7)[-1]
     assert [row[0] for row in sample.rows] == dataset.image_ids()[:7]
     assert sample.rows[0][1] == "[0.000, 0.125, 0.250, 0.375, ...] 6 values"
-    assert [table.title for table in describe(dataset, rows=0) if table.rows] == [str(tmp_path / "f"), "columns"]
-    assert describe(make_features(tmp_path / "none", names=()))[-1].rows == []
+    assert [table.title for table in describe_dataset(dataset, rows=0) if table.rows] == [str(tmp_path / "f"), "columns"]
+    assert describe_dataset(make_features(tmp_path / "none", names=()))[-1].rows == []
 
 
 def test_failures_are_counted_by_reason_with_the_first_of_each(tmp_path):
     failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
     dataset = make_features(tmp_path / "f", failures=failures)
-    table = describe(dataset)[3]
+    table = describe_dataset(dataset)[3]
     assert (table.title, table.rows[0]) == ("3 failures", ("empty", 1, "folder/[bold]x.jpg", "no bytes"))
     assert table.rows[1] in [("truncated", 2, f"folder/[bold]{key}.jpg", "ends") for key in "yz"]
     assert table.notes == [f"all of them: imagepivot inspect {tmp_path}/f --failures"]
@@ -131,7 +131,7 @@ def test_key_of_a_caption_is_not_broken_into_columns(tmp_path):
     key = {"image_id": "scene-00003", "language": "de", "portion": "translation", "index": 0, "split": "train"}
     row = {**key, "text": "Eine Katze schläft.", "tokens": ["eine", "katze", "schläft", "."]}
     write_rows(tmp_path / "c", "captions", [row, {**row, "index": 1}])
-    sample = describe(open_dataset(tmp_path / "c"))[-1]
+    sample = describe_dataset(open_dataset(tmp_path / "c"))[-1]
     first = (("scene-00003", "de", "translation", "0", "train"), "Eine Katze schläft.", "eine katze schläft .")
     assert sample.headings == ["image_id, language, portion, index, split", "text", "tokens"]
     assert list(sample.rows[:2]) == [first, ()]
@@ -140,7 +140,7 @@ def test_key_of_a_caption_is_not_broken_into_columns(tmp_path):
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def test_describe_json_has_all_content_of_the_tables(tmp_path):
+def test_describe_dataset_json_has_all_content_of_the_tables(tmp_path):
     failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
     dataset = make_features(tmp_path / "f", untrained=True, failures=failures, statistics={"images": 3})
     described = json.loads(json.dumps(describe_json(dataset, rows=2)))

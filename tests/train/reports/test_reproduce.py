@@ -23,7 +23,7 @@ from train.jobs import DivergedError, ReproduceJob
 from train.reports.plots import plot_report
 from train.reports.published import rows_of_paper
 from train.reports.reproduce import failure_of, reproduce
-from train.reports.reproduce_report import Measurement, read_report
+from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import FAILURE_KINDS, Failure, read_result, write_failure, write_result
 from train.runs.run import open_run
 
@@ -364,7 +364,7 @@ def test_narrow_tables_have_lines_for_each_direction(finished, paper):
 
 @pytest.mark.parametrize(("values", "text"), [((), "–"), ((12.34,), "12.3"), ((10.0, 20.0, 30.0), "20.0 ± 10.0")])
 def test_text_of_a_measurement(values, text):
-    assert Measurement(76.0, values).to_cell() == Cell(text, 76.0)
+    assert RowMeasurement(76.0, values).to_cell() == Cell(text, 76.0)
 
 
 @pytest.mark.cluster

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.ops import roi_pool
 
-from extractors.regions.bottom_up.network import Head, fold_norms
+from extractors.regions.bottom_up.network import Head, fold_frozen_norms
 from extractors.regions.bottom_up.res5_head import GroupedStage, MergedStage, PlainStage, ProductStage, distinct_bins, pool_bins
 
 
@@ -27,7 +27,7 @@ def head():
             buffer.uniform_(0.5, 2)
         elif "running_mean" in name or name.endswith("bias"):
             buffer.normal_()
-    fold_norms(head.layer4)
+    fold_frozen_norms(head.layer4)
     return head
 
 
