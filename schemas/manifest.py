@@ -109,7 +109,7 @@ class ShardEntries(Sequence[ShardEntry]):
         with suppress(TypeError, ValueError, KeyError, AttributeError):
             columns = {key: list(map(itemgetter(key), stored)) for key in _NAMES[:-1]}
             columns["footer_sha256"] = [item.get("footer_sha256", "") for item in stored]
-            if isinstance(stored, list) and all(_is_valid(key, values) for key, values in columns.items()):
+            if isinstance(stored, list) and all(_are_valid(key, values) for key, values in columns.items()):
                 entries = cls()
                 entries._columns = _to_arrays(columns.values())
                 return entries
@@ -142,7 +142,7 @@ def _to_arrays(columns: Iterable[Sequence[Any]]) -> dict[str, np.ndarray]:
     return {name: np.array(values, int if name in _NUMBERS else "S") for name, values in zip(_NAMES, columns, strict=True)}
 
 
-def _is_valid(name: str, values: Sequence[Any]) -> bool:
+def _are_valid(name: str, values: Sequence[Any]) -> bool:
     """Check a whole column, in a tenth of the time of a check of each value."""
     if not set(map(type, values)) <= {int if name in _NUMBERS else str}:
         return False
