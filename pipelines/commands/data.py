@@ -154,11 +154,11 @@ def features(
         for text, style in ((skipped.warning, "yellow"), (skipped.remark, "dim")):
             if text:
                 print_remark(text, style=style)
-    if text := shards_remark(job, listing, execution):
-        print_remark(text)
     if dry_run:
         from pipelines.features.dry_run import plan_dry_run, plan_table
 
+        if text := shards_remark(job, listing, execution):
+            print_remark(text)
         plan_table(plan_dry_run(job, listing, print_remark)).render(console)
         return
     request = job.extractor

@@ -110,11 +110,16 @@ def extract_features(
         output = replace(output, sample_outputs=None)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
+    def remark_on_shards() -> None:
+        if text := shards_remark(job, listing, execution):
+            events.remark(text)
+
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
         from pipelines.features.stage_images import staging_area
         from pipelines.features.transforms import ExtractFeatures
         from pipelines.running.transforms import CommitDataset
 
+        remark_on_shards()
         workers = execution.local_workers if execution.is_local else 1
         kept: Kept = ()
         if listing.cached is not None and not execution.template:  # A template lists images itself.
@@ -135,6 +140,7 @@ def extract_features(
             _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
     def extract_in_process(finished: frozenset[int]) -> None:
+        remark_on_shards()
         refs = listed_refs(job, listing)
         chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
         with reference_folder() as folder:
