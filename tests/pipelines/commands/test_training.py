@@ -425,7 +425,7 @@ def reproduce(command, toy_2016, tmp_path):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     out, notes = reproduce("--rows", "vse-de", "--memory-map", tmp_path / "map", output="~/o")

@@ -132,7 +132,7 @@ def test_features_of_trained_weights_find_copies_without_pictures(planted, tmp_p
     assert {frozenset((path.stem, path.stem.partition("+")[0])) for path in planted.iterdir() if "+" in path.stem} <= lower
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_scenes_that_differ_are_not_joined(tmp_path):
     write_scenes(tmp_path / "scenes", 300)
     images = tmp_path / "scenes" / "images"

@@ -140,7 +140,7 @@ def test_rows_are_evaluated_on_the_split(toy_2016, tmp_path):
         run(replace(job, split=""))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_unmonitored_language_needs_no_validation_captions(toy_2016, tmp_path):
     def change(rows):
         return [row for row in rows if (row["split"], row["language"]) != ("val", "de")]
