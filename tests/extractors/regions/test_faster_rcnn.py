@@ -304,7 +304,7 @@ def test_half_backbone_is_close(extractor, weights):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "gather_regions"])
+@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool_regions", "head", "gather_regions"])
 def test_out_of_memory_in_each_stage_halves_the_images(extractor, monkeypatch, stage):
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
     expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])
