@@ -118,7 +118,7 @@ def test_fetch_weights_file_several_processes_download_once(site, cache):
         "import sys; from extractors.weights import download\n"
         "read, counts = download._download, []\n"
         "download._download = lambda *args: counts.append(1) or read(*args)\n"
-        "path = download.local_file(sys.argv[1]); print(path, len(path.read_bytes()), len(counts))"
+        "path = download.fetch_weights_file(sys.argv[1]); print(path, len(path.read_bytes()), len(counts))"
     )
     command = [sys.executable, "-c", code, site.address("/w.pth")]
     root = Path(__file__).parents[3]
