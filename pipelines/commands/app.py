@@ -81,15 +81,16 @@ app = typer.Typer(
 
 
 _FIRST_STEPS = """\
-[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and trains and evaluates models.
+[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and
+trains and evaluates models.
 
-imagepivot demo                            try everything on drawn scenes, in two minutes
-imagepivot captions SOURCE captions -h     tokenize your captions; then vocabulary and encode
-imagepivot features IMAGES features -h     extract features of your images
-imagepivot train --list-presets            train a model of a paper, or your own
-imagepivot inspect DATASET                 show a dataset; validate checks it
-imagepivot doctor                          check this machine: devices, weights, stores
-imagepivot --help                          list all commands"""
+imagepivot demo                         try everything on drawn scenes
+imagepivot captions SOURCE captions -h  tokenize captions; vocabulary, encode
+imagepivot features IMAGES features -h  extract features of your images
+imagepivot train --list-presets         train a model of a paper, or your own
+imagepivot inspect DATASET              show a dataset; validate checks it
+imagepivot doctor                       check devices, weights and stores
+imagepivot --help                       list all commands"""
 """Output of ``imagepivot`` alone."""
 
 _EXTRAS = {"pipelines (apache-beam)": "apache_beam", "train (torch)": "torch"}

@@ -16,7 +16,7 @@ from rich.text import Text
 from schemas.console import events
 from schemas.console.progress import format_duration
 from schemas.console.tables import render_tables
-from schemas.escapes import escape_text
+from schemas.escapes import counted, escape_text
 from schemas.options import Opt
 from schemas.writing.reuse_policy import FailureLimit
 
@@ -59,7 +59,7 @@ def print_dataset(manifest: Manifest, output: str) -> None:
     facts = [f"{manifest.failed:,} failed", size_text, format_duration(time.monotonic() - _started)]
     if any((manifest.parameters.get(source) or {}).get("untrained") for source in ("extractor", "model")):
         facts.append("untrained weights")
-    rows = f"{manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)}"
+    rows = f"{counted(manifest.rows, 'row')} in {counted(len(manifest.shards), 'shard')} in {escape(output)}"
     print_line(f"[bold]{manifest.kind}[/bold]: {rows} ({', '.join(facts)})")
 
 
@@ -73,7 +73,7 @@ def finish_dataset(
 
     ``changes`` holds the numbers of new, changed and removed images of an update. Digests are left to ``inspect``.
     """
-    from pipelines.datasets.inspection import statistics_table
+    from pipelines.datasets.inspection import statistics_tables
 
     failed = dict(sorted(manifest.failure_reasons.items()))
     events.record(counts={"rows": manifest.rows, "shards": len(manifest.shards), "failed": failed})
@@ -90,7 +90,7 @@ def finish_dataset(
                 "(--shards, once with --overwrite) a small change rewrites less"
             )
     shown = {name: value for name, value in manifest.statistics.items() if name not in _NOT_SHOWN}
-    render_tables(console, [statistics_table(replace(manifest, statistics=shown))])
+    render_tables(console, statistics_tables(replace(manifest, statistics=shown)))
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"

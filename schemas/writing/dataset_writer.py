@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any, TypeAlias
 
+from schemas.console import events
 from schemas.errors import CommittedError, DatasetError, TooManyFailuresError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import sha256_of_bytes, sum_digests
@@ -101,6 +102,7 @@ def complete_dataset(
         state = OutputState(output, policy)
         manifest = state.committed_manifest()
         if manifest is not None:
+            events.remark(f"{output.folder.location!r} is up to date: nothing was left to do", style="dim")
             return manifest
         state.check_compatible()
         if len(state.finished_shards()) < output.shards:
@@ -155,6 +157,8 @@ def _complete_task(
             try:
                 if todo:
                     state.check_model()
+                elif not written:
+                    events.remark("the shards of this task are up to date: nothing was left to do", style="dim")
                 if todo or not state.is_committed():
                     _probe(output.folder)
                     check()

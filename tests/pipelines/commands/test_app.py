@@ -186,7 +186,7 @@ def test_finish_dataset_prints_rows_failures_size_and_seconds(capsys, monkeypatc
     parameters = {"extractor": {"untrained": True}}
     finish_dataset(replace(manifest(1234), statistics=digests, parameters=parameters), "out[1]")
     assert capsys.readouterr() == (
-        "features: 1,234 rows in 1 shards in out[1] (0 failed, 0.0 kB, 1 min 35 s, untrained weights)\n",
+        "features: 1,234 rows in 1 shard in out[1] (0 failed, 0.0 kB, 1 min 35 s, untrained weights)\n",
         "",
     )
     finish_dataset(manifest(10), "out", changes={"new": 2, "changed": 1, "removed": 3})

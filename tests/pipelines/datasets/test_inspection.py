@@ -1,9 +1,13 @@
+import io
+import itertools
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from pipelines.datasets.inspection import describe_dataset, describe_json, failures_table, statistics_table
+from pipelines.datasets.inspection import describe_dataset, describe_json, failures_table, statistics_tables
+from schemas.console.tables import render_tables
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import Manifest
@@ -83,7 +87,7 @@ def test_statistics_of_captions(tmp_path):
         }
     }
     manifest = Manifest("captions", "0" * 64, {}, (), {}, (), statistics=statistics)
-    assert statistics_table(manifest).rows == [
+    assert statistics_tables(manifest)[0].rows == [
         ("comparable", "train", "en", "1,000", "7"),
         ("translation", "val", "fr", "2", "12,345"),
     ]
@@ -101,30 +105,49 @@ def test_statistics_of_a_vocabulary(tmp_path):
         "unknown": {"de": {"train": 0.05}, "en": {"train": 0.125, "val": 0.5}},
         "reserved": {"en": {"val": 1234}},
     }
-    table = statistics_table(write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics))
-    assert table.headings == ["", "de", "en", "sum", "union"]
-    assert [row[:3] for row in table.values] == [
-        ["tokens in the vocabulary", "2", "3"],
-        ["different tokens counted", "3,000", "4"],
-        ["of them singletons", "1", "0"],
-        ["occurrences counted", "8", "9"],
-        ["Jaccard with de", None, "0.6250"],
-        ["<unk> in train", "5.00%", "12.50%"],
-        ["<unk> in val", None, "50.00%"],
-        ["reserved tokens in val", "0", "1,234"],
+    table, unknown, overlaps = statistics_tables(write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics))
+    assert table.headings == ["language", "tokens", "types", "singletons", "occurrences"]
+    assert table.values == [
+        ["de", "2", "3,000", "1", "8"],
+        ["en", "3", "4", "0", "9"],
+        ["sum", "5", None, None, None],
+        ["union", "4", None, None, None],
     ]
-    assert table.values[0][3:] == ["5", "4"]
+    assert unknown.headings == ["language", "split", "<unk>", "reserved tokens"]
+    assert unknown.values == [
+        ["de", "train", "5.00%", None],
+        ["en", "train", "12.50%", None],
+        ["en", "val", "50.00%", 1234],
+    ]
+    assert (overlaps.headings, overlaps.values) == (["", "de"], [["en", 0.625]])
+
+
+def test_statistics_of_a_vocabulary_of_fourteen_languages_fit_a_terminal(tmp_path):
+    languages = [f"l{letter}" for letter in "abcdefghijklmn"]
+    counts = dict.fromkeys(languages, 12_345_678)
+    statistics = {
+        **dict.fromkeys(("tokens", "types", "singletons", "occurrences"), counts),
+        "sum": 14 * 12_345_678,
+        "union": 99_999_999,
+        "jaccard": {f"{a}/{b}": 0.999 for a, b in itertools.combinations(languages, 2)},
+        "unknown": {language: {"test_2017_mscoco": 0.5} for language in languages},
+    }
+    manifest = Manifest("vocabulary", "0" * 64, {}, (), {}, (), statistics=statistics)
+    console = Console(width=80, file=io.StringIO())
+    render_tables(console, statistics_tables(manifest))
+    lines = console.file.getvalue().splitlines()
+    assert len([line for line in lines if "ln" in line]) == 3  # A row of each table: none is folded.
+    assert max(map(len, lines)) <= 80
 
 
 def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
-    assert statistics_table(make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest).values == [
-        ["captions cut", "1,234"]
-    ]
+    (table,) = statistics_tables(make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest)
+    assert table.values == [["captions cut", "1,234"]]
 
 
 def test_statistics_table_without_statistics_is_empty():
     for kind in ("features", "word-vectors"):
-        assert statistics_table(Manifest(kind, "0" * 64, {}, (), {}, ())).rows == []
+        assert [table.rows for table in statistics_tables(Manifest(kind, "0" * 64, {}, (), {}, ()))] == [[]]
 
 
 def test_key_of_a_caption_is_not_broken_into_columns(tmp_path):
@@ -205,5 +228,5 @@ def test_json_of_regions_has_boxes_and_labels(tmp_path):
 )
 def test_statistics_of_another_shape_are_shown_as_they_are(kind, statistics):
     manifest = Manifest(kind, "0" * 64, {}, (), {}, (), statistics=statistics)
-    names = [row[0] for row in statistics_table(manifest).values]
+    names = [row[0] for row in statistics_tables(manifest)[0].values]
     assert all(name.replace("_", " ") in names for name in statistics)
