@@ -47,7 +47,7 @@ AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images w
 TruecaserFolder: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
 Splits: TypeAlias = Annotated[
-    tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: the test images of 2016.", name="split")
+    tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: test, or else the test images of 2016.")
 ]
 RunLanguages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
 ConfigSettings: TypeAlias = Annotated[
@@ -116,6 +116,7 @@ class TrainJob(Options):
     corpus: Corpus | None = None
     output: Annotated[str, Opt("Folder of the run.", is_argument=True)] = ""
     settings: ConfigSettings = ()
+    languages: Annotated[tuple[str, ...], Opt("Train in these languages. Default: those of CONFIG.")] = ()
     seed: Annotated[int, Opt("Seed initial weights, order and sampling.", min_=0)] = 0
     device: Device = "auto"
     precision: TrainingPrecision = "fp32"
@@ -149,13 +150,13 @@ class TrainJob(Options):
         Raises:
             UsageError: the preset or file is missing, or not a configuration.
         """
-        from train.config.sections import load_config
+        from train.config.sections import load_config, select_languages
 
         if not isinstance(self.config, str):
-            return cast("Config", self.config)
+            return select_languages(cast("Config", self.config), self.languages)
         if not self.config:
             raise UsageError("name a preset or a TOML file; imagepivot train --list-presets lists the presets")
-        return load_config(self.config, _overrides(self))
+        return select_languages(load_config(self.config, _overrides(self)), self.languages)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,9 @@ class EvaluateJob(Options):
     features: FeaturesFolder
     splits: Splits = ()
     languages: RunLanguages = ()
-    portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: each by itself.")] = ""
+    portions: Annotated[
+        tuple[str, ...], Opt("Use only these portions: comparable, translation. Default: all, each by itself.")
+    ] = ()
     device: Device = "auto"
     memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
@@ -227,7 +230,7 @@ class EvaluateJob(Options):
 
     def made_from(self) -> MadeFrom:
         """Return the inputs of the scores, see `schemas.made_from`."""
-        names = ("splits", "languages", "portion", "folds", "cross_lingual", "allow_missing_features")
+        names = ("splits", "languages", "portions", "folds", "cross_lingual", "allow_missing_features")
         inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations", "exclude")
         sides = "image_to_caption", "caption_to_image"
         files = {name.replace(*pair) for name in self.relevance for pair in (sides, sides[::-1])}  # One names both.
@@ -347,7 +350,7 @@ class FiguresJob(Options):
             completion=FIGURES,
         ),
     ] = ()
-    split: Annotated[str, Opt("Use this split. Default: the test images of 2016.")] = ""
+    split: Annotated[str, Opt("Use this split. Default: test, or else the test images of 2016.")] = ""
     languages: RunLanguages = ()
     portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: the first that all have.")] = ""
     examples: Annotated[int, Opt("Draw this many images as examples.", panel=_EXAMPLES, min_=1)] = 4

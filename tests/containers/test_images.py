@@ -116,7 +116,7 @@ def test_training_runs_and_is_evaluated(demo, images, image):
     images.docker(*words, environment=small)
     assert (demo / "runs" / "c2c" / "best.pt").exists()
     start, data = words[: words.index("imagepivot")], words[words.index("--captions") : words.index("--vocabulary")]
-    assert "R@1" in images.docker(*start, "imagepivot", "evaluate", "/data/runs/c2c", *data, "--split", "test").stdout
+    assert "R@1" in images.docker(*start, "imagepivot", "evaluate", "/data/runs/c2c", *data, "--splits", "test").stdout
 
 
 def test_command_in_a_container_and_from_a_pool_of_containers(images, image, shared, imagepivot):

@@ -71,7 +71,7 @@ CASES = {
     ),
     "evaluate": (
         "run encoded features duplicates.csv relevant captions.json",
-        f"run {DATA} --split test --languages en --device cpu --output out --exclude duplicates.csv --import own "
+        f"run {DATA} --splits test --languages en --device cpu --output out --exclude duplicates.csv --import own "
         "--relevance relevant/a_image_to_caption.json --annotations captions.json",
     ),
     "embed": ("run encoded features", f"run out {DATA} --device cpu --import own"),
@@ -267,8 +267,11 @@ def test_changed_code_of_an_own_model_is_measured_and_drawn_anew_and_never_resum
     train = f"train own.toml run {TRAIN} --resume --import own"
     embed = f"embed run embeddings {DATA} --device cpu --import own"
     evaluate, figures = (
-        f"{line} {DATA} --device cpu --split test --languages en --import own"
-        for line in ("evaluate run --output {}/scores", "figures run {}/figures --only retrieval --examples 2")
+        f"{line} {DATA} --device cpu --languages en --import own"
+        for line in (
+            "evaluate run --output {}/scores --splits test",
+            "figures run {}/figures --split test --only retrieval --examples 2",
+        )
     )
 
     def results(folder: str) -> tuple[Any, Any]:

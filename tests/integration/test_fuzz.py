@@ -184,7 +184,7 @@ def reads(kind: str, corpus: Corpus, damaged: Path) -> dict[str, Callable[[Path]
         config = corpus.root / "config.toml"
         commands["train"] = lambda out: ("train", config, out, *data, "--vocabulary", folder["vocabulary"], "--device", "cpu")
     if kind in ("encoded", "features"):
-        commands["evaluate"] = lambda out: ("evaluate", corpus.run, *data, "--split", "test", "--device", "cpu")
+        commands["evaluate"] = lambda out: ("evaluate", corpus.run, *data, "--splits", "test", "--device", "cpu")
         commands["embed"] = lambda out: ("embed", corpus.run, out, *data, "--device", "cpu")
     if kind == "features":
         query = ("search", corpus.run, "a dog", "--language", "en", "--tokenized")

@@ -144,10 +144,10 @@ def test_json_of_hostile_text_parses_to_the_text(imagepivot, hostile):
 
 RUN_COMMANDS = (
     "train config.toml {out}/run --captions encoded --features features --vocabulary vocabulary --device cpu",
-    "evaluate {out}/run --captions encoded --features features --device cpu --split {split}",
-    "evaluate {out}/run --captions encoded --features features --device cpu --split {split} --json",
-    "evaluate {out}/run --captions encoded --features few --device cpu --split {split}",
-    "evaluate {out}/run --captions encoded --features features --device cpu --split nothing",
+    "evaluate {out}/run --captions encoded --features features --device cpu --splits {split}",
+    "evaluate {out}/run --captions encoded --features features --device cpu --splits {split} --json",
+    "evaluate {out}/run --captions encoded --features few --device cpu --splits {split}",
+    "evaluate {out}/run --captions encoded --features features --device cpu --splits nothing",
     "compare {out}/run {out}/run",
     "compare {out}/run {out}/run --json",
     "embed {out}/run {out}/embeddings --captions encoded --features features --device cpu",

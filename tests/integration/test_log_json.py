@@ -108,7 +108,7 @@ def test_reader_that_ends_stops_the_command(forked, corpus, tmp_path, name, line
         "encode": (corpus / "captions", corpus / "vocabulary", output, "--workers", "1"),
         "import": (corpus / "x.npy", output, "--name", "x"),
         "export": (corpus / "features", output, "--format", "npy"),
-        "evaluate": (run, *data, "--split", "val", "--output", output),
+        "evaluate": (run, *data, "--splits", "val", "--output", output),
         "search": (run, "w1 w2", "--language", "en", "--features", corpus / "features"),
     }[name]
     forked(name, *arguments, "--log-json", code=141, before=functools.partial(end_reader_after, lines))

@@ -49,8 +49,8 @@ def train_kind(kind, corpus, train_toy):
     return run
 
 
-def sum_of_recalls(corpus, *runs, portion: str) -> float:
-    job = EvaluateJob(tuple(map(str, runs)), corpus.captions, corpus.features, splits=("train",), portion=portion)
+def sum_of_recalls(corpus, *runs, portions: tuple[str, ...]) -> float:
+    job = EvaluateJob(tuple(map(str, runs)), corpus.captions, corpus.features, splits=("train",), portions=portions)
     return sum(score.retrieval.sum_of_recalls for score in evaluate_run(job))
 
 
@@ -60,10 +60,10 @@ def test_training_improves_recall(kind, train_kind, corpus, tmp_path):
     # After 44 steps the gain depends on the rounding of the processor; after 132 it is at least 212 with seeds 0, 1 and 4.
     train_kind("trained", ("max_steps = 44", "max_steps = 132"))
     train_kind("untrained", ("learning_rate = 0.01", "learning_rate = 1e-9"))
-    portion = "" if "scan" in kind else "comparable"
-    trained, untrained = (sum_of_recalls(corpus, tmp_path / name, portion=portion) for name in ("trained", "untrained"))
+    portions = () if "scan" in kind else ("comparable",)
+    trained, untrained = (sum_of_recalls(corpus, tmp_path / name, portions=portions) for name in ("trained", "untrained"))
     assert trained > untrained + 75  # Of 600 for each language and portion.
-    assert sum_of_recalls(corpus, tmp_path / "trained", tmp_path / "untrained", portion=portion) != trained
+    assert sum_of_recalls(corpus, tmp_path / "trained", tmp_path / "untrained", portions=portions) != trained
 
 
 @pytest.mark.parametrize("kind", ["mha-d"])

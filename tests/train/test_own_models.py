@@ -164,7 +164,7 @@ def test_command_loads_kinds_from_entry_points(toy, tmp_path):
         return done.stdout + done.stderr
 
     run("train", "own.toml", "run", *data, "--vocabulary", toy.vocabulary, "--device", "cpu")
-    evaluation = ("evaluate", "run", *data, "--split", "test", "--device", "cpu")
+    evaluation = ("evaluate", "run", *data, "--splits", "test", "--device", "cpu")
     scores = run(*evaluation)
     assert "en" in scores
     assert "best.pt: model.kind is 'counts', expected one of 'dan', " in run(*evaluation, code=2, path=tmp_path)

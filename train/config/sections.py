@@ -6,7 +6,7 @@ job. An unknown key, a wrong type or an invalid value is an error before any dat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -264,6 +264,27 @@ class Config:
         if schedule.lr_schedule == "steps":
             schedule = replace(schedule, max_epochs=0, max_steps=0)
         return replace(self, schedule=schedule, description="")
+
+
+def select_languages(config: Config, languages: Sequence[str]) -> Config:
+    """Return a configuration of these languages, in this order; without any, the configuration itself.
+
+    A language that it does not have gets the portions of the others, if all have the same.
+
+    Raises:
+        UsageError: the portions of a language are unknown, or the configuration needs other languages.
+    """
+    if not languages:
+        return config
+    portions = config.data.portions
+    common = set(portions.values())
+    if len(common) > 1 and (missing := [language for language in languages if language not in portions]):
+        raise UsageError(
+            f"--languages has {', '.join(missing)}, but data.portions has only {', '.join(portions)}, with different portions: set "
+            f"them, e.g. --set 'data.portions={{ {missing[0]} = [\"translation\"] }}'"
+        )
+    chosen = {language: portions.get(language) or min(common) for language in languages}
+    return replace(config, data=replace(config.data, portions=chosen))
 
 
 def load_config(source: str, overrides: Mapping[str, str] | None = None) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -26,6 +26,11 @@ TEST_SPLITS = ("test_2016", "test_2016_flickr")
 """Names of the Multi30K test split of 2016, with comparable captions and with translations."""
 
 _MAX_EXAMPLES = 5
+
+
+def default_test_splits(available: Collection[str]) -> list[str]:
+    """Return the test splits of captions with these splits: ``test``, or else those of Multi30K of 2016."""
+    return [split for split in (("test",) if "test" in available else TEST_SPLITS) if split in available]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from schemas.options import takes_fields
 from schemas.overlaps import find_overlap
 from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
-from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, open_data
+from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, default_test_splits, open_data
 from train.devices import choose_device
 from train.evaluation.compatibility import (
     check_languages,
@@ -113,10 +113,9 @@ def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning:
     device = choose_device(job.device)
     runs = [open_run(run, device=device) for run in job.runs]
     trained = {split for run in runs for split in run.config.data.splits}
-    evaluated = {*(job.splits or TEST_SPLITS)} - trained
-    overlap = find_overlap(
-        open_dataset(job.captions, kind="encoded"), lambda splits: bool(splits & trained) and bool(splits & evaluated)
-    )
+    captions = open_dataset(job.captions, kind="encoded")
+    evaluated = {*(job.splits or _choose_splits(labels_of(captions), (), job.captions))} - trained
+    overlap = find_overlap(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated))
     if overlap is not None:
         on_warning(overlap.remark)
     return score_ensemble(runs, job, on_progress)
@@ -151,7 +150,7 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
     check_languages(languages, known, subject)
     labels = labels_of(open_dataset(job.captions, kind="encoded"))
     chosen = _choose_splits(labels, job.splits, job.captions)
-    split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portion) for split in chosen}
+    split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portions) for split in chosen}
     empty = [split for split in chosen if not split_portions[split]]
     if len(empty) == len(chosen) or (job.splits and empty):
         raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, but {knows} only {', '.join(known)}")
@@ -183,7 +182,7 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
     if job.cross_lingual and not any(score.cross_lingual for score in scores):
         raise UsageError(
             "nothing to rank across languages: no portion has captions of the same images in two of the languages that are "
-            "evaluated. Leave --cross-lingual out, or choose others with --languages, --portion and --split"
+            "evaluated. Leave --cross-lingual out, or choose others with --languages, --portions and --splits"
         )
     return scores
 
@@ -217,13 +216,15 @@ def open_split(
 
 
 def portions_in(
-    labels: Iterable[tuple[str, str, str]], split: str, languages: Iterable[str], portion: str = ""
+    labels: Iterable[tuple[str, str, str]], split: str, languages: Iterable[str], selected: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """Return the portions of each language with captions in a split.
 
-    Labels are those of `train.data.captions.labels_of`. Languages keep their order, and an empty ``portion`` selects all.
+    Labels are those of `train.data.captions.labels_of`. Languages keep their order, and an empty selection has all.
     """
-    pairs = sorted((language, name) for other, language, name in labels if other == split and portion in ("", name))
+    pairs = sorted(
+        (language, name) for other, language, name in labels if other == split and (not selected or name in selected)
+    )
     portions = {language: tuple(name for other, name in pairs if other == language) for language in languages}
     return {language: names for language, names in portions.items() if names}
 
@@ -233,9 +234,11 @@ def _choose_splits(labels: Collection[tuple[str, str, str]], splits: Sequence[st
     for split in splits:
         if split not in available:
             raise DatasetError(f"{captions!r} has no captions of split {split!r}. It has: {', '.join(available)}")
-    chosen = list(splits) or [split for split in TEST_SPLITS if split in available]
+    chosen = list(splits) or default_test_splits(available)
     if not chosen:
-        raise UsageError(f"{captions!r} has no split {' or '.join(TEST_SPLITS)}: choose with --split of {', '.join(available)}")
+        raise UsageError(
+            f"{captions!r} has no split test, {' or '.join(TEST_SPLITS)}: choose with --splits of {', '.join(available)}"
+        )
     return chosen
 
 

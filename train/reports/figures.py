@@ -16,7 +16,7 @@ from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
-from train.data.splits import TEST_SPLITS, SplitData
+from train.data.splits import TEST_SPLITS, SplitData, default_test_splits
 from train.devices import choose_device
 from train.evaluation.compatibility import check_languages, check_tokens, check_vectors
 from train.evaluation.evaluation import Count, embed_images, no_progress
@@ -166,11 +166,11 @@ def _open_captions(run: Run, job: FiguresJob) -> SplitData:
     check_languages(job.languages, known)
     labels = labels_of(open_dataset(job.captions, kind="encoded"))
     splits = sorted({split for split, language, _ in labels if language in known})
-    wanted = job.split or next((split for split in TEST_SPLITS if split in splits), "")
-    portions = portions_in(labels, wanted, job.languages or sorted(known), job.portion)
+    wanted = job.split or next(iter(default_test_splits(splits)), "")
+    portions = portions_in(labels, wanted, job.languages or sorted(known), (job.portion,) if job.portion else ())
     missing = [language for language in job.languages if language not in portions]
     if not portions or missing:
-        selection = f"of split {wanted!r}" if wanted else f"of a split {' or '.join(TEST_SPLITS)}"
+        selection = f"of split {wanted!r}" if wanted else f"of a split test, {' or '.join(TEST_SPLITS)}"
         selection += f", portion {job.portion!r}" if job.portion else ""
         raise UsageError(
             f"{job.captions!r} has no captions {selection} in {', '.join(missing or known)}: choose with --split of "

@@ -153,7 +153,9 @@ class Task:
         """Return the command that measures the run, or the ensemble of its members."""
         runs = (str(task.run) for task in self.members or (self,))
         data = {name: getattr(self.corpus, name) for name in ("captions", "features", "token_features")}
-        return ["evaluate", *runs, *self._options(device, **data, split=self.job.split, output=self.evaluation)]
+        available = {split for split, _, _ in labels_of(open_dataset(self.corpus.captions))}
+        splits = self.job.split or ",".join(split for split in TEST_SPLITS if split in available)
+        return ["evaluate", *runs, *self._options(device, **data, splits=splits, output=self.evaluation)]
 
     def _options(self, device: str, **options: Any) -> list[str]:
         options |= {"device": device, "log_json": True, "memory_map": self.job.memory_map}

@@ -195,10 +195,10 @@ def test_train_starts_from_another_run(train, tmp_path):
 @pytest.mark.slow
 def test_evaluate_prints_the_scores(command, write_run, toy):
     folder = write_run()
-    arguments = ("evaluate", folder, *data_of(toy), "--split", "test")
+    arguments = ("evaluate", folder, *data_of(toy), "--splits", "test")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
-    assert json.loads(command(*arguments, "--json", "--portion", "translation")[0])["scores"] == [scores[-1].to_dict()]
+    assert json.loads(command(*arguments, "--json", "--portions", "translation")[0])["scores"] == [scores[-1].to_dict()]
     assert json.loads(command(*arguments, "--json", "--languages", "de")[0])["scores"] == [
         score.to_dict() for score in scores if score.language == "de"
     ]
@@ -221,7 +221,7 @@ def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, ti
     runs = [open_run(folder) for folder in folders]
     data = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
     scores = score_runs(runs, **data, folds=3 if len(runs) == 1 else 1)
-    arguments = ("evaluate", *folders, *data_of(toy), "--split", "val", *(("--folds", 3) if len(runs) == 1 else ()))
+    arguments = ("evaluate", *folders, *data_of(toy), "--splits", "val", *(("--folds", 3) if len(runs) == 1 else ()))
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert title in " ".join(command(*arguments)[0].split())
 
@@ -231,7 +231,7 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
     path.write_text(
         duplicates_csv([Duplicate(0, "hash", 0.9, "val-001", "val"), Duplicate(0, "hash", 0.9, "train-001", "train")])
     )
-    arguments = ("evaluate", run, *data_of(toy), "--split", "val", "--portion", "translation")
+    arguments = ("evaluate", run, *data_of(toy), "--splits", "val", "--portions", "translation")
     plain = scores_of(command(*arguments, "--json")[0])
     out, err = command(*arguments, "--exclude", path, "--json")
     report = json.loads(out)
@@ -252,7 +252,7 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
 def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp_path):
     run, folder = write_run(), tmp_path / "scores"
     arguments = ("evaluate", run, "--captions", toy.captions, "--features", toy.features, "--output", folder)
-    out, err = command(*arguments, "--split", "val", "--json")
+    out, err = command(*arguments, "--splits", "val", "--json")
     assert f"written: {folder}/evaluation.json, {folder}/ranks.parquet" in err.replace("\n", "")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(files) == {"evaluation.json", "ranks.parquet", "_made_from.json"}
@@ -261,13 +261,13 @@ def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp
     assert described["folder"] == str(run)
     assert (described["step"], described["seed"]) == (opened.step, opened.seed)
     assert described["settings"] == compare_runs([str(run)]).runs[0].settings
-    again, err = command(*arguments, "--split", "val", "--json")
+    again, err = command(*arguments, "--splits", "val", "--json")
     assert "is up to date" in err
     assert again == out
     (folder / "ranks.parquet").unlink()
-    command(*arguments, "--split", "val")
+    command(*arguments, "--splits", "val")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
-    command(*arguments, "--split", "test")
+    command(*arguments, "--splits", "test")
     assert set(read_ranks(folder)["split"].to_pylist()) == {"test"}
     for location in (tmp_path / "scores.json", Path(run) / "best.pt"):
         with pytest.raises(UsageError, match=r"expected a folder: evaluation\.json and ranks\.parquet are written into it"):
@@ -283,7 +283,7 @@ def test_compare_evaluations_and_runs(command, finished_run, train_toy, toy, tmp
     runs = (finished_run[0], tmp_path / "other", tmp_path / "wide")
     folders = [tmp_path / f"evaluations/{name}" for name in ("seed-0", "seed-1", "wide")]
     for run, folder in zip(runs, folders, strict=True):
-        command("evaluate", run, *data_of(toy), "--split", "test", "--portion", "comparable", "--output", folder)
+        command("evaluate", run, *data_of(toy), "--splits", "test", "--portions", "comparable", "--output", folder)
     comparison = compare_runs([*folders, tmp_path / "wide"])
     assert [run.state for run in comparison.runs] == ["evaluation"] * 3 + ["steps"]
     assert [(group.name, len(group.runs)) for group in comparison.groups] == [("evaluations", 2)]
@@ -323,7 +323,7 @@ def test_compare(command, finished_run, train_toy, tmp_path):
 @pytest.mark.slow
 def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
-    data = (*data_of(toy), "--split", "test")
+    data = (*data_of(toy), "--splits", "test")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
     _, means, across, _ = score_tables(scores, title="")
     for average in averages(scores):
@@ -365,7 +365,7 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
         assert counts["shards"] == 6
     last, counts = progress_of("search", folder, "en1", "--tokenized", "--language", "en", "--features", toy.features)
     assert (last["done"], last["total"], counts) == (images, images, {"hits": 10})
-    last, counts = progress_of("evaluate", folder, *data_of(toy)[:4], "--split", "test", "--json")
+    last, counts = progress_of("evaluate", folder, *data_of(toy)[:4], "--splits", "test", "--json")
     scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     queries = sum(score.retrieval.text_to_image.queries for score in scores)
     assert counts == {"scores": len(scores)}
@@ -477,7 +477,7 @@ def test_table_4_is_measured_on_sentence_pairs(reproduce, sts_pairs, tmp_path, m
 
 
 def test_evaluate_reports_missing_features(command, write_run, gappy):
-    arguments = ("evaluate", write_run(), "--captions", gappy.captions, "--features", gappy.features, "--split", "test")
+    arguments = ("evaluate", write_run(), "--captions", gappy.captions, "--features", gappy.features, "--splits", "test")
     with pytest.raises(DatasetError, match="--allow-missing-features"):
         command(*arguments, "--device", "cpu")
     out, notes = command(*arguments, "--device", "cpu", "--allow-missing-features", "--json")

@@ -88,7 +88,7 @@ command = "evaluate"
 run = ["run"]
 captions = "encoded"
 features = "features"
-split = "test"
+splits = "test"
 device = "cpu"
 
 [steps.embeddings]

@@ -7,7 +7,7 @@ import pytest
 import train
 from schemas.errors import UsageError
 from train.config.presets import list_presets
-from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, load_config, to_toml
+from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, load_config, select_languages, to_toml
 
 SMALL = '[data]\nportions = { en = ["comparable"] }\n'
 
@@ -414,3 +414,17 @@ def test_binary_file_is_refused(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"[data]\n\xff\xfe")
     with pytest.raises(UsageError, match=r"x\.toml' is not UTF-8: line 2, column 1"):
         load_config(str(tmp_path / "x.toml"))
+
+
+def test_selected_languages_have_the_portions_of_the_configuration():
+    config = load_config("demo")
+    assert select_languages(config, ()) is config
+    chosen = select_languages(config, ("fr", "en"))
+    assert list(chosen.data.portions.items()) == [("fr", ("translation",)), ("en", ("comparable", "translation"))]
+    with pytest.raises(
+        UsageError, match=r"--languages has ja, but data\.portions has only en, de, fr, cs, with different portions"
+    ):
+        select_languages(config, ("en", "ja"))
+    assert select_languages(chosen, ("fr",)).data.languages == ("fr",)
+    one = select_languages(load_config("kadar2018/monolingual-en"), ("ja", "en"))
+    assert one.data.portions == dict.fromkeys(("ja", "en"), config.data.portions["en"][:1])

@@ -26,7 +26,7 @@ def of_direction(table: pa.Table, direction: str) -> list[dict]:
 def test_table_equals_brute_force(write_run, toy):
     run = open_run(write_run())
     (score,) = score_run(
-        run, captions=toy.captions, features=toy.features, splits=["val"], languages=["de"], portion="comparable"
+        run, captions=toy.captions, features=toy.features, splits=["val"], languages=["de"], portions=("comparable",)
     )
     data = open_data(toy.captions, toy.features, split="val", portions={"de": ("comparable",)})
     captions = data.captions

@@ -9,7 +9,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
 from tests.train.trainings import evaluate_ensemble, score_runs
-from train.data.splits import open_data
+from train.data.splits import default_test_splits, open_data
 from train.evaluation.compatibility import check_dataset
 from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
 from train.jobs import EvaluateJob
@@ -38,14 +38,14 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
 
 def test_language_and_a_portion(run, write_run, toy):
     arguments = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
-    chosen = score_run(run, **arguments, languages=["en"], portion="translation")
+    chosen = score_run(run, **arguments, languages=["en"], portions=("translation",))
     assert [(score.language, score.portion) for score in chosen] == [("en", "translation")]
     fewer = open_run(write_run("fewer", languages=("de",)))
     assert {score.language for score in score_run(fewer, **arguments)} == {"de"}
     with pytest.raises(UsageError, match="--languages names fr, but this run knows only de"):
         score_run(fewer, **arguments, languages=["de", "fr"])
     with pytest.raises(UsageError, match=r"nothing to evaluate: split 'val' has languages .* but the run knows only de"):
-        score_run(fewer, **arguments, portion="translation")
+        score_run(fewer, **arguments, portions=("translation",))
 
 
 def test_score_with_foreign_data_is_refused(run, toy, other_toy):
@@ -55,11 +55,17 @@ def test_score_with_foreign_data_is_refused(run, toy, other_toy):
         score_run(run, captions=toy.captions, features=other_toy.features, splits=["test"])
 
 
-def test_default_split_is_the_test_images_of_2016(run, toy):
-    with pytest.raises(UsageError, match="no split test_2016 or test_2016_flickr: choose with --split of test, train, val"):
-        score_run(run, captions=toy.captions, features=toy.features)
+def test_default_split_is_test(run, toy):
+    first = score_run(run, captions=toy.captions, features=toy.features)[0]
+    assert first.split == "test"
     scores = score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
     assert [(score.split, score.retrieval.text_to_image.queries) for score in scores] == [("val", 12), ("test", 9)]
+
+
+def test_default_test_splits_prefer_test():
+    assert default_test_splits(["test_2016", "train", "test"]) == ["test"]
+    assert default_test_splits(["test_2016_flickr", "train", "test_2016"]) == ["test_2016", "test_2016_flickr"]
+    assert default_test_splits(["train", "testing"]) == []
 
 
 def scored(run, data, **arguments) -> list[tuple[str, str, str]]:
@@ -72,8 +78,8 @@ def test_test_captions_may_be_in_two_splits(run, write_run, multi30k):
     comparable = [("test_2016", "de", "comparable"), ("test_2016", "en", "comparable")]
     translations = [("test_2016_flickr", "en", "translation"), ("test_2016_flickr", "fr", "translation")]
     assert scored(run, multi30k) == comparable + translations
-    assert scored(run, multi30k, portion="comparable") == comparable
-    assert scored(run, multi30k, portion="translation") == translations
+    assert scored(run, multi30k, portions=("comparable",)) == comparable
+    assert scored(run, multi30k, portions=("translation",)) == translations
     assert scored(run, multi30k, languages=["fr"]) == translations[1:]
     assert scored(run, multi30k, languages=["fr", "de"]) == [comparable[0], translations[1]]
     assert scored(open_run(write_run("french", languages=("fr",))), multi30k) == translations[1:]
@@ -90,7 +96,7 @@ def test_requested_split_must_hold_captions(run, write_run, multi30k):
         r"split 'test_2016' has .* de comparable, en comparable; split 'test_2016_flickr' has .* en translation, fr translation"
     )
     with pytest.raises(UsageError, match=rf"nothing to evaluate: {message}, but the run knows only de"):
-        scored(german, multi30k, portion="translation")
+        scored(german, multi30k, portions=("translation",))
 
 
 def test_requested_language_must_have_captions(write_run, multi30k):
@@ -150,7 +156,7 @@ def test_ensemble_has_the_mean_of_the_scores(pair, toy):
 
 def test_job_opens_its_runs(pair, toy):
     folders = tuple(run.folder.location for run in pair)
-    options = {"splits": ("val",), "languages": ("en",), "portion": "translation"}
+    options = {"splits": ("val",), "languages": ("en",), "portions": ("translation",)}
     job = EvaluateJob(folders, toy.captions, toy.features, device="cpu", **options)
     assert evaluate_run(job) == score_ensemble(pair, job)
     assert evaluate_run(replace(job, run=folders[0])) == score_ensemble(pair[:1], job)

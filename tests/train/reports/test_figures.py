@@ -366,7 +366,10 @@ def test_attention_pictures_of_former_examples_are_deleted(attending, boxed, tmp
     [
         ({"languages": ("en", "it")}, "--languages names it, but this run knows only en, de"),
         ({"split": "tests"}, "has no captions of split 'tests' in en, de: choose with --split of test, train, val"),
-        ({"split": ""}, "has no captions of a split test_2016 or test_2016_flickr"),
+        (
+            {"split": "", "languages": ("de",), "portion": "translation"},
+            "no captions of split 'test', portion 'translation' in de",
+        ),
         ({"languages": ("de",), "portion": "translation"}, "no captions of split 'test', portion 'translation' in de"),
         ({"caption_ids": ("test-003",)}, "--caption-ids names 'test-003'"),
     ],
