@@ -153,8 +153,8 @@ class Task:
         """Return the command that measures the run, or the ensemble of its members."""
         runs = (str(task.run) for task in self.members or (self,))
         data = {name: getattr(self.corpus, name) for name in ("captions", "features", "token_features")}
-        available = {split for split, _, _ in labels_of(open_dataset(self.corpus.captions))}
-        splits = self.job.split or ",".join(split for split in TEST_SPLITS if split in available)
+        labels, languages = labels_of(open_dataset(self.corpus.captions)), self.config.data.languages
+        splits = self.job.split or ",".join(split for split in TEST_SPLITS if portions_in(labels, split, languages))
         return ["evaluate", *runs, *self._options(device, **data, splits=splits, output=self.evaluation)]
 
     def _options(self, device: str, **options: Any) -> list[str]:
