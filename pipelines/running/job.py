@@ -153,7 +153,7 @@ def _write_template(
         )
     folder.check_bucket()
     for name, data in output.files.items():
-        folder.write(name, data)  # As a run does before its job.
+        folder.put(name, data)  # As a run does before its job.
     preflight = PreflightCheck(folder, check_worker)
     run_pipeline(lambda pipeline: build(pipeline, frozenset(), preflight), execution, extras=extras, watch=lambda result: None)
     raise DetachedError(

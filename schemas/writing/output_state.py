@@ -393,7 +393,7 @@ class OutputState:
         ]
         folder.map(folder.delete, obsolete)
         for name, data in self.output.files.items():
-            folder.write(name, data)
+            folder.put(name, data)
 
     def uncommit(self) -> None:
         """Delete the manifest, so that the folder is not a dataset until the next commit.
@@ -416,10 +416,11 @@ class OutputState:
             return
         record = Record.of(shard.entry, shard.footer, sample_outputs=self._sample_outputs(shard))
         beside = record_name(name)
-        if folder.has_tags:
-            folder.swap(beside, record.to_json_lines().encode(), self.entries[beside].tag if beside in self.entries else None)
-        else:
+        if folder.is_local:
             write_record(folder, name, record)
+        else:
+            old = self.entries[beside].tag if beside in self.entries else None
+            folder.put(beside, record.to_json_lines().encode(), if_match=old)
 
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:

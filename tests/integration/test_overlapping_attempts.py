@@ -104,7 +104,7 @@ def test_record_of_another_attempt_is_not_believed(store):
         attempt(output, name)
     folder, other = outputs["A"].folder, outputs["C"].folder
     assert folder.size(NAME) == other.size(NAME)
-    folder.write(record_name(NAME), other.read(record_name(NAME)))
+    folder.put(record_name(NAME), other.read(record_name(NAME)))
     assert OutputState(outputs["A"]).finished_shards() == set()
     with pytest.raises(DatasetError, match=rf"1 of 1 shards were damaged .* \({NAME} .*\): run the same command again"):
         commit(outputs["A"])
@@ -114,7 +114,7 @@ def test_record_of_another_attempt_is_not_believed(store):
     assert manifest.shards[0].sha256 == sha256_of_bytes(folder.read(NAME)) != sha256_of_bytes(other.read(NAME))
     before = folder.read(MANIFEST_NAME)
     assert OutputState(outputs["A"]).committed_manifest() is not None
-    folder.write(NAME, other.read(NAME))
+    folder.put(NAME, other.read(NAME))
     assert OutputState(outputs["A"]).committed_manifest() is None
     assert folder.read(MANIFEST_NAME) == before
 
@@ -122,7 +122,7 @@ def test_record_of_another_attempt_is_not_believed(store):
 def test_claim_without_a_shard_or_record_is_no_finished_shard(store):
     output = output_in(store.address("claimed"))
     attempt(output, "A")
-    output.folder.write(record_name(NAME), b"claimed by somebody\n")
+    output.folder.put(record_name(NAME), b"claimed by somebody\n")
     with pytest.raises(DatasetError, match=rf"another attempt writes .*/{NAME}, or was stopped: run the same command again"):
         commit(output)
     assert OutputState(output).intact_shards() == set()
@@ -134,15 +134,15 @@ def test_claim_without_a_shard_or_record_is_no_finished_shard(store):
 def test_shard_replaced_during_commit_withdraws_the_manifest(store, monkeypatch):
     output = output_in(store.address("during"))
     attempt(output, "A")
-    swap = Folder.swap
+    put = Folder.put
 
-    def late(folder, name, *rest):
-        tag = swap(folder, name, *rest)
+    def late(folder, name, data, if_match=""):
+        tag = put(folder, name, data, if_match)
         if name == MANIFEST_NAME:
-            swap(folder, record_name(NAME), b"claimed by somebody\n", folder.tag(record_name(NAME)))
+            put(folder, record_name(NAME), b"claimed by somebody\n", folder.stat(record_name(NAME)).tag)
         return tag
 
-    monkeypatch.setattr(Folder, "swap", late)
+    monkeypatch.setattr(Folder, "put", late)
     with pytest.raises(DatasetError, match=rf"{NAME[:4]}.* was replaced during the commit: run the same command again"):
         commit(output)
     assert MANIFEST_NAME not in output.folder.names()
@@ -161,7 +161,7 @@ def test_concurrent_commits_write_the_same_manifest(store):
 def test_concurrent_creation_of_a_file_succeeds_once(store):
     folder = Folder(store.address("created"))
     with ThreadPoolExecutor(8) as pool:
-        tags = list(pool.map(lambda number: folder.swap("a/job.json", b"%d" % number, None), range(8)))
+        tags = list(pool.map(lambda number: folder.put("a/job.json", b"%d" % number, None), range(8)))
     [created] = (number for number, tag in enumerate(tags) if tag is not None)
     assert folder.read("a/job.json") == b"%d" % created
     assert folder.names() == ["a/job.json"]

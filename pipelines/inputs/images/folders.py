@@ -58,7 +58,7 @@ class FolderSource(ImageSource):
     def _entries(self, skipped: SkippedFiles) -> Iterator[Entry]:
         """Yield the files of the pattern, or those that hold images."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for entry in self.folder.entries(skipped.add_link):
+        for entry in self.folder.list(skipped.add_link):
             if matches(entry.name) if matches else self._holds_images(entry.name):
                 yield entry
             elif matches:
@@ -103,7 +103,7 @@ class ImagesInFolder(FolderSource):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
-        return self.folder.read_object(ref.uri)
+        return self.folder.read(ref.uri)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class ImageTable(ImageSource):
         """Return size and version of a file; -1 and empty if unknown."""
         try:
             folder, name = self._find(uri)
-            entry = folder.entry(name)
+            entry = folder.stat(name)
         except (DatasetError, UsageError, FileNotFoundError):
             return -1, ""
         return (-1, "") if entry is None else (entry.size, entry.version)
@@ -196,7 +196,7 @@ class ImageTable(ImageSource):
             return fetch(ref.uri, self.access)
         folder, name = self._find(ref.uri)
         try:
-            return folder.read_object(name)
+            return folder.read(name)
         except FileNotFoundError as error:
             if "\\" not in ref.uri:
                 raise

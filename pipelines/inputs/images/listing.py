@@ -151,7 +151,7 @@ class SharedListing:
             with storage_errors(copy.name):
                 with suppress(FileNotFoundError):
                     for start in range(0, self.folder.size(self.name) or 0, _COPIED_BYTES):
-                        copy.write(self.folder.read_part(self.name, start, _COPIED_BYTES))
+                        copy.write(self.folder.read_range(self.name, start, _COPIED_BYTES))
                 copy.flush()
                 copy.seek(0)
             is_same = sha256_of_file(cast("BinaryIO", copy)) == self.sha256

@@ -57,8 +57,8 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
-    toy.output.folder.write("_truecaser/en.model", b"model")
-    toy.output.folder.write("_truecaser/de.model", b"Modell")
+    toy.output.folder.put("_truecaser/en.model", b"model")
+    toy.output.folder.put("_truecaser/de.model", b"Modell")
     manifest = commit(
         toy.output,
         statistics=lambda footers: {"rows_by_shard": [footer.rows for footer in footers]},
@@ -119,7 +119,7 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
     toy = new_features()
     folder = toy.output.folder
     for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "_truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
-        folder.write(name, b"half")
+        folder.put(name, b"half")
     prepare(toy.output, overwrite=False)
     assert folder.names() == []
 
