@@ -323,42 +323,23 @@ class Folder:
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="store") as pool:
             return list(pool.map(function, values))
 
-    def check_bucket(self) -> None:
-        """Check that the bucket of the folder exists; nothing to check for a local folder.
+    def check_writable(self) -> None:
+        """Check permissions of a local folder or existence of a bucket, without writing.
 
         Raises:
-            DatasetError: the bucket does not exist, or the store cannot be reached.
+            DatasetError: files cannot be written, or the store cannot be reached.
         """
-        if self.is_local:
-            return
         with storage_errors(self.location):
+            if self.is_local:
+                _check_writable(self.local_path)
+                return
             bucket, _ = self._object("")
-            # Permission to write objects does not imply permission to query the bucket.
-            with suppress(StoreAccessError):
+            with suppress(StoreAccessError):  # Permission to write objects does not imply permission to query the bucket.
                 if not bucket.exists():
                     name = split_address(self.location)[0].name
                     raise DatasetError(
                         f"cannot use {self.location!r}: there is no bucket {name!r}: check its name, or create it first"
                     )
-
-    def check_writable(self) -> None:
-        """Check permissions of a local folder or existence of a bucket, without writing.
-
-        Raises:
-            DatasetError: files cannot be written.
-        """
-        if not self.is_local:
-            self.check_bucket()
-            return
-        path = self.local_path
-        with storage_errors(self.location):
-            existing = next(parent for parent in (path, *path.parents) if parent.exists())
-            if not existing.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
-            if not os.access(existing, os.W_OK | os.X_OK):
-                read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
-                code = errno.EROFS if read_only else errno.EACCES
-                raise OSError(code, os.strerror(code), str(existing))
 
     def delete(self, name: str, if_match: str = ANY) -> None:
         """Delete a file if it exists; an object only if it has the given tag."""
@@ -429,6 +410,15 @@ class _ObjectFile(io.RawIOBase):
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         super().close()
+
+
+def _check_writable(path: Path) -> None:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        code = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(existing))
 
 
 def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:

@@ -98,7 +98,9 @@ def split_address(location: str) -> tuple[BucketAddress, str]:
     user, _, password = credentials.partition(":")
     scheme, options = scheme.replace("gcs", "gs"), tuple(parse_qsl(query[1:], keep_blank_values=True))
     unknown = [option for option, _ in options if option not in _OPTIONS[scheme]]
-    if unknown:
+    if not re.fullmatch(r"[\w.-]+", name):
+        fault = "its bucket has other characters than letters, digits, '.', '-' and '_': write / in a key as %2F"
+    elif unknown:
         fault = f"its option {unknown[0]!r} is unknown, expected {', '.join(_OPTIONS[scheme])}"
     elif user not in ("", "anonymous") and (scheme == "gs" or not password):
         fault = "before '@' there is " + ("no anonymous" if scheme == "gs" else "neither ACCESS_KEY:SECRET_KEY nor anonymous")

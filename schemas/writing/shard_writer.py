@@ -69,7 +69,7 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
         DatasetError: another run holds the lock, or the folder cannot be created.
     """
     if not folder.is_local:
-        folder.check_bucket()
+        folder.check_writable()
         yield
         return
     path = folder.local_path
