@@ -43,8 +43,9 @@ class S3Bucket(Bucket):
         self._store = address._replace(name="")
 
     def exists(self) -> bool:
-        with _store_errors(404):
-            self._client.head_bucket(Bucket=self._name)
+        # Not HEAD, whose response some stores send without a length, as if it was truncated.
+        with suppress(NoSuchBucketError), _store_errors(404):
+            self._client.list_objects_v2(Bucket=self._name, MaxKeys=1)
             return True
         return False
 

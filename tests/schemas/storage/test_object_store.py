@@ -169,6 +169,18 @@ def test_put_to_s3(answers, replaces, statuses, tag, asked):
     assert answers.asked == asked
 
 
+def test_bucket_is_found_without_head_requests(answers):
+    """Stores of other makers send their responses without a length, which looks truncated."""
+    answers.list_objects_v2 = lambda **asked: {}
+    assert answers.bucket.exists()
+
+    def missing(**asked):
+        raise answer_of_s3(404, "NoSuchBucket")
+
+    answers.list_objects_v2 = missing
+    assert not answers.bucket.exists()
+
+
 def test_put_denied_is_an_error(answers):
     answers.statuses = [403]
     with pytest.raises(StoreAccessError, match="An error occurred"):
