@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from extractors import Extractor as Extractor
     from extractors import ExtractorRequest as ExtractorRequest
     from extractors import RegionOptions as RegionOptions
-    from extractors import decode, entries, load, names
+    from extractors import decode_image as decode_image
+    from extractors import entries, names
+    from extractors import load_extractor as load_extractor
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.duplicates import find_duplicates as find_duplicates
     from pipelines.datasets.publishing import Publication as Publication
@@ -136,11 +138,9 @@ if TYPE_CHECKING:
     from train.training_data import TrainingInputs as TrainingInputs
     from train.training_data import load_training_inputs as load_training_inputs
 
-    decode_image = decode
     evaluate = evaluate_run
     extractor_catalogue = entries
     extractor_names = names
-    load_extractor = load
     open_captions = open_source
     repair_dataset = repair
     resolve_config = resolve

@@ -2,9 +2,9 @@
 
 from extractors.base import Description, Extractor, RegionExtractor
 from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names
-from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode
+from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode_image
 from extractors.options import ExtractorOptions, RegionOptions
-from extractors.request import ExtractorRequest, load
+from extractors.request import ExtractorRequest, load_extractor
 
 __all__ = [
     "MAX_PIXELS",
@@ -18,8 +18,8 @@ __all__ = [
     "ExtractorRequest",
     "RegionExtractor",
     "RegionOptions",
-    "decode",
+    "decode_image",
     "entries",
-    "load",
+    "load_extractor",
     "names",
 ]

@@ -55,11 +55,11 @@ class Description:
 
 
 class Extractor(ABC):
-    """A loaded model with its preprocessing, as `extractors.load` returns it.
+    """A loaded model with its preprocessing, result of `load_extractor`.
 
-    Call order: ``decode`` (bytes to RGB), ``preprocess`` (RGB to 8-bit pixels), ``collate`` (images to a batch), ``extract`` (batch
-    to features). The first two are thread-safe. Extractors of images with different sizes override ``collate``, those with
-    several arrays per image ``extract_columns``.
+    Call order: ``decode_image`` (bytes to RGB), ``preprocess`` (RGB to 8-bit pixels), ``collate`` (images to a batch), ``extract``
+    (batch to features). The first two are thread-safe. Extractors of images with different sizes override ``collate``, those
+    with several arrays per image ``extract_columns``.
 
     Attributes:
         device: device of the model; None for the CPU.

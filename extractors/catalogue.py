@@ -52,6 +52,8 @@ class Entry:
         weights: accepted weights, for the list of extractors.
         detectron2_module: its `ExtractorModule` for the backend detectron2; empty if unsupported.
         crops: number of crops for ``--keep-crops``; 0 if unsupported.
+        gpu_rate: images per second from files to shards on an H200 in fp32, see docs/internals/h200.md.
+        core_rate: images per second of a core with AVX-512 in fp32, see docs/internals/performance.md.
     """
 
     spec: FeatureSpec
@@ -60,6 +62,8 @@ class Entry:
     makes_regions: bool = False
     detectron2_module: str = ""
     crops: int = 0
+    gpu_rate: float = 0
+    core_rate: float = 0
 
 
 ENTRIES = {
@@ -72,6 +76,8 @@ ENTRIES = {
                 source="Multi30K, github.com/multi30k/dataset, scripts/feature-extractor: ResNet50, global average pool",
             ),
             module="extractors.whole_image.resnet50",
+            gpu_rate=716,
+            core_rate=12.8,
             weights="default: torchvision's ResNet50_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         Entry(
@@ -83,6 +89,8 @@ ENTRIES = {
             module="extractors.whole_image.vgg19",
             weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
             crops=10,
+            gpu_rate=67,
+            core_rate=0.4,
         ),
         Entry(
             FeatureSpec(
@@ -94,6 +102,8 @@ ENTRIES = {
             module="extractors.whole_image.vgg19",
             weights="no default: VGG_ILSVRC_19_layers.caffemodel, or a conversion of it as .pth, .pt or .safetensors",
             crops=10,
+            gpu_rate=67,  # That of the same network from torchvision.
+            core_rate=0.46,
         ),
         Entry(
             FeatureSpec(
@@ -102,6 +112,8 @@ ENTRIES = {
                 source="Nam, Ha, Kim 2017 (DAN): VGG19 at 448x448 pixels, last pooling layer, 14x14 in row-major order",
             ),
             module="extractors.whole_image.conv_grids",
+            gpu_rate=108,
+            core_rate=1.2,
             weights="default: torchvision's VGG19_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         Entry(
@@ -112,6 +124,8 @@ ENTRIES = {
                 "order",
             ),
             module="extractors.whole_image.conv_grids",
+            gpu_rate=94,
+            core_rate=1.2,
             weights="default: torchvision's ResNet152_Weights.IMAGENET1K_V1; or that model as .pth, .pt or .safetensors",
         ),
         Entry(
@@ -124,6 +138,8 @@ ENTRIES = {
             module="extractors.regions.faster_rcnn",
             weights="no default: any release of bottom-up attention's detector, as .caffemodel, .pkl, .pth or .safetensors",
             makes_regions=True,
+            gpu_rate=20,
+            core_rate=0.085,
             detectron2_module="extractors.regions.detectron2_backend.extractor",
         ),
     )

@@ -100,17 +100,17 @@ def load_json(kind: str, key: Mapping[str, Any]) -> Any:
     The key consists of JSON values; the versions of `_LIBRARIES` are added.
     """
     with suppress(OSError, ValueError):
-        return json.loads(_file(kind, key).read_bytes())
+        return json.loads(_cache_file(kind, key).read_bytes())
     return None
 
 
 def store_json(kind: str, key: Mapping[str, Any], value: Any) -> None:
     """Store a JSON value in the cache, atomically; ignore an unwritable cache."""
     with suppress(OSError):
-        file = _file(kind, key)
+        file = _cache_file(kind, key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-            new.write(_json(value))
+            new.write(_ascii_json(value))
         Path(new.name).replace(file)
 
 
@@ -128,8 +128,8 @@ def cache_folder(kind: str) -> Path:
         raise FileNotFoundError(errno.ENOENT, "no home folder") from error
 
 
-def _file(kind: str, key: Mapping[str, Any]) -> Path:
-    return cache_folder(kind) / f"{sha256_of_bytes(_json([key, *_versions()]))}.json"
+def _cache_file(kind: str, key: Mapping[str, Any]) -> Path:
+    return cache_folder(kind) / f"{sha256_of_bytes(_ascii_json([key, *_versions()]))}.json"
 
 
 def _versions(libraries: tuple[str, ...] = _LIBRARIES) -> Iterator[str]:
@@ -149,5 +149,5 @@ def _sources() -> Iterator[str]:
     return (f"{path} {FileStamp.of(path)}" for path in sorted(paths))
 
 
-def _json(value: Any) -> bytes:
+def _ascii_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode("ascii")  # Escaped: paths may hold invalid UTF-8.

@@ -31,7 +31,7 @@ Precision: TypeAlias = Annotated[
 ]
 DType: TypeAlias = Literal["float32", "float16"]
 StoredType: TypeAlias = Annotated[DType, Opt("Store values as float32, or rounded to float16 (half the size).", panel=_MODEL)]
-Weights: TypeAlias = Annotated[
+WeightsRequest: TypeAlias = Annotated[
     str,
     Opt(
         "Load [i]default[/i] (downloaded once), a file or address, [i]FILE#NAME[/i] (one of its sets), or [i]random:SEED[/i] "
@@ -71,7 +71,7 @@ class ExtractorRequest(Options):
         str,
         Opt("Run this extractor; [i]imagepivot extractors[/i] lists them.", name="extractor", completion=extractor_names),
     ]
-    weights: Weights = "default"
+    weights: WeightsRequest = "default"
     precision: Precision = "fp32"
     compile: Annotated[bool, Opt("Compile the model, which takes minutes (needs a C++ compiler on a CPU).", panel=_MODEL)] = (
         False
@@ -201,7 +201,7 @@ class ExtractorRequest(Options):
         return module, settings.spec.name, self.weights
 
 
-def load(
+def load_extractor(
     name: str,
     *,
     weights: str = "default",

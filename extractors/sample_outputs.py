@@ -38,17 +38,17 @@ def sample_outputs(extractor: Any) -> SampleOutputs:
     if not outputs:
         outputs = summarize(extractor.sample())
         if is_own:
-            store_json("sample-outputs", _key(fingerprint, extractor.device), outputs)
+            store_json("sample-outputs", _cache_key(fingerprint, extractor.device), outputs)
     return outputs
 
 
 def stored_sample_outputs(fingerprint: str, device: torch.device | None) -> SampleOutputs:
     """Return the cached sample outputs of a model of this package; empty without any."""
-    cached = load_json("sample-outputs", _key(fingerprint, device))
+    cached = load_json("sample-outputs", _cache_key(fingerprint, device))
     return tuple(map(float, cached)) if isinstance(cached, list) else ()
 
 
-def _key(fingerprint: str, device: torch.device | None) -> dict[str, Any]:
+def _cache_key(fingerprint: str, device: torch.device | None) -> dict[str, Any]:
     """Return the key: weights are in the fingerprint, versions in the stamps."""
     name = "cpu"
     if device is not None and device.type == "cuda":

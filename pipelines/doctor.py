@@ -92,7 +92,7 @@ def check_versions() -> Iterator[Check]:
         yield Check("imagepivot", "failed", "the distribution 'imagepivot' is not installed", "pip install imagepivot")
         return
     yield Check("imagepivot", "ok", f"{version}, Python {platform.python_version()}, {platform.platform()}")
-    yield Check("packages", "ok", ", ".join(f"{name} {installed}" for name in _PACKAGES if (installed := _version(name))))
+    yield Check("packages", "ok", ", ".join(f"{name} {installed}" for name in _PACKAGES if (installed := _version_of(name))))
     if find_spec("packaging") is None:  # It comes with the extras; requirements are not compared without it.
         return
     names = metadata.metadata("imagepivot").get_all("Provides-Extra", [])
@@ -100,12 +100,12 @@ def check_versions() -> Iterator[Check]:
     mismatches: dict[str, Check] = {}
     for extra, requirements in {"": _requirements("imagepivot"), **extras}.items():
         for name, specifier in requirements.items():
-            installed = _version(name)
+            installed = _version_of(name)
             if installed and not specifier.contains(installed, prereleases=True) and name not in mismatches:
                 advice = f"pip install --upgrade '{f'imagepivot[{extra}]' if extra else 'imagepivot'}'"
                 mismatches[name] = Check(name, "warning", f"{installed} is installed, expected {specifier}", advice)
     yield from mismatches.values()
-    complete = [extra for extra, requirements in extras.items() if all(map(_version, requirements))]
+    complete = [extra for extra, requirements in extras.items() if all(map(_version_of, requirements))]
     missing = [extra for extra in extras if extra not in complete]
     yield Check("extras", "ok", f"installed: {', '.join(complete) or 'none'}; not installed: {', '.join(missing) or 'none'}")
 
@@ -235,12 +235,12 @@ def _requirements(distribution: str, extra: str = "") -> dict[str, SpecifierSet]
     for requirement in map(Requirement, metadata.requires(distribution) or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             specifiers[requirement.name] = requirement.specifier
-            for nested in requirement.extras if _version(requirement.name) else ():
+            for nested in requirement.extras if _version_of(requirement.name) else ():
                 specifiers = {**_requirements(requirement.name, nested), **specifiers}
     return specifiers
 
 
-def _version(distribution: str) -> str | None:
+def _version_of(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

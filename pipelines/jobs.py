@@ -31,9 +31,9 @@ SubWords = Literal["mean", "first"]
 _TABLES = "Tables"
 RECIPES = ("multi30k-lc", "moses-truecase", "raw")
 
-Captions: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
-Vocabulary: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
-Output: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
+CaptionsFolder: TypeAlias = Annotated[str, Opt("Folder of a captions dataset.")]
+VocabularyFolder: TypeAlias = Annotated[str, Opt("Folder of a vocabulary.")]
+OutputFolder: TypeAlias = Annotated[str, Opt("Folder of the dataset to write.")]
 Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages, e.g. [i]en,de[/i]. Default: all.")]
 Portions: TypeAlias = Annotated[
     tuple[str, ...], Opt("Use only these portions: [i]translation[/i], [i]comparable[/i]. Default: all.")
@@ -45,14 +45,14 @@ Shards: TypeAlias = Annotated[
         metavar="N",
     ),
 ]
-IdRule: TypeAlias = Annotated[
+IdRuleOption: TypeAlias = Annotated[
     Literal["name", "path"], Opt("Use the file [i]name[/i] or the whole [i]path[/i], without extension, as image id.")
 ]
 Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
     str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
 ]
-Quoting: TypeAlias = Annotated[
+QuotingOption: TypeAlias = Annotated[
     Literal["auto", "rfc4180", "none"],
     Opt(
         "Read quotes by [i]rfc4180[/i], as [i]none[/i] (ordinary characters), or [i]auto[/i] (rfc4180, refusing values that look "
@@ -62,7 +62,7 @@ Quoting: TypeAlias = Annotated[
 ]
 
 
-class Source(Protocol):
+class OpenSource(Protocol):
     """An open collection of captions or images, for callers from Python."""
 
     @property
@@ -85,8 +85,8 @@ class CaptionsJob(Options):
         12
     """
 
-    source: Annotated[str | Source, Opt("File or folder with the raw captions.")]
-    output: Output
+    source: Annotated[str | OpenSource, Opt("File or folder with the raw captions.")]
+    output: OutputFolder
     format: Annotated[CaptionFormat | None, Opt("Name the format of SOURCE.", is_required=True)] = None
     recipe: Annotated[str, Opt("Tokenize by [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
         "multi30k-lc"
@@ -96,9 +96,9 @@ class CaptionsJob(Options):
     splits: Annotated[tuple[str, ...], Opt("Use only these splits, as SOURCE names them. Default: all.")] = ()
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
-    quoting: Quoting = "auto"
+    quoting: QuotingOption = "auto"
     language: Annotated[str, Opt("Set the language of captions without one in SOURCE.")] = "en"
-    id_rule: IdRule = "name"
+    id_rule: IdRuleOption = "name"
     truecaser: Annotated[str | None, Opt("Load truecasers (LANGUAGE.model) from this folder. Default: learn them.")] = None
     train_splits: Annotated[tuple[str, ...], Opt("Learn truecasers from these splits.")] = ("train",)
     shards: Shards = AUTO
@@ -154,8 +154,8 @@ class VocabularyJob(Options):
         'vocabulary'
     """
 
-    captions: Captions
-    output: Output
+    captions: CaptionsFolder
+    output: OutputFolder
     min_count: Annotated[int, Opt("Keep tokens with at least this count.", min_=1)] = 4
     count_scope: Annotated[
         Scope, Opt("Compare the count in any one [i]language[/i], or the [i]joint[/i] count, with --min-count.")
@@ -187,9 +187,9 @@ class EncodeJob(Options):
         36
     """
 
-    captions: Captions
-    vocabulary: Vocabulary
-    output: Output
+    captions: CaptionsFolder
+    vocabulary: VocabularyFolder
+    output: OutputFolder
     max_length: Annotated[int, Opt("Keep at most this many tokens, besides <start> and <end>.", min_=1)] = 100
     overwrite: Overwrite = False
     verify: Verify = False
@@ -210,9 +210,9 @@ class WordVectorsJob(Options):
         2
     """
 
-    vocabulary: Vocabulary
+    vocabulary: VocabularyFolder
     files: Annotated[tuple[str, ...], Opt("Files of word vectors: .vec or .txt, also .gz; or fastText's .bin.")]
-    output: Output
+    output: OutputFolder
     languages: Annotated[tuple[str, ...], Opt("Name the language of each FILE, in order, e.g. [i]en,de[/i].", is_option=True)]
     overwrite: Overwrite = False
     verify: Verify = False
@@ -244,8 +244,8 @@ class TokenFeaturesJob(Options):
         36
     """
 
-    captions: Captions
-    output: Output
+    captions: CaptionsFolder
+    output: OutputFolder
     model: Annotated[str, Opt("Load a folder saved by transformers, or a model in Hugging Face's cache.", is_option=True)]
     sub_words: Annotated[SubWords, Opt("Pool the sub-words of a token by [i]mean[/i], or take the [i]first[/i].")] = "mean"
     max_length: Annotated[int, Opt("Keep at most this many tokens, as [i]encode[/i] does.", min_=1)] = 100
@@ -305,16 +305,16 @@ class ImageOptions(Options):
         6
     """
 
-    id_rule: IdRule = "name"
+    id_rule: IdRuleOption = "name"
     allow_private_addresses: Annotated[
         bool, Opt("Fetch http addresses from private networks and through proxies, too.", panel=_TABLES)
     ] = False
     user_agent: Annotated[str, Opt("Send web servers this User-Agent.", panel=_TABLES)] = ""
     columns: Columns = field(default_factory=dict)
     delimiter: Delimiter = ""
-    quoting: Quoting = "auto"
+    quoting: QuotingOption = "auto"
 
-    def open(self, images: str | Source) -> ImageSource:
+    def open(self, images: str | OpenSource) -> ImageSource:
         """Open images, unless they are open already.
 
         Raises:
@@ -346,8 +346,8 @@ class FeaturesJob(Options):
         (6, 0)
     """
 
-    images: Annotated[str | Source, Opt("Folder, pattern, table, tar, Parquet file or image.")]
-    output: Output
+    images: Annotated[str | OpenSource, Opt("Folder, pattern, table, tar, Parquet file or image.")]
+    output: OutputFolder
     extractor: ExtractorRequest = ExtractorRequest("resnet50-pool")
     device: Device = "auto"
     batch_size: Annotated[
@@ -456,7 +456,7 @@ class ViewJob(Options):
     """
 
     dataset: Annotated[str, Opt("Folder of regions or features.")]
-    images: Annotated[str | Source, Opt("Location of the images, as for features.")]
+    images: Annotated[str | OpenSource, Opt("Location of the images, as for features.")]
     image_id: Annotated[str, Opt("Draw the image of this id.", name="image", is_option=True)]
     output: Annotated[str, Opt("Write this .png, .jpg or .webp file; local, gs:// or s3://.", is_option=True, short="-o")]
     max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", min_=0)] = 0
@@ -492,7 +492,7 @@ class DuplicatesJob(Options):
 
     features: Annotated[str, Opt("Folder of features or regions.")]
     captions: Annotated[str, Opt("Folder of captions, which have the splits.", is_argument=True)] = ""
-    images: Annotated[str | Source, Opt("Compare pictures at this location, too, as for features.")] = ""
+    images: Annotated[str | OpenSource, Opt("Compare pictures at this location, too, as for features.")] = ""
     min_cosine: Annotated[
         float | None, Opt("Match features of this cosine. Default: 0.93; of untrained networks 0.999999.", metavar="NUM")
     ] = None

@@ -122,6 +122,11 @@ class Dataset:
         """Arrow schema of the rows."""
         return schema_of(self.kind, self.spec)
 
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """First row of each shard, followed by the number of rows."""
+        return np.cumsum([0, *self.manifest.shards.column("rows")])
+
     def shard(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of one shard, sorted by key."""
         with self._open_shard(index) as shard:
@@ -210,18 +215,16 @@ class Dataset:
         return self._rows_between(0, len(self))
 
     def _rows_between(self, start: int, stop: int) -> Iterator[dict[str, object]]:
-        first = 0
-        for index, entry in enumerate(self.manifest.shards):
-            if first < stop and start < first + entry.rows:
-                with self._open_shard(index) as shard:
-                    begin = first
-                    for group in range(shard.metadata.num_row_groups):
-                        end = begin + shard.metadata.row_group(group).num_rows
-                        if begin < stop and start < end:
-                            rows = shard.read(groups=[group])
-                            yield from self._rows_of(rows[max(start - begin, 0) : stop - begin])
-                        begin = end
-            first += entry.rows
+        starts = self._starts
+        for index in range(int(np.searchsorted(starts, start, "right")) - 1, int(np.searchsorted(starts, stop))):
+            with self._open_shard(index) as shard:
+                begin = int(starts[index])
+                for group in range(shard.metadata.num_row_groups):
+                    end = begin + shard.metadata.row_group(group).num_rows
+                    if begin < stop and start < end:
+                        rows = shard.read(groups=[group])
+                        yield from self._rows_of(rows[max(start - begin, 0) : stop - begin])
+                    begin = end
 
     def _rows_of(self, table: pa.Table) -> Iterator[dict[str, object]]:
         columns = {name: self.values(table[name], name) for name in table.column_names}
@@ -279,7 +282,7 @@ class Dataset:
         if out.shape != shape or not out.flags.c_contiguous:
             raise ValueError(f"out has shape {out.shape} and strides {out.strides}, expected a C-contiguous array {shape}")
         flat = out.reshape(len(self), dtype.list_size)
-        starts = np.cumsum([0, *(shard.rows for shard in self.manifest.shards)])
+        starts = self._starts
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda n: self._fill(n, column, flat[starts[n] : starts[n + 1]]), range(self.num_shards)))
         if l2:

@@ -98,7 +98,7 @@ def _families_of(characters: Collection[str]) -> list[str]:
 def warn_of_missing_glyphs(characters: Iterable[str]) -> None:
     """Warn once of each script without a font."""
     for script in sorted({_script_of(character) for character in characters}):
-        _warn(*script)
+        _warn_of_font(*script)
 
 
 def _script_of(character: str) -> tuple[str, str, str]:
@@ -112,7 +112,7 @@ def _script_of(character: str) -> tuple[str, str, str]:
 
 
 @cache
-def _warn(script: str, font: str, package: str) -> None:
+def _warn_of_font(script: str, font: str, package: str) -> None:
     warnings.warn(
         f"text in pictures has {script} characters, which no font of this machine has, and which show as boxes: install "
         f"{font} (Debian and Ubuntu: apt install {package}) and draw again",

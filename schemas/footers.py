@@ -138,7 +138,7 @@ def max_memory(file_size: int) -> int:
     return _MIN_LIMIT + _MAX_EXPANSION * file_size
 
 
-def check_memory(size: int, file_size: int, path: str) -> None:
+def check_expansion(size: int, file_size: int, path: str) -> None:
     """Refuse a file that takes more memory than `max_memory`."""
     if size > (limit := max_memory(file_size)):
         raise DatasetError(
@@ -161,7 +161,7 @@ class ShardRows:
         self._paths = [leaf.path for leaf in leaves]
         self._texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         self._parquet = pq.ParquetFile(source, metadata=self.metadata, read_dictionary=self._texts, **options)
-        self._check = partial(check_memory, file_size=source.size(), path=path)
+        self._check = partial(check_expansion, file_size=source.size(), path=path)
         self._check_text = check_text
 
     def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:

@@ -122,13 +122,13 @@ def _locate(location: str) -> tuple[Folder, str]:
 def _content(folder: Folder, file: str) -> Any:
     """Describe a dataset, run, file or folder by digests; None if it does not exist."""
     if file:
-        return _digest(folder, file)
+        return _file_digest(folder, file)
     if folder.size(MANIFEST_NAME) is not None:
         manifest = Manifest.read(folder)
         return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
     if folder.size(_WEIGHTS) is not None:
-        return {_WEIGHTS: _digest(folder, _WEIGHTS)}
-    return {name: _digest(folder, name) for name in folder.names()} or None
+        return {_WEIGHTS: _file_digest(folder, _WEIGHTS)}
+    return {name: _file_digest(folder, name) for name in folder.names()} or None
 
 
 def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str, str | None]:
@@ -142,9 +142,9 @@ def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str
 
 
 def _digest_or_none(folder: Folder, name: str) -> str | None:
-    return None if folder.size(name) is None else _digest(folder, name)
+    return None if folder.size(name) is None else _file_digest(folder, name)
 
 
-def _digest(folder: Folder, name: str) -> str:
+def _file_digest(folder: Folder, name: str) -> str:
     with storage_errors(folder.path_of(name)), folder.open(name) as file:
         return sha256_of_file(file)

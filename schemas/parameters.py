@@ -20,7 +20,7 @@ class _Stated:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields except None as JSON values."""
-        return {name: _plain(value) for name, value in vars(self).items() if value is not None}
+        return {name: _json_values(value) for name, value in vars(self).items() if value is not None}
 
 
 class _Parameters(_Stated):
@@ -267,9 +267,9 @@ def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return value
 
 
-def _plain(content: Any) -> Any:
+def _json_values(content: Any) -> Any:
     if hasattr(content, "to_json"):
         return content.to_json()
     if isinstance(content, Mapping):
-        return {name: _plain(value) for name, value in content.items()}
+        return {name: _json_values(value) for name, value in content.items()}
     return list(content) if isinstance(content, tuple) else content

@@ -145,14 +145,14 @@ class _Lines:
             return
         values = line.split()[1:]
         if not self.words:
-            if len(values) != (self.width or len(values)) or len(values) < 2 or _numbers(values) is None:
+            if len(values) != (self.width or len(values)) or len(values) < 2 or _floats(values) is None:
                 raise self._not_a_vector(line_number, line)
             self.width = len(values)
         if len(values) < self.width:
             raise self._not_a_vector(line_number, line)
         self.words += 1
         if len(values) == self.width and word in self._wanted and word not in self.vectors:
-            vector = _numbers(values)
+            vector = _floats(values)
             if vector is None:
                 raise self._not_a_vector(line_number, line)
             self.vectors[word] = vector
@@ -181,7 +181,7 @@ class _Lines:
         )
 
 
-def _numbers(values: Sequence[bytes]) -> np.ndarray | None:
+def _floats(values: Sequence[bytes]) -> np.ndarray | None:
     try:
         vector = np.array([float(value) for value in values])
     except ValueError:

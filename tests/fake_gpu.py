@@ -15,7 +15,7 @@ a multiplication by its reciprocal, as in CUDA's kernels (``aten/src/ATen/native
 Left out: time, memory, the rounding of CUDA's sums and products, streams, more than one GPU.
 
     with fake_gpu() as gpu:
-        extractor = extractors.load("resnet50-pool", weights="random:0", device="cuda")
+        extractor = extractors.load_extractor("resnet50-pool", weights="random:0", device="cuda")
         gpu.reset()
         extractor.extract(pixels)
     assert gpu.waits.total() == 1

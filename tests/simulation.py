@@ -123,9 +123,7 @@ def images(count: int, shards: int, folder: Path) -> list[Cost]:
 def features(count: int, shards: int, folder: Path) -> list[Cost]:
     """Write a dataset of features whose vectors have one number, with records of all images, and look at it again."""
     costs = Costs()
-    spec = FeatureSpec("simulated", (1,), "float32", "nothing")
-    parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
-    output = OutputDataset(Folder(str(folder / "features")), "features", parameters, shards=shards)
+    output = features_output(folder, shards)
     held: dict[int, list[RefChunk]] = {}
     for number, piece in chunk_refs(Images(count).refs(), shards, folder=str(folder)):
         held.setdefault(number, []).append(piece)
@@ -142,6 +140,13 @@ def features(count: int, shards: int, folder: Path) -> list[Cost]:
         size.append(_size(output.folder))
     _commit(costs, output, count)
     return costs
+
+
+def features_output(folder: Path, shards: int) -> OutputDataset:
+    """Return the dataset that `features` writes."""
+    spec = FeatureSpec("simulated", (1,), "float32", "nothing")
+    parameters = FeaturesParameters(feature=spec, extractor={"name": "simulated"}, extractor_fingerprint="0" * 64).to_json()
+    return OutputDataset(Folder(str(folder / "features")), "features", parameters, shards=shards)
 
 
 def captions(count: int, shards: int, folder: Path) -> list[Cost]:

@@ -63,9 +63,9 @@ class Store:
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the environment of a store, and clear cached clients."""
-    from schemas.storage import object_store  # Here, since the proxy is a process that needs none of it.
+    from schemas.storage.folder import open_bucket  # Here, since the proxy is a process that needs none of it.
 
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -91,12 +91,12 @@ class MemoryBucket:
         return Page([self.head(key).entry for key in keys if not ends[key]], folders, "")
 
     def head(self, key: str) -> Any:
-        from schemas.storage.object_store import Entry, Head
+        from schemas.storage.object_store import FileInfo, ObjectHead
 
         if key not in self.objects:
             return None
         data, tag = self.objects[key]
-        return Head(Entry(key, len(data), "1", tag), "")
+        return ObjectHead(FileInfo(key, len(data), "1", tag), "")
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         return self.objects[key][0][start:stop] if key in self.objects else None

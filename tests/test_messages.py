@@ -118,7 +118,7 @@ def test_reached_finds_known_commands():
     assert reached()["pipelines.text.vocabulary"] == {"vocabulary"}
     assert {"captions", "features", "view"} <= reached()["pipelines.inputs.tables"]
     assert "train" not in reached()["pipelines.inputs.tables"]
-    assert {"train", "reproduce"} <= reached()["train.loop"]
+    assert {"evaluate", "reproduce"} <= reached()["train.evaluation.scores"]
     assert sum(bool(OPTION.search(text)) for _, _, text in messages()) > 60
 
 

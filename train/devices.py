@@ -14,7 +14,7 @@ from schemas.process import devices
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def resolve_device(device: str) -> torch.device:
+def choose_device(device: str) -> torch.device:
     """Return the device of a name.
 
     Args:
@@ -28,13 +28,13 @@ def resolve_device(device: str) -> torch.device:
     return devices.resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if is_own else device)
 
 
-def check_precision(precision: str, device: torch.device) -> None:
+def check_training_precision(precision: str, device: torch.device) -> None:
     """Check that a device can compute in a precision.
 
     Args:
         precision: ``fp32``; ``tf32`` (float32 whose products have 10-bit mantissas); ``bf16`` (matrix products in bfloat16;
             weights, embeddings and losses in float32).
-        device: from `resolve_device`.
+        device: from `choose_device`.
 
     Raises:
         UsageError: the precision is unknown, or unsupported by the device.

@@ -24,27 +24,33 @@ _EXAMPLES = "Examples and map"
 FIGURES = ("retrieval", "map", "attention")
 """All figures."""
 
-Precision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("Compute in fp32 or bf16; on a GPU also tf32.")]
+TrainingPrecision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("Compute in fp32 or bf16; on a GPU also tf32.")]
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
-Captions: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
-Features: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
-Vocabulary: TypeAlias = Annotated[str, Opt("Read the vocabulary of the captions from this folder.", is_option=True)]
-WordVectors: TypeAlias = Annotated[
+EncodedFolder: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
+FeaturesFolder: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
+CaptionVocabularyFolder: TypeAlias = Annotated[
+    str, Opt("Read the vocabulary of the captions from this folder.", is_option=True)
+]
+WordVectorsFolder: TypeAlias = Annotated[
     str, Opt("Read word vectors from this folder, for [i]model.word_vectors[/i] finetuned or frozen.")
 ]
-TokenFeatures: TypeAlias = Annotated[
+TokenFeaturesFolder: TypeAlias = Annotated[
     str, Opt("Read token vectors from this folder, for [i]model.word_vectors[/i] precomputed.")
 ]
-MemoryMap: TypeAlias = Annotated[str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")]
-Exclude: TypeAlias = Annotated[str, Opt("Leave out duplicates across splits listed by imagepivot duplicates.", metavar="FILE")]
+MemoryMapFolder: TypeAlias = Annotated[
+    str | None, Opt("Copy features to this folder and map them into memory, shared by all runs.")
+]
+DuplicatesFile: TypeAlias = Annotated[
+    str, Opt("Leave out duplicates across splits listed by imagepivot duplicates.", metavar="FILE")
+]
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
-Truecaser: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
+TruecaserFolder: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
 Splits: TypeAlias = Annotated[
     tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: the test images of 2016.", name="split")
 ]
-Languages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
-Settings: TypeAlias = Annotated[
+RunLanguages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
+ConfigSettings: TypeAlias = Annotated[
     tuple[str, ...],
     Opt(
         "Set a configuration value, e.g. [i]model.embed_dim=256[/i]; repeatable.",
@@ -85,11 +91,11 @@ class Corpus(Options):
         >>> job = imagepivot.TrainJob("demo", corpus, "build/run")
     """
 
-    captions: Captions
-    features: Features
-    vocabulary: Vocabulary
-    word_vectors: WordVectors = ""
-    token_features: TokenFeatures = ""
+    captions: EncodedFolder
+    features: FeaturesFolder
+    vocabulary: CaptionVocabularyFolder
+    word_vectors: WordVectorsFolder = ""
+    token_features: TokenFeaturesFolder = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,10 +115,10 @@ class TrainJob(Options):
     config: Annotated[str | Configuration, Opt("Name of a preset, or a TOML file.", completion=_presets, is_argument=True)] = ""
     corpus: Corpus | None = None
     output: Annotated[str, Opt("Folder of the run.", is_argument=True)] = ""
-    settings: Settings = ()
+    settings: ConfigSettings = ()
     seed: Annotated[int, Opt("Seed initial weights, order and sampling.", min_=0)] = 0
     device: Device = "auto"
-    precision: Precision = "fp32"
+    precision: TrainingPrecision = "fp32"
     compile: Annotated[bool, Opt("Compile model and loss (needs a GPU; not for SCAN).")] = False
     resume: Annotated[bool, Opt("Resume the run in OUTPUT, if any.")] = False
     allow_changed_content: Annotated[bool, Opt("Resume even if datasets or modules of --import changed since.")] = False
@@ -123,9 +129,9 @@ class TrainJob(Options):
     save_every: Annotated[int, Opt("Write a checkpoint every this many steps.", min_=1)] = 500
     tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.", panel=_REPORTS)] = False
     curves: Annotated[bool, Opt("Draw OUTPUT/curves.png.", panel=_REPORTS)] = True
-    memory_map: MemoryMap = None
+    memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
-    exclude: Exclude = ""
+    exclude: DuplicatesFile = ""
 
     def _check(self) -> None:
         if is_remote(self.output):
@@ -179,25 +185,25 @@ class EvaluateJob(Options):
     """
 
     run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
-    captions: Captions
-    features: Features
+    captions: EncodedFolder
+    features: FeaturesFolder
     splits: Splits = ()
-    languages: Languages = ()
+    languages: RunLanguages = ()
     portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: each by itself.")] = ""
     device: Device = "auto"
-    memory_map: MemoryMap = None
+    memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
     folds: Annotated[int, Opt("Average over this many folds of the images (5 for COCO 1K).", min_=1)] = 1
     cross_lingual: Annotated[bool, Opt("Rank captions among those in each other language, too.")] = False
-    token_features: TokenFeatures = ""
+    token_features: TokenFeaturesFolder = ""
     relevance: Annotated[
         tuple[str, ...],
-        Opt("Measure with right items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True),
+        Opt("Measure with correct items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True),
     ] = ()
     annotations: Annotated[
         str, Opt("Read ids of captions for --relevance from this JSON file of COCO or Karpathy's splits.", metavar="FILE")
     ] = ""
-    exclude: Exclude = ""
+    exclude: DuplicatesFile = ""
 
     def _check(self) -> None:
         if self.relevance and (not self.annotations or self.folds > 1):
@@ -241,9 +247,9 @@ class EmbedJob(Options):
     splits: Annotated[
         tuple[str, ...], Opt("Embed only captions of these splits, and their images, e.g. [i]val,test[/i]. Default: all.")
     ] = ()
-    languages: Languages = ()
+    languages: RunLanguages = ()
     allow_missing_features: Annotated[bool, Opt("Skip images of --splits without features, and report how many.")] = False
-    token_features: TokenFeatures = ""
+    token_features: TokenFeaturesFolder = ""
     verify: Verify = False
 
     def _check(self) -> None:
@@ -274,7 +280,7 @@ class SearchJob(Options):
     features: Annotated[str, Opt("Search the images of these features.")] = ""
     embeddings: Annotated[str, Opt("Search the embeddings that imagepivot embed wrote, instead of --features.")] = ""
     top: Annotated[int, Opt("List this many images.", min_=1)] = 10
-    truecaser: Truecaser = ""
+    truecaser: TruecaserFolder = ""
     device: Device = "auto"
     tokenized: Tokenized = False
 
@@ -309,7 +315,7 @@ class StsJob(Options):
     ] = ()
     language: Annotated[str, Opt("Set the language of the sentences. Default: en, if the run has it.")] = ""
     tokenized: Tokenized = False
-    truecaser: Truecaser = ""
+    truecaser: TruecaserFolder = ""
     device: Device = "auto"
 
 
@@ -325,8 +331,8 @@ class FiguresJob(Options):
 
     run: RunFolder
     output: Annotated[str, Opt("Folder for the figures.")]
-    captions: Captions
-    features: Features
+    captions: EncodedFolder
+    features: FeaturesFolder
     images: Annotated[str, Opt("Draw images from this location, as for features. Default: draw image ids.")] = ""
     only: Annotated[
         tuple[str, ...],
@@ -336,7 +342,7 @@ class FiguresJob(Options):
         ),
     ] = ()
     split: Annotated[str, Opt("Use this split. Default: the test images of 2016.")] = ""
-    languages: Languages = ()
+    languages: RunLanguages = ()
     portion: Annotated[str, Opt("Use only [i]comparable[/i] or [i]translation[/i]. Default: the first that all have.")] = ""
     examples: Annotated[int, Opt("Draw this many images as examples.", panel=_EXAMPLES, min_=1)] = 4
     caption_ids: Annotated[
@@ -346,9 +352,9 @@ class FiguresJob(Options):
     points: Annotated[int, Opt("Draw this many images in the map.", panel=_EXAMPLES, min_=2)] = 100
     seed: Annotated[int, Opt("Seed the choice of examples, and the map.", panel=_EXAMPLES, min_=0)] = 0
     device: Device = "auto"
-    memory_map: MemoryMap = None
+    memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
-    token_features: TokenFeatures = ""
+    token_features: TokenFeaturesFolder = ""
 
     def _check(self) -> None:
         for name in self.only:
@@ -373,7 +379,7 @@ class ReproduceJob(Options):
 
     paper: Annotated[Literal["gella2017", "kadar2018", "huang2019"], Opt("Paper to reproduce.")]
     output: Annotated[str, Opt("Folder for runs, results and report.")]
-    captions: Captions
+    captions: EncodedFolder
     features: Annotated[
         tuple[str, ...],
         Opt(
@@ -382,9 +388,9 @@ class ReproduceJob(Options):
             is_repeated=True,
         ),
     ]
-    vocabulary: Vocabulary
-    word_vectors: WordVectors = ""
-    token_features: TokenFeatures = ""
+    vocabulary: CaptionVocabularyFolder
+    word_vectors: WordVectorsFolder = ""
+    token_features: TokenFeaturesFolder = ""
     seeds: Annotated[int, Opt("Train this many runs per row.", min_=1)] = 10
     rows: Annotated[
         tuple[str, ...],
@@ -402,13 +408,13 @@ class ReproduceJob(Options):
             is_repeated=True,
         ),
     ] = ()
-    truecaser: Truecaser = ""
-    settings: Settings = ()
+    truecaser: TruecaserFolder = ""
+    settings: ConfigSettings = ()
     max_steps: MaxSteps = None
     workers: Annotated[int, Opt("Train this many runs in parallel; 0: one per GPU, or else one per core.", min_=0)] = 0
     device: Device = "auto"
-    precision: Precision = "fp32"
-    memory_map: MemoryMap = None
+    precision: TrainingPrecision = "fp32"
+    memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
 
     def _check(self) -> None:

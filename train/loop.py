@@ -16,6 +16,7 @@ from math import ceil, isfinite, isnan, nan
 import torch
 from torch import Tensor
 
+from schemas.console.events import Remark
 from schemas.errors import UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.parameters import untrained_remark
@@ -27,7 +28,7 @@ from schemas.writing.shard_writer import lock_folder
 from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
-from train.devices import check_precision, computing, resolve_device
+from train.devices import check_training_precision, choose_device, computing
 from train.distributed import DistributedContext, join_processes
 from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, Result, TrainJob
@@ -67,7 +68,6 @@ _NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES, RANK
 _TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
 
 Watch = Callable[[Report], None]
-Remark = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -104,11 +104,11 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` is the state after the current step. SIGTERM and SIGHUP also stop after
             the current step, then act as without this handler. A second signal stops immediately.
     """
-    config, device = job.resolved(), resolve_device(job.device)
+    config, device = job.resolved(), choose_device(job.device)
     if not job.output or (job.corpus is None and training_inputs is None):
         missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
         raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")
-    check_precision(job.precision, device)
+    check_training_precision(job.precision, device)
     if job.compile:
         config.model.check_compile()
     if job.compile and device.type == "cpu":
@@ -443,7 +443,7 @@ class _Loop:
         progress = replace(self.progress, stop_reason="", losses=LossSums())
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=progress)
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.batches.state()
+            optimizer, sampler = self.optimizer.state_dict(), self.batches.position()
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)

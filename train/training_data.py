@@ -26,7 +26,7 @@ from train.data.sampling import Batch, ImageSampler, Sampler, TaskSampler
 from train.data.splits import Exclusion, MissingFeatures, SplitData, open_data
 from train.data.token_features import check_token_features
 from train.data.word_vectors import WordVectors, check_word_vectors, open_word_vectors
-from train.evaluation.evaluation import Validation, chance, validate
+from train.evaluation.evaluation import Validation, chance, measure_validation
 from train.jobs import Corpus
 from train.losses import Inputs, Term
 from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
@@ -110,7 +110,7 @@ class TrainingInputs:
 
     def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
         """Measure recalls, by language, and the losses of terms on the validation split."""
-        return validate(model, self.validation, config, terms)
+        return measure_validation(model, self.validation, config, terms)
 
 
 def load_training_inputs(

@@ -73,11 +73,11 @@ def _threads() -> ThreadPoolExecutor | None:
     if threads == 1:
         return None
     with _pool_lock:
-        return _pool(os.getpid(), threads)
+        return _threads_of_process(os.getpid(), threads)
 
 
 @lru_cache(maxsize=2)
-def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
+def _threads_of_process(pid: int, threads: int) -> ThreadPoolExecutor:
     """Start the threads of a process; they do not survive a fork."""
     return single_threaded_pool(threads, "extractor")
 

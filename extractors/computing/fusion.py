@@ -50,9 +50,9 @@ def fold_norms(graph: fx.GraphModule) -> int:
     calls = Counter(node.target for node in graph.graph.nodes)
     count = 0
     for node in list(graph.graph.nodes):
-        norm, before = _layer(node, layers), node.args[0] if node.args else None
+        norm, before = _module(node, layers), node.args[0] if node.args else None
         if isinstance(norm, nn.BatchNorm2d) and isinstance(before, fx.Node) and len(before.users) == 1:
-            conv = _layer(before, layers)
+            conv = _module(before, layers)
             if type(conv) is nn.Conv2d and calls[before.target] == 1:
                 fold_norm(conv, norm)
                 node.replace_all_uses_with(before)
@@ -67,7 +67,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
     graph = fx.symbolic_trace(model)
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
-        if type(_layer(node, layers)) is nn.Identity:
+        if type(_module(node, layers)) is nn.Identity:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
     return recompile(graph)
@@ -169,7 +169,7 @@ def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
     return recompile(graph)
 
 
-class _Group(NamedTuple):
+class _Fusion(NamedTuple):
     """Convolution, and nodes of the following residual add, its residual, and ReLU."""
 
     layer: nn.Conv2d
@@ -191,14 +191,16 @@ class _Group(NamedTuple):
             graph.graph.erase_node(node)
 
 
-def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, *, overwrite: bool = False) -> Iterator[_Group]:
+def _groups(
+    graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, *, overwrite: bool = False
+) -> Iterator[_Fusion]:
     """Yield each convolution with its ReLU, and with shapes also the residual add.
 
     With ``overwrite``, residual adds are left out unless the sum may overwrite the residual.
     """
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
-        conv = _layer(node, layers)
+        conv = _module(node, layers)
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             continue
         user, addition, other = _only_user(node), None, None
@@ -208,11 +210,11 @@ def _groups(graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, 
                 addition, user = user, _only_user(user)
             else:
                 other = None
-        is_relu = user is not None and (isinstance(_layer(user, layers), nn.ReLU) or user.target in _RELUS)
-        yield _Group(conv, node, addition, other, user if is_relu else None)
+        is_relu = user is not None and (isinstance(_module(user, layers), nn.ReLU) or user.target in _RELUS)
+        yield _Fusion(conv, node, addition, other, user if is_relu else None)
 
 
-def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
+def _module(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
     return layers.get(str(node.target)) if node.op == "call_module" else None
 
 
@@ -235,7 +237,7 @@ def _can_overwrite(graph: fx.GraphModule, other: fx.Node, addition: fx.Node) -> 
     layers = dict(graph.named_modules())
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     # Excludes the network's input and possible views.
-    is_fresh = type(_layer(other, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
+    is_fresh = type(_module(other, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
     return is_fresh and all(order[user] <= order[addition] for user in other.users)
 
 
@@ -251,7 +253,7 @@ def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dty
         if node.op == "output":
             continue
         inputs = [shapes[argument.name] for argument in node.args if isinstance(argument, fx.Node)]
-        inferred = torch.Size(shape) if node.op == "placeholder" else _calculate(node, _layer(node, layers), inputs)
+        inferred = torch.Size(shape) if node.op == "placeholder" else _calculate(node, _module(node, layers), inputs)
         if inferred is None:
             return _run_on_meta(graph, shape, dtype)
         shapes[node.name] = inferred

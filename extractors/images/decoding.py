@@ -90,7 +90,7 @@ class DecodeError(InputError):
         return str(self.args[1])
 
 
-def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the bytes of one image file into RGB.
 
     ``max_pixels`` limits width times height, checked in the header. A lower ``PIL.Image.MAX_IMAGE_PIXELS`` also applies.
@@ -113,7 +113,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         )
     if not data:
         raise DecodeError("empty", "the image file has 0 bytes: its download or copy was probably cut off; fetch it again")
-    kind = format_of(data)
+    kind = image_format(data)
     if kind is None:
         raise DecodeError(
             "not_an_image",
@@ -125,7 +125,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     try:
         if kind == "ICO":
             _check_icon(data, max_pixels)
-        image = _open(data, kind)
+        image = _open_image(data, kind)
         _check_pixels(*image.size, max_pixels)
         if kind == "JPEG2000":
             _check_depth(data, image.mode)
@@ -147,7 +147,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise _decode_error(data, kind, error) from error
 
 
-def _open(data: bytes, kind: str) -> ImageFile.ImageFile:
+def _open_image(data: bytes, kind: str) -> ImageFile.ImageFile:
     """Open an image as ``PIL.Image.open`` does, but with the reason in the error.
 
     Raises:
@@ -234,7 +234,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return _grey16_to_rgb(image)
     if image.mode == "L" and getattr(image, "is_signed", False):
-        _check_range(_array(image).view("int8"), 255)
+        _check_range(_pixel_values(image).view("int8"), 255)
     if image.mode not in _CONVERTED_MODES:
         raise DecodeError(
             "unsupported",
@@ -252,7 +252,7 @@ def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     import numpy as np
     from PIL import Image as PilImage
 
-    values = _array(image)  # [H, W]
+    values = _pixel_values(image)  # [H, W]
     if tuple(getattr(image, "tag_v2", {}).get(258, ())) == (12,):  # BitsPerSample of a TIFF.
         raise DecodeError("unsupported", "the pixels have 12 bits, expected 8 or 16: convert the file to 8-bit RGB")
     _check_range(values, 65535)
@@ -267,7 +267,7 @@ def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     return PilImage.fromarray(grey).convert("RGB")
 
 
-def _array(image: Image.Image) -> np.ndarray:
+def _pixel_values(image: Image.Image) -> np.ndarray:
     import numpy as np
 
     return np.asarray(image)
@@ -340,7 +340,7 @@ _TGA_FOOTER = b"TRUEVISION-XFILE.\x00"
 _TGA_DEPTHS = {1: (8,), 2: (16, 24, 32), 3: (1, 8, 16), 9: (8,), 10: (16, 24, 32), 11: (8, 16)}
 
 
-def format_of(data: bytes) -> str | None:
+def image_format(data: bytes) -> str | None:
     """Detect the format of a file's content, one of `FORMATS`; None for others."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"

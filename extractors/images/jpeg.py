@@ -30,10 +30,10 @@ def decode_rgb(data: bytes, mode: str) -> np.ndarray | None:
     Raises:
         OSError: pixels are missing or damaged; the message is libjpeg's.
     """
-    pixels, warning = _decode(data, mode)
+    pixels, warning = _decode_strictly(data, mode)
     if warning and not _LOSS.search(warning):
         pixel_data, scans = _pixel_data(data)
-        _, warning = _decode(pixel_data, mode)
+        _, warning = _decode_strictly(pixel_data, mode)
         if "extraneous" in warning and (bytes(_NUM_ZEROS) in scans or not _has_all_restarts(scans)):
             raise OSError(f"zeros within the data of the pixels, or a missing restart marker; {warning}")
     if _LOSS.search(warning):
@@ -41,7 +41,7 @@ def decode_rgb(data: bytes, mode: str) -> np.ndarray | None:
     return None if mode == "CMYK" else pixels
 
 
-def _decode(data: bytes, mode: str) -> tuple[np.ndarray | None, str]:
+def _decode_strictly(data: bytes, mode: str) -> tuple[np.ndarray | None, str]:
     """Return pixels, or the first warning or error."""
     try:
         return simplejpeg.decode_jpeg(data, colorspace="CMYK" if mode == "CMYK" else "RGB", strict=True), ""

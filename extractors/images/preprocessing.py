@@ -115,7 +115,7 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int, int]:
     """Return width and height after resizing; raise as `resize`."""
     if image.mode != "RGB":
-        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
+        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode_image`")
     short, crop = preprocessing.resize_short, preprocessing.crop
     if short is None:
         size_wh = (crop, crop)

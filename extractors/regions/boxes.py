@@ -61,7 +61,7 @@ def anchor_grid(anchors: Tensor, rows: int, columns: int) -> Tensor:
     return (shifts[:, :, None] + anchors).view(-1, 4)
 
 
-def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
+def apply_deltas(anchors: Tensor, deltas: Tensor) -> Tensor:
     """Apply regression deltas to anchors.
 
     As in Caffe, the far corner is not moved back by one pixel, so zero deltas enlarge a box by one pixel. Growth is limited to

@@ -32,8 +32,16 @@ from extractors.computing.oom import BatchLimits, release_unused_memory, run_wit
 from extractors.computing.winograd import prefers_onednn
 from extractors.images.preprocessing import check_resized
 from extractors.options import ExtractorOptions
-from extractors.regions.bottom_up.network import ATTRIBUTES, CLASSES, POOLED, build, fold_norms, pool, suppress
-from extractors.regions.bottom_up.preprocessing import INPUT, MIN_SIDE, Original, prepare, resized_wh, send
+from extractors.regions.bottom_up.network import (
+    ATTRIBUTES,
+    CLASSES,
+    POOLED,
+    build_detector,
+    fold_frozen_norms,
+    pool_regions,
+    suppress,
+)
+from extractors.regions.bottom_up.preprocessing import INPUT, MIN_SIDE, Original, preprocess_image, resized_wh, send
 from extractors.regions.bottom_up.res5_head import (
     GroupedStage,
     LastStage,
@@ -58,7 +66,7 @@ _COMPARED = (1, 3, 224, 224)  # Shape of the noise for the comparison of cuDNN's
 _REGION = (1024, 14, 14)  # Shape of a pooled region.
 
 ARCHITECTURE = Architecture(
-    build=build,
+    build=build_detector,
     read=read_detector,
     without_default="no package distributes them. Pass with --weights PATH the original "
     "resnet101_faster_rcnn_final_iter_320000.caffemodel (github.com/peteanderson80/bottom-up-attention), "
@@ -78,7 +86,7 @@ class FasterRCNNRegions(RegionExtractor):
         self._precision = settings.precision
         self._limits = BatchLimits()
         model = ARCHITECTURE.load(weights)
-        fold_norms(model)
+        fold_frozen_norms(model)
         # The head is most of the work. Other layers in 16 bits would change the proposals.
         model.head.dtype = cast_layers(model.head.layer4, settings.precision)
         if settings.regions.half_backbone:
@@ -141,12 +149,12 @@ class FasterRCNNRegions(RegionExtractor):
         """Compute the features of fixed boxes, since rounding may select other ones."""
         original = send(self.preprocess(sample_image()), self._device)
         with precision_context(self._precision, self._device), torch.inference_mode():
-            pixels = prepare(original)[:, :, :SAMPLE_SIDE, :SAMPLE_SIDE]
+            pixels = preprocess_image(original)[:, :, :SAMPLE_SIDE, :SAMPLE_SIDE]
             maps = self._model.backbone(pixels.contiguous(memory_format=torch.channels_last))
             boxes = SAMPLE_BOXES.to(self._device)
             if self._device.type == "cpu":
                 return self._features(maps.to(self._model.head.dtype), boxes).numpy()
-            return self._head(pool(maps, boxes[None])).float().cpu().numpy()
+            return self._head(pool_regions(maps, boxes[None])).float().cpu().numpy()
 
     def _detect_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run single-threaded forwards on one image or on a few regions of one image."""
@@ -208,14 +216,14 @@ class FasterRCNNRegions(RegionExtractor):
             candidates.append(self._propose(maps[-1], group))
         boxes, valid = suppress(*(_concatenate(parts) for parts in zip(*candidates, strict=True)))
         groups = boxes.split([len(group) for group in maps])
-        pooled = [pool(*group) for group in zip(maps, groups, strict=True)]
+        pooled = [pool_regions(*group) for group in zip(maps, groups, strict=True)]
         features = self._head(torch.cat(pooled)).unflatten(0, boxes.shape[:2])
         regions = self._select(boxes, valid, features, images)
         return torch.stack([regions[order.index(i)] for i in range(len(batch))])
 
     def _maps(self, images: Sequence[Original]) -> Tensor:
         """Compute maps of B images with one input size: float32 ``[B, 1024, h, w]``."""
-        values = torch.cat([prepare(image) for image in images])
+        values = torch.cat([preprocess_image(image) for image in images])
         return self._model.backbone(values.contiguous(memory_format=torch.channels_last))
 
     def _propose(self, maps: Tensor, images: Sequence[Original]) -> tuple[Tensor, Tensor]:

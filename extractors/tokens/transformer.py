@@ -48,7 +48,7 @@ _FAULTS = (
 
 
 @dataclass(frozen=True)
-class Part:
+class CaptionPart:
     """Input of the model: whole tokens of a caption with special tokens around them.
 
     Attributes:
@@ -65,7 +65,7 @@ class TokenExtractor:
 
     def __init__(self, folder: Path, name: str, pooling: str, dtype: str, precision: str, device: str) -> None:
         self._device = check_request(device, precision)
-        config, self._tokenizer, model = _load(folder, name)
+        config, self._tokenizer, model = _load_model(folder, name)
         self._pooling, self._precision, self._limits = pooling, precision, BatchLimits()
         self._begin, self._end = _special_tokens(config, self._tokenizer, name)
         self._positions = min(config.max_position_embeddings, self._tokenizer.model_max_length)
@@ -105,7 +105,7 @@ class TokenExtractor:
         parts, _ = self.read([_SAMPLE])
         return self.extract(parts)[0]
 
-    def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[Part]], Counter[str]]:
+    def read(self, captions: Sequence[Sequence[str]]) -> tuple[list[list[CaptionPart]], Counter[str]]:
         """Convert tokens of captions to sub-words and parts.
 
         Each token is tokenized separately. A token without sub-words, such as a control character, becomes the unknown sub-word.
@@ -115,7 +115,7 @@ class TokenExtractor:
             with several parts).
         """
         unknown = self._tokenizer.unk_token_id
-        parts: list[list[Part]] = []
+        parts: list[list[CaptionPart]] = []
         counts: Counter[str] = Counter(sub_words=0, unknown_sub_words=0, captions_in_parts=0)
         # Without empty captions, which `encode_batch` refuses.
         filled = [list(tokens) for tokens in captions if tokens]
@@ -132,7 +132,7 @@ class TokenExtractor:
             counts.update(sub_words=len(ids), unknown_sub_words=ids.count(unknown), captions_in_parts=len(parts[-1]) > 1)
         return parts, counts
 
-    def extract(self, captions: Sequence[Sequence[Part]], batch_size: int = 64) -> list[np.ndarray]:
+    def extract(self, captions: Sequence[Sequence[CaptionPart]], batch_size: int = 64) -> list[np.ndarray]:
         """Extract the vectors of captions, given as their parts from `read`.
 
         Returns:
@@ -150,7 +150,7 @@ class TokenExtractor:
                     states[i] = state
         queue = iter(states)
         return [
-            self.description.spec.rounded(vectors_of(caption, [next(queue) for _ in caption], self._pooling))
+            self.description.spec.rounded(pool_parts(caption, [next(queue) for _ in caption], self._pooling))
             for caption in captions
         ]
 
@@ -167,7 +167,7 @@ class TokenExtractor:
             return self._model(input_ids=upload(ids, self._device)).last_hidden_state.float().cpu()
 
 
-def _load(folder: Path, name: str) -> tuple[Any, Any, Any]:
+def _load_model(folder: Path, name: str) -> tuple[Any, Any, Any]:
     """Load config, tokenizer and model, with weights in float32."""
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
@@ -178,7 +178,7 @@ def _load(folder: Path, name: str) -> tuple[Any, Any, Any]:
         )
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        with _quiet():
+        with _quiet_transformers():
             config = AutoConfig.from_pretrained(folder, **local)
             tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             model, report = AutoModel.from_pretrained(
@@ -212,7 +212,7 @@ def _special_tokens(config: Any, tokenizer: Any, name: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_transformers() -> Iterator[None]:
     """Silence the progress and advice of transformers inside the block."""
     from transformers.utils import logging
 
@@ -227,7 +227,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions: int) -> list[Part]:
+def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions: int) -> list[CaptionPart]:
     """Split a caption into as few parts of whole tokens as possible.
 
     Args:
@@ -247,7 +247,7 @@ def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions
         groups[-1].append(sub_words)
         length += len(sub_words)
     return [
-        Part(
+        CaptionPart(
             ids=(begin, *chain.from_iterable(group), end),
             starts=np.cumsum([0, *map(len, group)], dtype=np.int64)[:-1],
         )
@@ -255,13 +255,13 @@ def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions
     ]
 
 
-def vectors_of(parts: Sequence[Part], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
+def pool_parts(parts: Sequence[CaptionPart], states: Sequence[np.ndarray], pooling: str) -> np.ndarray:
     """Pool the states of a caption's parts, float32 ``[S, D]``, to ``[T + 2, D]``."""
-    tokens = [_pool(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
+    tokens = [_reduce(part.starts, state[1:-1], pooling) for part, state in zip(parts, states, strict=True)]
     return np.concatenate([states[0][:1], *tokens, states[-1][-1:]])
 
 
-def _pool(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
+def _reduce(starts: np.ndarray, state: np.ndarray, pooling: str) -> np.ndarray:
     if pooling == "first" or not len(starts):
         return state[starts]
     counts = np.diff(np.append(starts, len(state)))

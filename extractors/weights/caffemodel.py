@@ -78,11 +78,11 @@ def read_layers(path: Path) -> dict[str, list[np.ndarray]]:
 
 def _net(data: mmap.mmap) -> dict[str, list[np.ndarray]]:
     layers: dict[str, list[np.ndarray]] = {}
-    for field in _fields(data, 0, len(data)):
+    for field in _read_fields(data, 0, len(data)):
         if field.number not in _LAYER_FIELDS:
             continue
         _expect(field, _BYTES)
-        name, blobs = _layer(data, field, *_LAYER_FIELDS[field.number])
+        name, blobs = _read_layer(data, field, *_LAYER_FIELDS[field.number])
         if not blobs:
             continue
         if name in layers:
@@ -91,9 +91,9 @@ def _net(data: mmap.mmap) -> dict[str, list[np.ndarray]]:
     return layers
 
 
-def _layer(data: mmap.mmap, layer: _Field, name_number: int, blobs_number: int) -> tuple[str, list[np.ndarray]]:
+def _read_layer(data: mmap.mmap, layer: _Field, name_number: int, blobs_number: int) -> tuple[str, list[np.ndarray]]:
     name, blobs = "", []
-    for field in _fields(data, layer.start, layer.end):
+    for field in _read_fields(data, layer.start, layer.end):
         if field.number == name_number:
             _expect(field, _BYTES)
             name = data[field.start : field.end].decode("utf-8", errors="replace")
@@ -108,7 +108,7 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
     legacy, shape, parts = dict.fromkeys(_LEGACY_DIMS, 0), None, []
     position = blob.start
     while position < blob.end:
-        field = _field(data, position, blob.end)
+        field = _read_field(data, position, blob.end)
         position = field.end
         if field.number in legacy:
             _expect(field, _VARINT)
@@ -119,7 +119,7 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
                 raise _MalformedError(f"two shapes for one blob, at byte {field.start}")
             shape = _dims(data, field)
         elif field.number in _DATA_TYPES:
-            part, position = _numbers(data, field, blob.end)
+            part, position = _read_numbers(data, field, blob.end)
             parts.append(part)
     if shape is None:
         # Blobs before 2015 always have four dimensions; matrices and vectors have leading ones.
@@ -135,7 +135,7 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
 
 def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
     dims: list[int] = []
-    for field in _fields(data, shape.start, shape.end):
+    for field in _read_fields(data, shape.start, shape.end):
         if field.number != 1:
             continue
         if field.wire_type == _VARINT:
@@ -151,7 +151,7 @@ def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
     return dims
 
 
-def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
+def _read_numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
     """Read packed numbers, or a run of tagged numbers that begins with ``field``.
 
     Returns:
@@ -181,14 +181,14 @@ def _numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]
     return records["value"].astype(np.float32), tag_at + count * step
 
 
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
+def _read_fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
     while start < end:
-        field = _field(data, start, end)
+        field = _read_field(data, start, end)
         yield field
         start = field.end
 
 
-def _field(data: mmap.mmap, start: int, end: int) -> _Field:
+def _read_field(data: mmap.mmap, start: int, end: int) -> _Field:
     """Read the tag at ``start``, and locate its content, at most up to ``end``."""
     key, position = _varint(data, start, end)
     number, wire_type = key >> 3, key & 7

@@ -74,7 +74,7 @@ class Choice:
     remark: str = ""
 
 
-def format_of(path: Path) -> str:
+def checkpoint_format(path: Path) -> str:
     """Detect a format: ``torch``, ``safetensors``, ``pickle``, ``caffe``, else empty.
 
     Unknown content, such as that of a corrupt file, has the format of the file's extension.
@@ -97,7 +97,7 @@ def _is_text(head: bytes) -> bool:
     return head[:1] not in b"\n(" and all(byte in b"\t\r\n" or 0x20 <= byte < 0x7F for byte in head)
 
 
-def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+def read_state_dict(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read a state dict, or a chosen set of weights, from a file.
 
     Supported are files of ``torch.save``, ``.safetensors`` and pickles of arrays. Wrappers of training scripts
@@ -113,8 +113,8 @@ def read_state(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 
 
 def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = False) -> dict[str, Any]:
-    """Read as `read_state`; ``arrays`` permits NumPy arrays in ``torch.save`` files."""
-    kind = format_of(path)
+    """Read as `read_state_dict`; ``arrays`` permits arrays in ``torch.save`` files."""
+    kind = checkpoint_format(path)
     if kind != "safetensors" and not path.stat().st_size:
         raise InputError(f"the weights file {str(path)!r} is empty: download it again")
     if kind == "safetensors":
@@ -229,7 +229,7 @@ def _is_finite(tensor: Tensor) -> bool:
 def is_mappable(path: Path) -> bool:
     """Return whether a file can be memory-mapped: safetensors or an uncompressed zip."""
     try:
-        if format_of(path) == "safetensors":
+        if checkpoint_format(path) == "safetensors":
             return True
         with zipfile.ZipFile(path) as archive:
             return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())

@@ -59,7 +59,7 @@ def split_choice(weights: str) -> tuple[str, str]:
     return (file, name) if mark and name and not is_file else (weights, "")
 
 
-def cache_folder() -> Path:
+def weights_cache_folder() -> Path:
     """Return torch's folder of downloaded weights; ``TORCH_HOME`` moves it.
 
     Raises:
@@ -75,7 +75,7 @@ def cache_folder() -> Path:
     return folder / "checkpoints"
 
 
-def local_file(location: str) -> Path:
+def fetch_weights_file(location: str) -> Path:
     """Return the local path of weights; download remote ones that are not cached.
 
     Args:
@@ -88,11 +88,11 @@ def local_file(location: str) -> Path:
     """
     if not is_remote(location):
         return local_path(location)
-    with _open(location) as source:
+    with _open_location(location) as source:
         path = _cache_path(location, source)
     if path is not None and path.exists():
         return path
-    folder = cache_folder()
+    folder = weights_cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder, location):
@@ -108,7 +108,7 @@ def _cache_path(location: str, source: _Object) -> Path | None:
     """Return the cache path of an object's version; None if the version is unknown."""
     if not source.version:
         return None
-    return cache_folder() / _file_name(f"{location}\n{source.version}\n{source.size}", source.name)
+    return weights_cache_folder() / _file_name(f"{location}\n{source.version}\n{source.size}", source.name)
 
 
 def _file_name(identity: str, name: str) -> str:
@@ -127,7 +127,7 @@ def _lock(folder: Path, location: str) -> Iterator[None]:
 
 def _fetch(location: str, folder: Path) -> Path:
     for _ in range(_ATTEMPTS):
-        with _open(location) as source:
+        with _open_location(location) as source:
             path = _cache_path(location, source)
             if path is not None and path.exists():  # Downloaded by another process.
                 return path
@@ -148,7 +148,7 @@ def _download(location: str, source: _Object, folder: Path) -> tuple[Path, str]:
     digest = hashlib.sha256()
     try:
         with os.fdopen(handle, "wb") as file:
-            while data := _read(location, source.stream):
+            while data := _read_chunk(location, source.stream):
                 digest.update(data)
                 file.write(data)
             file.flush()
@@ -162,7 +162,7 @@ def _download(location: str, source: _Object, folder: Path) -> tuple[Path, str]:
     return Path(name), digest.hexdigest()
 
 
-def _read(location: str, stream: BinaryIO) -> bytes:
+def _read_chunk(location: str, stream: BinaryIO) -> bytes:
     with storage_errors(location):  # Distinguishes errors of the server from those of the local disk.
         try:
             return stream.read(1 << 20)
@@ -174,11 +174,11 @@ def _is_current(location: str, source: _Object) -> bool:
     """Return whether a store still has the opened version; True for web servers."""
     if is_web_address(location):
         return True
-    with _open(location) as now:
+    with _open_location(location) as now:
         return (now.version, now.size) == (source.version, source.size)
 
 
-def _open(location: str) -> contextlib.AbstractContextManager[_Object]:
+def _open_location(location: str) -> contextlib.AbstractContextManager[_Object]:
     return _open_page(location) if is_web_address(location) else _open_object(location)
 
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from extractors.description_cache import FileStamp
-from extractors.weights.checkpoints import COUNTER, Choice, check_state, is_mappable, read_state
-from extractors.weights.download import cache_folder, local_file, split_choice
+from extractors.weights.checkpoints import COUNTER, Choice, check_state, is_mappable, read_state_dict
+from extractors.weights.download import fetch_weights_file, split_choice, weights_cache_folder
 from schemas.errors import InputError, UsageError
 from schemas.fingerprints import sha256_of_file
 from schemas.storage.locations import is_remote
@@ -47,7 +47,7 @@ class Architecture:
     build: Callable[[], nn.Module]
     default: Any = None
     refused: Mapping[str, str] = field(default_factory=dict)
-    read: Callable[[Path, Choice], dict[str, Tensor]] = read_state
+    read: Callable[[Path, Choice], dict[str, Tensor]] = read_state_dict
     without_default: str = ""
 
     def load(self, weights: Weights) -> Any:
@@ -123,7 +123,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
     else:
         request, name = split_choice(request)
         choice = Choice(name)
-        path = local_file(request)
+        path = fetch_weights_file(request)
         if not os.path.isfile(path):  # noqa: PTH113 -- False for invalid paths, too.
             problem = f"{request!r} is a folder" if os.path.isdir(path) else f"there is no weights file {request!r}"  # noqa: PTH112
             similar = get_close_matches(request, ("default", "random:0"), n=1)
@@ -181,7 +181,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
 
 def _default_file(architecture: Architecture) -> Path:
     """Return the file of torchvision's weights, after a download if it is not cached."""
-    path = cache_folder() / architecture.default.url.rpartition("/")[2]
+    path = weights_cache_folder() / architecture.default.url.rpartition("/")[2]
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def store_weights(key: Hashable, weights: Weights) -> None:
     timer = Timer(STORED_SECONDS, pop_weights, [key])
     timer.daemon = True
     with _lock:
-        _clear()
+        _forget_stored()
         _stored[key] = weights, timer
         timer.start()
 
@@ -238,12 +238,12 @@ def pop_weights(key: Hashable) -> Weights | None:
         if key not in _stored:
             return None
         weights, _ = _stored[key]
-        _clear()
+        _forget_stored()
     is_current = weights.path is None or FileStamp.of(weights.path) == weights.stamp
     return weights if is_current else None
 
 
-def _clear() -> None:
+def _forget_stored() -> None:
     for _, timer in _stored.values():
         timer.cancel()
     _stored.clear()

@@ -64,7 +64,7 @@ def read_pickle(path: Path) -> Any:
         try:
             _check_instructions(data)
             data.seek(0)
-            return _Reader(data, safe_globals(2 * len(data))).load()
+            return _RestrictedUnpickler(data, safe_globals(2 * len(data))).load()
         except PICKLE_ERRORS as error:
             raise InputError(
                 f"the weights file {str(path)!r} is refused as a pickle ({first_line(error)[:200]}): it is corrupt, or holds more "
@@ -109,7 +109,7 @@ def _check_instructions(data: mmap.mmap) -> None:
             raise pickle.UnpicklingError(f"it holds the instruction {name}, at byte {position}")
 
 
-class _Reader(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     """Unpickler restricted to the substitutes."""
 
     def __init__(self, file: mmap.mmap, functions: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ from extractors.fixed_size import CenterCropExtractor
 from extractors.images.preprocessing import Preprocessing
 from extractors.networks import RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, ResNet, resnet152
 from extractors.options import ExtractorOptions
-from extractors.weights.checkpoints import Choice, read_state
+from extractors.weights.checkpoints import Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.features import FeatureSpec
 
@@ -47,7 +47,7 @@ PREPROCESSING = Preprocessing(resize_short=None, crop=448, mean=(0.485, 0.456, 0
 
 
 @dataclass(frozen=True)
-class Variant:
+class GridNetwork:
     """Network of an extractor.
 
     Attributes:
@@ -76,11 +76,11 @@ def _resnet152() -> nn.Module:
 
 
 def _read_without(path: Path, choice: Choice | None = None, *, prefix: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in read_state(path, choice).items() if not name.startswith(prefix)}
+    return {name: tensor for name, tensor in read_state_dict(path, choice).items() if not name.startswith(prefix)}
 
 
 VARIANTS = {
-    "vgg19-grid": Variant(
+    "vgg19-grid": GridNetwork(
         Architecture(
             build=_vgg19,
             default=VGG19_WEIGHTS,
@@ -92,7 +92,7 @@ VARIANTS = {
         ),
         trunk=lambda model: model.features,
     ),
-    "resnet152-grid": Variant(
+    "resnet152-grid": GridNetwork(
         Architecture(
             build=_resnet152,
             default=RESNET152_WEIGHTS,

@@ -45,7 +45,7 @@ from extractors.fixed_size import FixedSizeExtractor
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocessing import Normalizer, Preprocessing, check_resized, cropped_pixels, resize_and_crop
 from extractors.options import ExtractorOptions
-from extractors.weights.checkpoints import Choice, read_state
+from extractors.weights.checkpoints import Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
@@ -61,13 +61,13 @@ class TimmModel(FixedSizeExtractor):
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         name = settings.spec.name.removeprefix(_PREFIX)
-        self._config = _config(name)
+        self._config = _preprocessing_config(name)
         super().__init__(describe(settings, weights), self._config["input_size"][1:], settings, device, _FORWARD_IMAGES)
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
-        self._preprocessing = _plain(self._transform, self._config)
+        self._preprocessing = _translate(self._transform, self._config)
         # Not on the meta device: some models have values outside their state dict.
         with torch.random.fork_rng(devices=[]):
-            model = _build(name)
+            model = _create_model(name)
         model.load_state_dict(weights.state)
         network = (MapModel(model) if settings.unpooled else model).eval().requires_grad_(False).to(device)
         network = self._optimize(network.to(memory_format=torch.channels_last), settings, device)
@@ -92,11 +92,11 @@ class TimmModel(FixedSizeExtractor):
         """Picklable `preprocess` without the model."""
         if self._preprocessing is not None:
             return partial(cropped_pixels, preprocessing=self._preprocessing)
-        return partial(_array, transform=self._transform, config=self._config)
+        return partial(_transformed_pixels, transform=self._transform, config=self._config)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Apply timm's transform: uint8 ``[3, H, W]``, channels R, G, B."""
-        return torch.from_numpy(_array(image, self._transform, self._config))
+        return torch.from_numpy(_transformed_pixels(image, self._transform, self._config))
 
     def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
         """Return the bytes of `preprocess`, for most models faster."""
@@ -122,7 +122,7 @@ def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:
     """
     config = _pretrained_config(model)
     name = f"{model.partition('.')[0]}.{config.tag}" if config.tag else model
-    input_size = _config(name)["input_size"]
+    input_size = _preprocessing_config(name)["input_size"]
     if input_size[0] != 3:
         raise UsageError(f"timm's model {name!r} takes {input_size[0]} channels, expected 3 (RGB): choose another model")
     source = f"timm, github.com/huggingface/pytorch-image-models: {name}"
@@ -137,14 +137,14 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
     """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
     name = spec.name.removeprefix(_PREFIX)
     if request == "default":
-        return Weights(_download(name).state_dict())
-    return resolve_weights(request, Architecture(build=partial(_build, name), read=partial(_read, name=name)))
+        return Weights(_load_pretrained(name).state_dict())
+    return resolve_weights(request, Architecture(build=partial(_create_model, name), read=partial(_read_timm, name=name)))
 
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     name = settings.spec.name.removeprefix(_PREFIX)
-    config, grid = _config(name), {"grid": list(_grid(name)[0])} if settings.unpooled else {}
+    config, grid = _preprocessing_config(name), {"grid": list(_grid(name)[0])} if settings.unpooled else {}
     norms = {"norms": "folded"} if _has_foldable_norms(name, unpooled=settings.unpooled) else {}
     transform = {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
     transform |= {"divisor": 255.0, "channel_order": "RGB", "resize_with": "pillow"}
@@ -165,20 +165,20 @@ def _pretrained_config(model: str) -> Any:
     raise UsageError(f"timm {timm.__version__} has no model {model!r}: {hint}")
 
 
-def _config(name: str) -> dict[str, Any]:
+def _preprocessing_config(name: str) -> dict[str, Any]:
     """Return a model's preprocessing; ``input_size`` is channels, height, width."""
     config = resolve_data_config(pretrained_cfg=_pretrained_config(name).to_dict())
     return config | {"input_size": tuple(config["input_size"])}
 
 
-def _build(name: str) -> nn.Module:
+def _create_model(name: str) -> nn.Module:
     return timm.create_model(name, pretrained=False, num_classes=0)
 
 
 def _width(name: str, input_size: tuple[int, ...]) -> int:
     # Not ``num_features``: heads may widen the output.
     with torch.device("meta"), torch.inference_mode():
-        shape = _build(name).eval()(torch.empty(1, *input_size)).shape
+        shape = _create_model(name).eval()(torch.empty(1, *input_size)).shape
     if len(shape) != 2:
         raise UsageError(
             f"timm's model {name!r} returns {list(shape)} for one image, expected one vector: choose another model"
@@ -190,8 +190,8 @@ def _width(name: str, input_size: tuple[int, ...]) -> int:
 def _grid(name: str) -> tuple[tuple[int, int], int]:
     """Return rows and columns of a model's unpooled features, and their width."""
     with torch.device("meta"), torch.inference_mode():
-        model: Any = _build(name).eval()
-        features = model.forward_features(torch.empty(1, *_config(name)["input_size"]))
+        model: Any = _create_model(name).eval()
+        features = model.forward_features(torch.empty(1, *_preprocessing_config(name)["input_size"]))
     grid = grid_hw(model, features)
     if grid is None:
         output = list(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
@@ -205,11 +205,11 @@ def _grid(name: str) -> tuple[tuple[int, int], int]:
 @lru_cache(maxsize=8)
 def _has_foldable_norms(name: str, *, unpooled: bool) -> bool:
     with torch.device("meta"):
-        model = _build(name).eval()
+        model = _create_model(name).eval()
         return fold_timm_norms(MapModel(model) if unpooled else model) is not None
 
 
-def _download(name: str) -> nn.Module:
+def _load_pretrained(name: str) -> nn.Module:
     """Load timm's weights, after a download if they are not cached."""
     try:
         with torch.random.fork_rng(devices=[]):
@@ -223,11 +223,11 @@ def _download(name: str) -> nn.Module:
         ) from error
 
 
-def _read(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, Tensor]:
+def _read_timm(path: Path, choice: Choice | None = None, *, name: str) -> dict[str, Tensor]:
     """Read a state dict with timm's tensor names, without a classifier."""
-    state = read_state(path, choice)
+    state = read_state_dict(path, choice)
     with torch.device("meta"):
-        model = _build(name)
+        model = _create_model(name)
     if "_conv_stem.weight" in state:
         state = _rename_efficientnet(state, model)
     expected = model.state_dict().keys()
@@ -279,7 +279,7 @@ def _rename_efficientnet(state: dict[str, Tensor], model: Any) -> dict[str, Tens
     return {rename(name): tensor for name, tensor in state.items()}
 
 
-def _plain(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
+def _translate(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> Preprocessing | None:
     """Return a transform of resize and centre crop as `Preprocessing`, else None."""
     steps = getattr(transform, "transforms", [])
     if [type(step) for step in steps] != [Resize, CenterCrop, MaybePILToTensor]:
@@ -294,9 +294,9 @@ def _plain(transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -
     )
 
 
-def _array(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> np.ndarray:
+def _transformed_pixels(image: Image.Image, transform: Callable[[Image.Image], Tensor], config: dict[str, Any]) -> np.ndarray:
     if image.mode != "RGB":
-        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode`")
+        raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode_image`")
     check_resized(image, _resized_wh(image.size, config))
     pixels = transform(image)
     if pixels.dtype != torch.uint8 or pixels.shape != config["input_size"]:

@@ -46,7 +46,7 @@ from extractors.images.preprocessing import CROPS, Preprocessing, resized_pixels
 from extractors.networks import VGG19, VGG19_WEIGHTS
 from extractors.options import ExtractorOptions
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import Choice, format_of, read_state
+from extractors.weights.checkpoints import Choice, checkpoint_format, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
@@ -65,16 +65,16 @@ _LAYERS |= {"fc6": "classifier.0", "fc7": "classifier.3"}
 _OLD_NAMES = {"classifier.1": "classifier.0", "classifier.4": "classifier.3"}
 
 
-def build() -> nn.Module:
+def build_vgg19() -> nn.Module:
     """Build VGG19 without its last layer."""
     model = VGG19()
     model.classifier = model.classifier[:5]
     return model
 
 
-def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+def _read_vgg19(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read a state dict with today's names, without the last layer."""
-    state = read_state(path, choice)
+    state = read_state_dict(path, choice)
     if "classifier.1.weight" in state and "classifier.0.weight" not in state:
         parts = ((name.rpartition("."), tensor) for name, tensor in state.items())
         state = {f"{_OLD_NAMES.get(layer, layer)}.{kind}": tensor for (layer, _, kind), tensor in parts}
@@ -82,17 +82,17 @@ def _read(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 
 
 def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
-    if format_of(path) == "caffe":
+    if checkpoint_format(path) == "caffe":
         raise InputError(
             f"the weights file {str(path)!r} is a Caffe model, but vgg19-10crop needs torchvision's VGG19: use it with "
             "--extractor vgg19-10crop-caffe"
         )
-    return _read(path, choice)
+    return _read_vgg19(path, choice)
 
 
 def _read_caffe(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
-    if format_of(path) != "caffe":
-        return _read(path, choice)
+    if checkpoint_format(path) != "caffe":
+        return _read_vgg19(path, choice)
     layers = read_layers(path)
     missing = [name for name in _LAYERS if len(layers.get(name, ())) != 2]
     if missing:
@@ -121,7 +121,7 @@ class Variant:
 VARIANTS = {
     "vgg19-10crop": Variant(
         Architecture(
-            build=build,
+            build=build_vgg19,
             default=VGG19_WEIGHTS,
             refused={
                 "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
@@ -134,7 +134,7 @@ VARIANTS = {
     ),
     "vgg19-10crop-caffe": Variant(
         Architecture(
-            build=build,
+            build=build_vgg19,
             refused={
                 "dcbb9e9d": "these are torchvision's own VGG19 weights, another training run that sees RGB in 0…1. Use the "
                 "extractor vgg19-10crop with them",

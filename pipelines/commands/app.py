@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from pipelines.commands import build, data, datasets, demo, doctor, training
 from pipelines.commands.exit_codes import run
-from pipelines.commands.results import console, print_line, remark
+from pipelines.commands.results import console, print_line, print_remark
 from schemas.console import events
 from schemas.escapes import escape_text
 from schemas.fonts import FontWarning
@@ -81,15 +81,16 @@ app = typer.Typer(
 
 
 _FIRST_STEPS = """\
-[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and trains and evaluates models.
+[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and
+trains and evaluates models.
 
-imagepivot demo                            try everything on drawn scenes, in two minutes
-imagepivot captions SOURCE captions -h     tokenize your captions; then vocabulary and encode
-imagepivot features IMAGES features -h     extract features of your images
-imagepivot train --list-presets            train a model of a paper, or your own
-imagepivot inspect DATASET                 show a dataset; validate checks it
-imagepivot doctor                          check this machine: devices, weights, stores
-imagepivot --help                          list all commands"""
+imagepivot demo                         try everything on drawn scenes
+imagepivot captions SOURCE captions -h  tokenize captions; vocabulary, encode
+imagepivot features IMAGES features -h  extract features of your images
+imagepivot train --list-presets         train a model of a paper, or your own
+imagepivot inspect DATASET              show a dataset; validate checks it
+imagepivot doctor                       check devices, weights and stores
+imagepivot --help                       list all commands"""
 """Output of ``imagepivot`` alone."""
 
 _EXTRAS = {"pipelines (apache-beam)": "apache_beam", "train (torch)": "torch"}
@@ -118,7 +119,7 @@ def _options(
 def main() -> None:
     """Run the command, and exit with its code."""
     logging.basicConfig(level=logging.ERROR)
-    events.show_remarks(remark)
+    events.show_remarks(print_remark)
     # On the class: typer and `train` have their own consoles.
     Console.on_broken_pipe = _exit_on_closed_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]
@@ -137,7 +138,7 @@ def _show_warning(
 ) -> None:
     """Show our warnings as remarks, others as Python does."""
     if issubclass(category, FontWarning):
-        remark(str(message))
+        print_remark(str(message))
     else:
         _show_any_warning(message, category, filename, lineno, *more, **named)
 

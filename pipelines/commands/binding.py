@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from keyword import iskeyword
-from operator import itemgetter
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -32,8 +31,6 @@ _MAX_CHOICES = 8  # Characters of a list of choices that is shown in the column 
 
 BEAM_FLAGS = "beam_flags"
 """Key of the flags for Beam, which a command line has after ``--``."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -213,10 +210,11 @@ class Option:
 
 
 def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -> Iterator[Option]:
-    """Yield the options of a dataclass and of the dataclasses in its fields.
+    """Yield the options of a job and of the dataclasses in its fields.
 
     Args:
-        job: a dataclass; fields without an `Opt` that are no dataclasses are skipped.
+        job: a dataclass, or a function, whose parameters count as fields; fields without an `Opt` that are no dataclasses are
+            skipped.
         default: an instance with the default values; ``MISSING`` for the defaults of the fields.
         is_optional: whether the dataclass is built only if one of its options is set. These then have no defaults.
     """
@@ -230,11 +228,13 @@ def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -
             yield _option(name, hint, opt, value)
 
 
-def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING, *, is_optional: bool = False) -> T | None:
+def job_from(
+    job: Any, values: Mapping[str, Any], default: Any = MISSING, *, is_optional: bool = False, build: Any = None
+) -> Any:
     """Build a dataclass from option values; None if it is optional and none is set.
 
-    The arguments are those of `options_of`. The default also has the values of fields that are no options. Values of other keys
-    are ignored.
+    The other parameters are those of `options_of`. The default also has the values of fields that are no options. Values of other
+    keys are ignored. ``build`` takes the arguments instead of the job, e.g. ``dict`` for those of a function.
 
     Raises:
         UsageError: a value is out of range, or options contradict each other.
@@ -255,7 +255,7 @@ def job_from(job: type[T], values: Mapping[str, Any], default: Any = MISSING, *,
         elif value is MISSING:
             needed = _option(name, hint, opt, None).label
             raise UsageError(f"{labels[0]} needs {needed}: give {needed}, too")
-    return job(**arguments)
+    return (build or job)(**arguments)
 
 
 def _is_set(value: Any) -> bool:
@@ -263,10 +263,17 @@ def _is_set(value: Any) -> bool:
 
 
 def _fields(job: Any, default: Any) -> Iterator[tuple[str, Any, Opt | None, Any]]:
-    """Yield name, annotation, declaration and default value of each field."""
-    for field in fields(job):
-        hint = hints_of(job)[field.name]
-        yield field.name, hint, opt_in(hint), getattr(default, field.name) if is_dataclass(default) else default_of(field)
+    """Yield name, annotation, declaration and default of each field or parameter."""
+    if is_dataclass(default):
+        defaults = {field.name: getattr(default, field.name) for field in fields(job)}
+    elif is_dataclass(job):
+        defaults = {field.name: default_of(field) for field in fields(job)}
+    else:
+        parameters = inspect.signature(job).parameters
+        defaults = {name: MISSING if each.default is each.empty else each.default for name, each in parameters.items()}
+    for name, value in defaults.items():
+        hint = hints_of(job)[name]
+        yield name, hint, opt_in(hint), value
 
 
 def _dataclass_in(hint: Any) -> Any:
@@ -314,27 +321,9 @@ class Command(TyperCommand):
         del self.params  # The cached property below takes its place.
 
     @cached_property
-    def _declared(self) -> tuple[dict[str, Option], dict[str, Callable[[Mapping[str, Any]], Any]]]:
-        """Options by key, and builders of the function's arguments from values."""
-        function: Any = self.callback
-        hints = get_type_hints(function, include_extras=True)
-        options: list[Option] = []
-        builders: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
-        for name, parameter in inspect.signature(function).parameters.items():
-            default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
-            if (job := _dataclass_in(hints[name])) is not None:
-                is_optional = NoneType in get_args(hints[name])
-                builders[name] = partial(job_from, job, default=default, is_optional=is_optional)
-                options += options_of(job, default, is_optional=is_optional)
-            elif (opt := opt_in(hints[name])) is not None:
-                options.append(_option(name, hints[name], opt, default))
-                builders[name] = itemgetter(options[-1].key)
-        return {option.key: option for option in options}, builders
-
-    @property
     def options(self) -> dict[str, Option]:
         """The options by key."""
-        return self._declared[0]
+        return {option.key: option for option in options_of(self.callback)}
 
     @cached_property
     def params(self) -> list[Any]:  # type: ignore[override]
@@ -417,12 +406,11 @@ class Command(TyperCommand):
         Raises:
             UsageError: a value is invalid, or options contradict each other.
         """
-        options, builders = self._declared
         converted = {
             key: flags if option.opt.is_behind_dashes else option.value(values.get(key, option.default))
-            for key, option in options.items()
+            for key, option in self.options.items()
         }
-        return {name: build(converted) for name, build in builders.items()}
+        return job_from(self.callback, converted, build=dict)
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Convert a table of TOML to values by option key; messages name its place.

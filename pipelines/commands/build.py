@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import Command, command
-from pipelines.commands.results import console, print_line, remark
+from pipelines.commands.results import console, print_line, print_remark
 from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
 from schemas.options import Opt
@@ -50,9 +50,9 @@ def build_plan(
             console.print(f"{variables}imagepivot {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
         return
     try:
-        build(steps, commands, run_command, lambda text: remark(text, style="bold"))
+        build(steps, commands, run_command, lambda text: print_remark(text, style="bold"))
     except StepError as error:
-        remark(str(error), style="red")
+        print_remark(str(error), style="red")
         raise typer.Exit(error.code) from None
 
 
@@ -88,10 +88,10 @@ def build_(
     fails and names the difference; --overwrite STEP replaces the dataset.
     """
     if list_plans:
-        from pipelines.plans.plan import plan_names, read_table
+        from pipelines.plans.plan import plan_names, read_plan_table
 
         for name in plan_names():
-            print_line(f"[bold]{name}[/bold]  {escape(read_table(name)['description'])}")
+            print_line(f"[bold]{name}[/bold]  {escape(read_plan_table(name)['description'])}")
         return
     if not plan:
         raise UsageError("name a plan, or a file that ends in .toml; imagepivot build --list lists the plans of the package")

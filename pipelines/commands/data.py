@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import AsJson, MaxFailures, console, finish, notes, remark
+from pipelines.commands.results import AsJson, MaxFailures, console, finish_dataset, notes, print_remark
 from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.meter import dataset_counts, show_progress
@@ -45,8 +45,8 @@ def captions(
         manifest = prepare_captions(job, execution, meter)
         meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
     if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(job.output))) is not None:
-        remark(overlap.remark)
-    finish(manifest, job.output, max_failures)
+        print_remark(overlap.remark)
+    finish_dataset(manifest, job.output, max_failures)
 
 
 @command("vocabulary captions vocabulary --min-count 4")
@@ -62,7 +62,7 @@ def vocabulary(job: VocabularyJob, monitoring: Monitoring = Monitoring(), execut
     with show_progress(notes, "vocabulary", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = build_vocabulary(job, execution, meter)
         meter.finalize(captions=total)
-    finish(manifest, job.output)
+    finish_dataset(manifest, job.output)
 
 
 @command("encode captions vocabulary encoded --max-length 100")
@@ -75,7 +75,7 @@ def encode(job: EncodeJob, monitoring: Monitoring = Monitoring(), execution: Exe
     with show_progress(notes, "encode", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = encode_captions(job, execution, meter)
         meter.finalize(captions=manifest.rows, **dataset_counts(manifest))
-    finish(manifest, job.output)
+    finish_dataset(manifest, job.output)
 
 
 @command("word-vectors vocabulary wiki.en.align.vec wiki.de.align.vec word-vectors --languages en,de")
@@ -93,7 +93,7 @@ def word_vectors(job: WordVectorsJob, monitoring: Monitoring = Monitoring()) -> 
     with show_progress(notes, "word-vectors", unit="words", monitoring=monitoring) as meter:
         manifest = import_word_vectors(job, meter)
         meter.finalize(words=sum(counts["file_words"] for counts in manifest.statistics.values()))
-    finish(manifest, job.output)
+    finish_dataset(manifest, job.output)
 
 
 @command("token-features captions bert --model bert-base-multilingual-cased --dtype float16")
@@ -118,7 +118,7 @@ def token_features(
     with show_progress(notes, "token-features", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = extract_token_features(job, execution, meter)
         meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
-    finish(manifest, job.output, max_failures)
+    finish_dataset(manifest, job.output, max_failures)
 
 
 @command("features photos features --extractor resnet50-pool")
@@ -142,7 +142,7 @@ def features(
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """
-    from pipelines.features.extraction import extract_features, list_images
+    from pipelines.features.extraction import extract_features, list_images, shards_remark
     from pipelines.inputs.ids import read_skipped
 
     execution = replace(execution, accelerator=accelerator, max_failures=max_failures)
@@ -153,27 +153,29 @@ def features(
     if (skipped := job.open_images().skipped) is not None:
         for text, style in ((skipped.warning, "yellow"), (skipped.remark, "dim")):
             if text:
-                remark(text, style=style)
+                print_remark(text, style=style)
     if dry_run:
         from pipelines.features.dry_run import plan_dry_run, plan_table
 
-        plan_table(plan_dry_run(job, listing, remark)).render(console)
+        if text := shards_remark(job, listing, execution):
+            print_remark(text)
+        plan_table(plan_dry_run(job, listing, print_remark)).render(console)
         return
     request = job.extractor
     seeds = [name for name in (request.weights, request.name.rpartition("+")[2]) if name.startswith("random:")]
     if seeds:
-        remark(untrained_remark([f"{request.name} ({seeds[0]})"]))
+        print_remark(untrained_remark([f"{request.name} ({seeds[0]})"]))
     if execution.is_local:
         _remark_on_precision(request.precision, job.device)
     total = listing.count
     if job.task is not None:
         total = sum(listing.counts[shard] for shard in job.task.shards(len(listing.shards)))
     with show_progress(notes, request.name, unit="images", total=total, monitoring=monitoring) as meter:
-        manifest = extract_features(job, execution, meter, listing=listing, on_warning=remark)
+        manifest = extract_features(job, execution, meter, listing=listing, on_warning=print_remark)
         if job.task is None:
             meter.finalize(images=manifest.rows + manifest.failed, **dataset_counts(manifest))
         changes = meter.total() if job.policy.update else None
-    finish(manifest, job.output, max_failures, changes)
+    finish_dataset(manifest, job.output, max_failures, changes)
 
 
 @command("extractors --json")
@@ -206,4 +208,4 @@ def _remark_on_precision(precision: str, device: str) -> None:
 
         sentence = bfloat16_remark(precision, resolve_device(device).type)
     if sentence:
-        remark(sentence)
+        print_remark(sentence)

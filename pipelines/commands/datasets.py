@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import AsJson, console, finish, notes, print_line, remark
+from pipelines.commands.results import AsJson, console, finish_dataset, notes, print_line, print_remark
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.jobs import DiffJob, DuplicatesJob, ViewJob
 from pipelines.running.meter import dataset_counts, show_progress
@@ -19,18 +19,18 @@ from schemas.errors import DatasetError
 from schemas.escapes import redact, to_json
 from schemas.options import Opt
 
-Dataset: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
+DatasetFolder: TypeAlias = Annotated[str, Opt("Folder of a dataset.")]
 
 
 @command("inspect features --rows 3")
 def inspect(
-    dataset: Dataset,
+    dataset: DatasetFolder,
     rows: Annotated[int, Opt("Show this many sample rows.", min_=0)] = 5,
     failures: Annotated[bool, Opt("List all failed inputs; with --json one per line.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a dataset: parameters, statistics, failures and sample rows."""
-    from pipelines.datasets.inspection import describe, describe_json, failures_table
+    from pipelines.datasets.inspection import describe_dataset, describe_json, failures_table
     from schemas.dataset import open_dataset
 
     opened = open_dataset(dataset)
@@ -44,12 +44,12 @@ def inspect(
     elif as_json:
         typer.echo(to_json(describe_json(opened, rows=rows), indent=2))
     else:
-        render_tables(console, describe(opened, rows=rows))
+        render_tables(console, describe_dataset(opened, rows=rows))
 
 
 @command("validate features")
 def validate(
-    dataset: Dataset,
+    dataset: DatasetFolder,
     mend: Annotated[
         bool,
         Opt(
@@ -66,7 +66,6 @@ def validate(
     """
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
-    from schemas.writing.validation import STRAY
     from schemas.writing.validation import validate as problems_of
 
     if mend:
@@ -78,19 +77,19 @@ def validate(
         remarks.append(overlap.remark)
     if as_json:
         texts = {"problems": list(map(redact, problems)), "remarks": list(map(redact, remarks))}
-        typer.echo(to_json({"dataset": redact(dataset), "holds": not problems, **texts}, indent=2))
+        typer.echo(to_json({"dataset": redact(dataset), "valid": not problems, **texts}, indent=2))
         raise typer.Exit(1 if problems else 0)
     for text in remarks:
-        remark(text)
+        print_remark(text)
     for problem in problems:
         notes.print(f"[red]{escape(problem)}[/red]", highlight=False, soft_wrap=True)
     if problems:
-        damaged = sum(not problem.endswith(STRAY) for problem in problems)
-        advice = "copy it again, mend it with --repair, or make it again with --overwrite"
-        advice = advice if damaged else "delete these files, or move them elsewhere"
         count = "the problem" if len(problems) == 1 else f"the {len(problems)} problems"
-        raise DatasetError(f"{dataset!r} is not a valid dataset, see {count} above: {advice}")
-    print_line(f"{escape(dataset)}: everything holds")
+        raise DatasetError(
+            f"{dataset!r} is not a valid dataset, see {count} above. Copy damaged files again, mend the dataset with --repair, or "
+            "make it again with --overwrite"
+        )
+    print_line(f"{escape(dataset)} is valid")
 
 
 def _repair(dataset: str) -> None:
@@ -100,9 +99,9 @@ def _repair(dataset: str) -> None:
     done = repair(dataset)
     for verb, names in (("written anew", done.mended), ("deleted", done.deleted)):
         for name in names:
-            remark(f"{verb}: {name}")
+            print_remark(f"{verb}: {name}")
     if done.left_alone:
-        remark(left_alone(dataset, done.left_alone))
+        print_remark(left_alone(dataset, done.left_alone))
     if done.missing:
         raise DatasetError(
             f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command that made it again "
@@ -137,7 +136,7 @@ def import_(job: ImportJob, monitoring: Monitoring = Monitoring()) -> None:
     with show_progress(notes, "import", unit="images", monitoring=monitoring) as meter:
         manifest = import_features(job, meter)
         meter.finalize(images=manifest.rows, **dataset_counts(manifest))
-    finish(manifest, job.output)
+    finish_dataset(manifest, job.output)
 
 
 @command(
@@ -156,7 +155,7 @@ def export(job: ExportJob, monitoring: Monitoring = Monitoring()) -> None:
     with show_progress(notes, "export", unit="images", monitoring=monitoring) as meter:
         paths = export_dataset(job, meter, on_warning=remarks.append)
     for text in remarks:
-        remark(text)
+        print_remark(text)
     size = sum(path.stat().st_size for path in paths)
     events.record(counts={"files": len(paths), "bytes": size})
     print_line(f"[bold]{job.format}[/bold]: {len(paths):,} files, {size:,} bytes in {escape(job.output)}")
@@ -164,7 +163,7 @@ def export(job: ExportJob, monitoring: Monitoring = Monitoring()) -> None:
 
 @command("publish features gs://bucket/features")
 def publish(
-    dataset: Dataset,
+    dataset: DatasetFolder,
     target: Annotated[str, Opt("Folder that readers use: empty, or an earlier copy.")],
     monitoring: Monitoring = Monitoring(),
 ) -> None:
@@ -223,7 +222,7 @@ def duplicates(
 
     target = file_at(output) if output else None
     with show_progress(notes, "duplicates", unit="images", monitoring=monitoring) as meter:
-        members = find_duplicates(job, meter, remark)
+        members = find_duplicates(job, meter, print_remark)
     table, groups = count_table(members), len({member.group for member in members})
     events.record(counts={"groups": groups, "members": len(members)})
     if as_json:
@@ -235,4 +234,4 @@ def duplicates(
     if target is not None:
         folder, name = target
         folder.put(name, duplicates_csv(members).encode())
-        remark(f"written: {output}", style="")
+        print_remark(f"written: {output}", style="")

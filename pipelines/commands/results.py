@@ -16,7 +16,7 @@ from rich.text import Text
 from schemas.console import events
 from schemas.console.progress import format_duration
 from schemas.console.tables import render_tables
-from schemas.escapes import escape_text
+from schemas.escapes import counted, escape_text
 from schemas.options import Opt
 from schemas.writing.reuse_policy import FailureLimit
 
@@ -41,7 +41,7 @@ _started = time.monotonic()  # The program imports this module before it runs a 
 _NOT_SHOWN = {"images", "failed", "listing", "content"}  # Statistics in the summary already, or digests.
 
 
-def remark(text: str, style: str = "yellow") -> None:
+def print_remark(text: str, style: str = "yellow") -> None:
     """Print a remark on standard error, in a style of rich's, or as an event."""
     if not events.emit("remark", message=text, severity="INFO" if style == "dim" else "WARNING"):
         notes.print(Text(escape_text(text, lines=True), style=style), soft_wrap=True)
@@ -59,11 +59,11 @@ def print_dataset(manifest: Manifest, output: str) -> None:
     facts = [f"{manifest.failed:,} failed", size_text, format_duration(time.monotonic() - _started)]
     if any((manifest.parameters.get(source) or {}).get("untrained") for source in ("extractor", "model")):
         facts.append("untrained weights")
-    rows = f"{manifest.rows:,} rows in {len(manifest.shards)} shards in {escape(output)}"
+    rows = f"{counted(manifest.rows, 'row')} in {counted(len(manifest.shards), 'shard')} in {escape(output)}"
     print_line(f"[bold]{manifest.kind}[/bold]: {rows} ({', '.join(facts)})")
 
 
-def finish(
+def finish_dataset(
     manifest: Manifest,
     output: str,
     max_failures: FailureLimit = FailureLimit(),
@@ -73,7 +73,7 @@ def finish(
 
     ``changes`` holds the numbers of new, changed and removed images of an update. Digests are left to ``inspect``.
     """
-    from pipelines.datasets.inspection import statistics_table
+    from pipelines.datasets.inspection import statistics_tables
 
     failed = dict(sorted(manifest.failure_reasons.items()))
     events.record(counts={"rows": manifest.rows, "shards": len(manifest.shards), "failed": failed})
@@ -85,15 +85,15 @@ def finish(
         share = changes.get("rewritten", 0) / len(manifest.shards)
         size = share * sum(entry.bytes for entry in manifest.shards)
         if size > _LARGE_UPDATE and share > 4 * (new + changed + removed) / max(1, manifest.rows):
-            remark(
+            print_remark(
                 f"the update rewrote {share:.0%} of {len(manifest.shards):,} shards, {size / 1e9:,.1f} GB: with more shards "
                 "(--shards, once with --overwrite) a small change rewrites less"
             )
     shown = {name: value for name, value in manifest.statistics.items() if name not in _NOT_SHOWN}
-    render_tables(console, [statistics_table(replace(manifest, statistics=shown))])
+    render_tables(console, statistics_tables(replace(manifest, statistics=shown)))
     if manifest.failed:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in failed.items())
         listed = f"They are listed by: imagepivot inspect {shlex.quote(output)} --failures"
-        remark(f"{'' if manifest.rows else 'all '}{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
+        print_remark(f"{'' if manifest.rows else 'all '}{manifest.failed:,} inputs failed: {counts}. {listed}", style="red")
     if max_failures.is_exceeded(failed=manifest.failed, rows=manifest.rows):
         raise typer.Exit(3)

@@ -47,7 +47,7 @@ def stoppable() -> Iterator[None]:
 
     def interrupt(signum: int, _frame: FrameType | None) -> None:
         if _received:
-            _end()
+            _exit_immediately()
         _received.append(signum)
         signal.setitimer(signal.ITIMER_REAL, _REPEAT_SECONDS, _REPEAT_SECONDS)
         raise KeyboardInterrupt
@@ -65,11 +65,11 @@ def stoppable() -> Iterator[None]:
         yield
     except BaseException:
         if _received:
-            _end()  # Without joining threads that still compute.
+            _exit_immediately()  # Without joining threads that still compute.
         raise
     finally:
         for signum in caught:
-            signal.signal(signum, _end)
+            signal.signal(signum, _exit_immediately)
 
 
 def stopped_line() -> str:
@@ -137,7 +137,7 @@ def flush_streams() -> OSError | None:
     return failed
 
 
-def _end(signum: int = 0, _frame: FrameType | None = None) -> NoReturn:
+def _exit_immediately(signum: int = 0, _frame: FrameType | None = None) -> NoReturn:
     """Exit immediately; the last line bypasses Python's buffers, which may be in use."""
     code = 128 + (stop_signal() or signum)
     with contextlib.suppress(OSError, SystemExit):

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from pipelines.commands.binding import command
 from pipelines.commands.imports import Imports, import_modules
-from pipelines.commands.results import AsJson, console, notes, print_dataset, print_line, remark
+from pipelines.commands.results import AsJson, console, notes, print_dataset, print_line, print_remark
 from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.progress import Monitoring
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from schemas.made_from import MadeFrom
     from train.evaluation.sts_data import StsPairs
-    from train.reports.figure_examples import Picture
+    from train.reports.figure_examples import SizedPixels
     from train.reports.reproduce import FinishedRun
     from train.reports.row_results import FailedRun
 
@@ -72,7 +72,7 @@ def train(
         shutdown_notice("stopped before training began; nothing was changed"),
         TrainingDisplay(notes, monitoring) as watch,
     ):
-        result = loop.train(job, watch, remark)
+        result = loop.train(job, watch, print_remark)
     progress, chances = result.progress, tuple(result.chance.values())
     events.record(counts={"steps": progress.step})
     at_chance = "" if not chances or is_above_chance(progress.best_score, chances) else "; this is not better than chance"
@@ -113,20 +113,20 @@ def evaluate(
     if _is_up_to_date(output, made_from, EVALUATION if as_json else ""):
         return
     with CountDisplay(notes, "evaluate", unit="vectors", monitoring=monitoring) as count:
-        scores = evaluate_run(job, count, remark)
+        scores = evaluate_run(job, count, print_remark)
         complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
     events.record(counts={"scores": len(scores)})
     remarks = [score.exclusion.remark([score.split]) for score in scores if score.exclusion is not None]
     remarks += [score.missing_features.remark for score in scores if score.missing_features is not None]
     for text in dict.fromkeys(remarks):
-        remark(text)
+        print_remark(text)
     report = evaluation_content(scores, job.runs)
     if complete:
         report["with_duplicates"] = evaluation_report(complete)
     if made_from is not None:
         names = write_evaluation(scores, report, output)
         write_made_from(Folder(output), made_from, {name: Folder(output).size(name) or 0 for name in names})
-        remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
+        print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
@@ -144,7 +144,7 @@ def _is_up_to_date(output: str, made_from: MadeFrom | None, report: str = "") ->
         return False
     if report:
         typer.echo(Folder(output).read(report), nl=False)
-    remark(f"{output!r} is up to date", style="")
+    print_remark(f"{output!r} is up to date", style="")
     return True
 
 
@@ -172,13 +172,13 @@ def compare(
     if as_json:
         typer.echo(to_json(comparison.to_dict(), indent=2))
     else:
-        from train.reports.tables import comparison_tables
+        from train.reports.tables import run_comparison_tables
 
-        render_tables(console, comparison_tables(comparison))
+        render_tables(console, run_comparison_tables(comparison))
     for note in comparison.notes:
-        remark(note)
+        print_remark(note)
     if output:
-        remark(f"written: {plot_comparison(comparison, output)}", style="")
+        print_remark(f"written: {plot_comparison(comparison, output)}", style="")
 
 
 @command("embed runs/c2c embeddings --features features --captions encoded")
@@ -194,7 +194,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
 
     total = sum(open_dataset(source).manifest.rows for source in (job.features, job.captions) if source)
     with CountDisplay(notes, "embed", unit="vectors", total=total, monitoring=monitoring) as count:
-        manifests = embedding.embed(job, count, remark)
+        manifests = embedding.embed(job, count, print_remark)
         count.settle()
     shards = sum(len(manifest.shards) for manifest in manifests)
     events.record(counts={"rows": sum(manifest.rows for manifest in manifests), "shards": shards, "failed": {}})
@@ -217,7 +217,7 @@ def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, monit
     total = open_dataset(job.features).manifest.rows if job.features else None
     with CountDisplay(notes, "search", unit="images", total=total, monitoring=monitoring) as count:
         hits = search_images(
-            job, tokenize_query, lambda words: remark(f"not in the vocabulary: {' '.join(words)}"), count, remark
+            job, tokenize_query, lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"), count, print_remark
         )
     events.record(counts={"hits": len(hits)})
     ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
@@ -269,12 +269,12 @@ def sts(
         render_tables(console, sts_tables(result))
     for pairs in result.data:
         if pairs.unscored:
-            remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
+            print_remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
     if made_from is not None:
         names, picture = write_sts(result, output), plot_sts(result, output)
         sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}
         write_made_from(Folder(output), made_from, sizes)
-        remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")
+        print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")
 
 
 @command("figures runs/mha-d figures --captions encoded --features regions --images photos")
@@ -294,7 +294,7 @@ def figures(
 
     from train.reports.figures import draw_figures
 
-    def read(location: str, image_ids: Sequence[str]) -> Mapping[str, Picture]:
+    def read(location: str, image_ids: Sequence[str]) -> Mapping[str, SizedPixels]:
         from pipelines.datasets.view import read_pictures
 
         return read_pictures(reading.open(location), image_ids)
@@ -306,11 +306,11 @@ def figures(
         drawn = draw_figures(job, read, count, made_from=made_from)
     events.record(counts={"figures": len(drawn.names) - 1})
     for name, reason in drawn.refused.items():
-        remark(f"no {name}: {reason}")
+        print_remark(f"no {name}: {reason}")
     if drawn.untrained:
-        remark(untrained_remark(drawn.untrained))
+        print_remark(untrained_remark(drawn.untrained))
     if not job.images:
-        remark("no pictures without --images: image ids are drawn instead")
+        print_remark("no pictures without --images: image ids are drawn instead")
     print_line(f"examples: {escape(drawn.rule)}")
     for ranking in drawn.rankings:
         place = f"{ranking.example} {ranking.caption.key.language} rank {ranking.rank:,} of {ranking.images:,}"
@@ -358,7 +358,7 @@ def reproduce(
                 how = f": failed ({done.failure.kind})" if done.failure else ""
                 notes.print(f"{done.count} of {done.total}: {done.task.preset}, seed {done.task.seed}{how}", highlight=False)
 
-        failed = work.reproduce(job, report_done, remark)
+        failed = work.reproduce(job, report_done, print_remark)
     events.record(counts={"runs": total - len(failed), "failed": dict(Counter(run.failure.kind for run in failed))})
     report = read_report(job.output, job.paper)
     if any(row.results for row in report.rows):
@@ -383,7 +383,7 @@ def reproduce(
     except DatasetError as error:
         if not failed:
             raise
-        remark(str(error), style="red")  # Mostly a full disk, which runs have reported, too.
+        print_remark(str(error), style="red")  # Mostly a full disk, which runs have reported, too.
     if pairs:
         _report_sts(job, pairs, monitoring=monitoring)
     if failed:
@@ -399,10 +399,10 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
         count = f"all {total}" if len(runs) == total > 1 else f"{len(runs)} of {total}"
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         failure = runs[0].failure
-        remark(f"{count} runs failed ({failure.kind}): {runs[0].name}{more}: {failure.reason}", style="red")
-    remark("the same command retries failed runs", style="")
+        print_remark(f"{count} runs failed ({failure.kind}): {runs[0].name}{more}: {failure.reason}", style="red")
+    print_remark("the same command retries failed runs", style="")
     if any(run.failure.kind == "diverged" for run in failed):
-        remark("diverged runs would mostly diverge again: change their settings with --rows and --set", style="")
+        print_remark("diverged runs would mostly diverge again: change their settings with --rows and --set", style="")
 
 
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, monitoring: Monitoring) -> None:

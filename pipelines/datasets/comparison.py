@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from pipelines.datasets.inspection import shorten, value_rows
+from pipelines.datasets.inspection import elide, value_rows
 from pipelines.jobs import DiffJob
 from pipelines.running.meter import Meter
 from schemas.console.tables import Cell, Column, Row, Table
@@ -117,7 +117,7 @@ class VectorDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DatasetComparison:
     """The differences between datasets A and B.
 
     Attributes:
@@ -163,7 +163,7 @@ def _text(key: tuple[Any, ...]) -> str:
     return "/".join(map(str, key))
 
 
-def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
+def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> DatasetComparison:
     """Compare two datasets of one kind.
 
     Regions are compared one by one as far as both sides use them; rows with different ``num_regions`` are counted.
@@ -204,7 +204,7 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> Comparison:
                 different.append(name)
         if different:
             differing.add(key)
-    return Comparison(
+    return DatasetComparison(
         kind=a.kind,
         rows_a=len(a),
         rows_b=len(b),
@@ -236,13 +236,13 @@ def _joined(a: Dataset, b: Dataset, columns: Sequence[str]) -> Iterator[tuple[tu
     """Yield all keys in sorted groups, with the row of each side or None."""
     groups = math.gcd(a.num_shards, b.num_shards)
     for group in range(groups):
-        shards = [_rows(side, shard, columns) for side in (a, b) for shard in range(group, side.num_shards, groups)]
+        shards = [_keyed_rows(side, shard, columns) for side in (a, b) for shard in range(group, side.num_shards, groups)]
         for key, rows in groupby(heapq.merge(*shards, key=itemgetter(0)), key=itemgetter(0)):
             by_side = {side is a: row for _, side, row in rows}
             yield key, by_side.get(True), by_side.get(False)
 
 
-def _rows(dataset: Dataset, shard: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Dataset, _Row]]:
+def _keyed_rows(dataset: Dataset, shard: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Dataset, _Row]]:
     """Yield the rows of a shard with their key, and their dataset."""
     for batch in dataset.shard_batches(shard, columns):
         table = pa.Table.from_batches([batch])
@@ -270,7 +270,7 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
+def comparison_tables(comparison: DatasetComparison) -> list[Table]:
     """Return a comparison as tables."""
     parameters = [(entry.path, _short(entry.a), _short(entry.b)) for entry in comparison.parameters]
     # A row for each number: columns side by side would be too narrow to read.
@@ -282,7 +282,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     ]
 
 
-def _rows_table(comparison: Comparison) -> Table:
+def _rows_table(comparison: DatasetComparison) -> Table:
     rows: list[Row] = [("in A", comparison.rows_a), ("in B", comparison.rows_b), ("in both", comparison.common)]
     for label, sample in (
         ("only in A", comparison.missing_in_b),
@@ -313,4 +313,4 @@ def _vector_numbers(column: VectorDifference) -> dict[str, str]:
 
 
 def _short(value: Any) -> str:
-    return shorten("not set" if value is None else value if isinstance(value, str) else canonical_json(value))
+    return elide("not set" if value is None else value if isinstance(value, str) else canonical_json(value))

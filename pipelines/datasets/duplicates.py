@@ -13,7 +13,7 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from hashlib import blake2b
@@ -31,6 +31,7 @@ from scipy.sparse.csgraph import connected_components
 import extractors
 from pipelines.jobs import DuplicatesJob
 from pipelines.running.meter import Meter
+from schemas.console.events import Remark
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
 from schemas.duplicates import KINDS, Duplicate
@@ -69,11 +70,11 @@ _PAIRS = 1024  # Pairs whose colours are compared simultaneously: 20 MB.
 
 _Links: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]  # Positions of first and second items, and similarities.
 _Matches: TypeAlias = Iterator[tuple[str, _Links]]
-_Remark: TypeAlias = Callable[[str], None]
+
 logger = logging.getLogger(__name__)
 
 
-def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: _Remark = logger.warning) -> list[Duplicate]:
+def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: Remark = logger.warning) -> list[Duplicate]:
     """Find equal and nearly equal images and captions.
 
     ``on_warning`` receives a sentence about images that only their features can compare.
@@ -145,7 +146,7 @@ def _link_equal(keys: Iterable[Hashable], start: int = 0) -> _Links:
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], meter: Meter, on_warning: _Remark) -> _Matches:
+def _match_images(job: DuplicatesJob, features: Dataset, ids: Sequence[str], meter: Meter, on_warning: Remark) -> _Matches:
     # Records hold the SHA-256 of files.
     records = (read_record(features.folder, shard.path, whole=True) for shard in features.manifest.shards)
     sources = (source for record in records if record for source in record.sources or ())
@@ -183,7 +184,7 @@ def digest_picture(data: bytes) -> PictureDigest:
     """Compute the digests of a file."""
     file = sha256_of_bytes(data)
     try:
-        picture = extractors.decode(data)
+        picture = extractors.decode_image(data)
     except extractors.DecodeError:
         return PictureDigest(file)
     clipped = reduce(ImageChops.lighter, picture.split()).point([0] * 254 + [255] * 2)

@@ -14,10 +14,11 @@ from rich.filesize import pick_unit_and_suffix
 from pipelines.datasets.region_names import RegionNames, named_regions
 from schemas.console.tables import Cell, Column, Row, Table, number_columns
 from schemas.dataset import Dataset
-from schemas.escapes import redact
+from schemas.escapes import counted, redact
 from schemas.fingerprints import canonical_json
 from schemas.manifest import Manifest
 from schemas.parameters import untrained_remark
+from schemas.vocabulary import SPECIALS, UNK
 
 _MAX_TEXT = 60
 _MAX_REGIONS = 4
@@ -28,14 +29,14 @@ _CAPTION_KINDS = ("captions", "encoded", "embeddings")
 _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
 
 
-def describe(dataset: Dataset, *, rows: int = 5) -> list[Table]:
+def describe_dataset(dataset: Dataset, *, rows: int = 5) -> list[Table]:
     """Describe parameters, columns, statistics, failures and first rows as tables."""
-    columns = [tuple(column.values()) for column in _columns(dataset)]
+    columns = [tuple(column.values()) for column in _column_rows(dataset)]
     sample = _sample_regions if dataset.kind == "regions" else _sample
     return [
         Table(("", ""), list(_overview(dataset)), dataset.folder.location, has_borders=True),
         Table(("name", "type", "description"), columns, "columns", has_borders=True),
-        statistics_table(dataset.manifest),
+        *statistics_tables(dataset.manifest),
         _reasons_table(dataset),
         *([sample(dataset, rows)] if rows else []),
     ]
@@ -56,7 +57,7 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
         "inputs": list(manifest.inputs),
         "libraries": manifest.libraries,
         "notes": manifest.notes,
-        "columns": _columns(dataset),
+        "columns": _column_rows(dataset),
         "statistics": manifest.statistics,
         "failed": manifest.failed,
         "failures": _failures_by_reason(dataset),
@@ -67,20 +68,20 @@ def describe_json(dataset: Dataset, *, rows: int = 5) -> dict[str, Any]:
 def _overview(dataset: Dataset) -> Iterator[Row]:
     manifest = dataset.manifest
     if note := untrained_remark(dataset.untrained):
-        yield _name("note"), Cell(note, style="yellow")
-    yield _name("kind"), manifest.kind
+        yield _cyan("note"), Cell(note, style="yellow")
+    yield _cyan("kind"), manifest.kind
     size = _stored_bytes(manifest)
     unit, suffix = pick_unit_and_suffix(size, ["bytes", "KiB", "MiB", "GiB"], 1024)
     size_text = f"{size / unit:,.{int(unit > 1)}f} {suffix}"
-    yield _name("rows"), f"{manifest.rows:,} in {len(manifest.shards):,} shards, {size_text}"
-    yield _name("fingerprint"), manifest.fingerprint
+    yield _cyan("rows"), f"{manifest.rows:,} in {counted(len(manifest.shards), 'shard')}, {size_text}"
+    yield _cyan("fingerprint"), manifest.fingerprint
     yield from value_rows(manifest.parameters, empty="all")
     for entry in manifest.inputs[:_MAX_INPUTS]:
         values = {key: f"{value:,}" if key == "bytes" else value for key, value in entry.items() if key != "name"}
         yield from value_rows({f"from {entry.get('name', '')}": values})
     if len(manifest.inputs) > _MAX_INPUTS:
-        yield _name("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
-    yield _name("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
+        yield _cyan("from"), f"{len(manifest.inputs) - _MAX_INPUTS} more files, all in the manifest"
+    yield _cyan("made with"), ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
     if manifest.notes:
         yield from value_rows({"notes": manifest.notes})
 
@@ -88,24 +89,24 @@ def _overview(dataset: Dataset) -> Iterator[Row]:
 def value_rows(values: Mapping[str, Any], *, empty: str = "none", depth: int = 0) -> Iterator[Row]:
     """Yield a row for each JSON value; the values of a mapping are indented."""
     for name, value in values.items():
-        label = _name("  " * depth + name)
+        label = _cyan("  " * depth + name)
         if isinstance(value, Mapping):
             yield label, "" if value else "none"
             yield from value_rows(value, empty=empty, depth=depth + 1)
         else:
-            yield label, _plain(value, empty)
+            yield label, _plain_text(value, empty)
 
 
-def _name(text: str) -> Cell:
+def _cyan(text: str) -> Cell:
     return Cell(text, style="cyan")
 
 
-def _plain(value: Any, empty: str) -> str:
+def _plain_text(value: Any, empty: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         is_flat = not any(isinstance(item, (list, tuple, Mapping)) for item in value)
-        return ", ".join(_plain(item, empty) for item in value) or empty if is_flat else canonical_json(value)
+        return ", ".join(_plain_text(item, empty) for item in value) or empty if is_flat else canonical_json(value)
     return "" if value is None else str(value)
 
 
@@ -113,14 +114,14 @@ def _stored_bytes(manifest: Manifest) -> int:
     return sum(entry.bytes for entry in (*manifest.shards, *manifest.failures, *manifest.files))
 
 
-def _columns(dataset: Dataset) -> list[dict[str, str]]:
+def _column_rows(dataset: Dataset) -> list[dict[str, str]]:
     return [
         {"name": column.name, "type": _type(column.type), "description": column.metadata[b"description"].decode()}
         for column in dataset.schema
     ]
 
 
-def statistics_table(manifest: Manifest) -> Table:
+def statistics_tables(manifest: Manifest) -> list[Table]:
     """Return the manifest's statistics, in a form by its kind."""
     forms = {
         "captions": _caption_statistics,
@@ -128,13 +129,16 @@ def statistics_table(manifest: Manifest) -> Table:
         "word-vectors": _word_vector_statistics,
         "token-features": _token_feature_statistics,
     }
+    more: list[Table] = []
     try:
         columns, rows = forms[manifest.kind if manifest.statistics else ""](manifest.statistics)
+        if manifest.kind == "vocabulary":
+            more = _vocabulary_tables(manifest.statistics)
     except (KeyError, TypeError, AttributeError, ValueError):  # Another kind, or a dataset of another program.
         named = {name.replace("_", " "): value for name, value in manifest.statistics.items()}
         values = {name: f"{value:,}" if isinstance(value, int) else value for name, value in named.items()}
         columns, rows = ["", Column("", "")], list(value_rows(values))
-    return Table(columns, rows, "statistics", has_borders=True)
+    return [Table(columns, rows, "statistics", has_borders=True), *more]
 
 
 _Statistics: TypeAlias = tuple[Sequence[Column | str], list[Row]]
@@ -150,29 +154,28 @@ def _caption_statistics(statistics: Mapping[str, Any]) -> _Statistics:
 
 
 def _vocabulary_statistics(statistics: Mapping[str, Any]) -> _Statistics:
-    languages = list(statistics["tokens"])
-    unknown, reserved = statistics["unknown"], statistics.get("reserved", {})
-    named = (
-        ("types", "different tokens counted"),
-        ("singletons", "of them singletons"),
-        ("occurrences", "occurrences counted"),
-    )
-    rows: list[Row] = [
-        ("tokens in the vocabulary", *_counts([*statistics["tokens"].values(), statistics["sum"], statistics["union"]])),
-        *((label, *_counts(statistics[name][language] for language in languages)) for name, label in named),
-        (),
+    columns = ["language", *number_columns("tokens", "types", "singletons", "occurrences")]
+    names = ("tokens", "types", "singletons", "occurrences")
+    languages = [(language, *_counts(statistics[name][language] for name in names)) for language in statistics["tokens"]]
+    return columns, [*languages, (), ("sum", f"{statistics['sum']:,}"), ("union", f"{statistics['union']:,}")]
+
+
+def _vocabulary_tables(statistics: Mapping[str, Any]) -> list[Table]:
+    """Return the shares of unknown tokens, and the overlap of languages."""
+    languages, jaccard, reserved = list(statistics["tokens"]), statistics["jaccard"], statistics.get("reserved", {})
+    unknown: list[Row] = []
+    for language, shares in statistics["unknown"].items():
+        counts = reserved.get(language, {})
+        unknown += [(language, split, f"{share:.2%}", counts.get(split)) for split, share in sorted(shares.items())]
+    overlaps = [
+        (language, *(jaccard.get(f"{other}/{language}") for other in languages[:index]))
+        for index, language in enumerate(languages)
     ]
-    for row in languages[:-1]:
-        overlap = (statistics["jaccard"].get(f"{row}/{column}") for column in languages)
-        rows.append(_dim(f"Jaccard with {row}", *(None if value is None else f"{value:.4f}" for value in overlap)))
-    rows.append(())
-    for split in sorted({split for shares in unknown.values() for split in shares}):
-        shares = (unknown.get(language, {}).get(split) for language in languages)
-        rows.append((f"<unk> in {split}", *(None if share is None else f"{share:.2%}" for share in shares)))
-    for split in sorted({split for counts in reserved.values() for split in counts}):
-        counts = (reserved.get(language, {}).get(split, 0) for language in languages)
-        rows.append((f"reserved tokens in {split}", *_counts(counts)))
-    return ["", *number_columns(*languages, "sum", "union")], rows
+    columns = ["language", "split", *number_columns(SPECIALS[UNK]), *number_columns("reserved tokens", spec=",")]
+    return [
+        Table(columns[: None if reserved else -1], unknown, "unknown tokens", has_borders=True),
+        Table(["", *number_columns(*languages[:-1], spec=".1%")], overlaps[1:], "Jaccard"),
+    ]
 
 
 def _word_vector_statistics(statistics: Mapping[str, Any]) -> _Statistics:
@@ -298,15 +301,15 @@ def _value(value: Any) -> str:
     if isinstance(first, _FLOATS):
         return f"[{', '.join(f'{number:.3f}' for number in value[:_MAX_VALUES])}, ...] {len(value)} values"
     if isinstance(first, str) and len(value) > 1:
-        return shorten(" ".join(value))
+        return elide(" ".join(value))
     if isinstance(first, tuple):
         return ", ".join(f"{key} {count:,}" for key, count in value)
     if isinstance(value, (Mapping, list)):
         return canonical_json(value) if value else ""
-    return shorten(value) if isinstance(value, str) else str(value)
+    return elide(value) if isinstance(value, str) else str(value)
 
 
-def shorten(text: str) -> str:
+def elide(text: str) -> str:
     """Shorten a text to at most 60 characters, with an ellipsis."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 

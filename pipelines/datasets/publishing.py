@@ -53,7 +53,7 @@ def publish(source: str, target: str, meter: Meter = Meter()) -> Publication:
     origin, folder = dataset.folder, Folder(target)
     if origin.path_of("") == folder.path_of(""):
         raise UsageError(f"{target!r} is the dataset itself: give another folder")
-    entries = _entries(dataset.manifest)
+    entries = _entries_by_path(dataset.manifest)
     with lock_folder(folder):
         stored = _stored_entries(folder, dataset.manifest.kind)
         todo = [entry for path, entry in entries.items() if stored.get(path) != entry]
@@ -70,7 +70,7 @@ def publish(source: str, target: str, meter: Meter = Meter()) -> Publication:
     return Publication(len(todo), sum(entry.bytes for entry in todo), len(entries) - len(todo), len(obsolete))
 
 
-def _entries(manifest: Manifest) -> dict[str, FileEntry]:
+def _entries_by_path(manifest: Manifest) -> dict[str, FileEntry]:
     return {entry.path: entry for entry in (*manifest.shards, *manifest.failures, *manifest.files)}
 
 
@@ -94,7 +94,7 @@ def _stored_entries(folder: Folder, kind: str) -> dict[str, FileEntry]:
         raise DatasetError(
             f"{folder.location!r} holds {manifest.kind}, expected {kind}: give an empty folder, or an earlier copy"
         )
-    return _entries(manifest)
+    return _entries_by_path(manifest)
 
 
 def _copy(origin: Folder, folder: Folder, entry: FileEntry, meter: Meter) -> None:

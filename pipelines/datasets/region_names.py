@@ -66,7 +66,7 @@ class RegionNames:
         """
         listed = {entry.path: entry for entry in dataset.manifest.files}
         stored = (listed.get(name) for name in (_CLASSES, _ATTRIBUTES))
-        return cls(*(() if entry is None else _lines(dataset.read_file(entry)) for entry in stored))
+        return cls(*(() if entry is None else _split_lines(dataset.read_file(entry)) for entry in stored))
 
     def label(self, class_id: int, attribute_id: int = 0) -> str:
         """Return the label of a region, e.g. ``blue sky``, or ids if names are missing.
@@ -112,7 +112,7 @@ def _name(names: tuple[str, ...], label_id: int, noun: str) -> str:
     return names[label_id - 1].split(",")[0] if label_id <= len(names) else f"{noun} {label_id}"
 
 
-def _lines(data: bytes) -> tuple[str, ...]:
+def _split_lines(data: bytes) -> tuple[str, ...]:
     return tuple(data.decode("utf-8", errors="replace").split("\n")[:-1])
 
 
@@ -139,4 +139,4 @@ def stored_names(folder: Folder, description: Description) -> Mapping[str, bytes
     """Read the files with names that match the extractor from a dataset's folder."""
     expected = {_CLASSES: description.classes, _ATTRIBUTES: description.attributes}
     files = {name: folder.read(name) for name in expected if folder.size(name) is not None}
-    return {name: data for name, data in files.items() if len(_lines(data)) == expected[name]}
+    return {name: data for name, data in files.items() if len(_split_lines(data)) == expected[name]}

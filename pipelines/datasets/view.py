@@ -63,7 +63,7 @@ def draw_view(job: ViewJob) -> str:
             )
     if dataset.kind not in ("regions", "features"):
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
-    row = _row(dataset, job.image_id)
+    row = _row_of_image(dataset, job.image_id)
     picture = decoded_pictures(job.reading.open(job.images), [job.image_id])[job.image_id]
     if dataset.kind == "regions":
         drawing, description = _draw_regions(dataset, row, picture, job.max_regions or None)
@@ -100,7 +100,7 @@ def center_crop_box(
     return (width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2
 
 
-def _row(dataset: Dataset, image_id: str) -> dict[str, Any]:
+def _row_of_image(dataset: Dataset, image_id: str) -> dict[str, Any]:
     try:
         return dataset.get(image_id)
     except KeyError:
@@ -212,7 +212,7 @@ def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image
     for box in reversed(boxes):
         colour = colour_of(box.group)
         paint = tuple(value / 255 for value in colour)
-        left, top, right, bottom = place = _within((value * scale for value in box.xyxy), size)
+        left, top, right, bottom = place = _clip_to_canvas((value * scale for value in box.xyxy), size)
         sides = max(0, right + 1 - left - line), max(0, bottom + 1 - top - line)
         pen: dict[str, Any] = {"lw": line, "ec": paint, "fill": False, "joinstyle": "miter", "aa": False, "snap": False}
         figure.add_artist(Rectangle((left + line / 2, top + line / 2), *sides, transform=pixels, **pen))
@@ -240,7 +240,7 @@ def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image
     return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
-def _within(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
+def _clip_to_canvas(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
     """Move corners onto pixels of the canvas, so that every side of a box is visible."""
     left, top, right, bottom = map(round, xyxy)
     width, height = size_wh
@@ -307,7 +307,7 @@ def decoded_pictures(images: ImageSource, image_ids: Sequence[str]) -> dict[str,
             )
         ref = refs_by_id[image_id]
         try:
-            pictures[image_id] = extractors.decode(images.read(ref))
+            pictures[image_id] = extractors.decode_image(images.read(ref))
         except extractors.DecodeError as error:
             raise InputError(f"image {ref.uri!r} cannot be decoded: {error}") from error
         except OSError as error:

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.rule import Rule
 
-from pipelines.datasets.inspection import describe
-from pipelines.demo.scene_captions import captions
+from pipelines.datasets.inspection import describe_dataset
+from pipelines.demo.scene_captions import captions_of_scene
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.running.meter import Meter
 from schemas.console.tables import render_tables
@@ -59,7 +59,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
     rows = [
         (image_id, caption.language, caption.portion, caption.index, split_of(index), caption.text)
         for index, (image_id, scene) in enumerate(scenes.items())
-        for caption in captions(scene)
+        for caption in captions_of_scene(scene)
     ]
     lines = ["\t".join(_COLUMNS), *("\t".join(map(str, row)) for row in sorted(rows))]
     data = "".join(f"{line}\n" for line in lines).encode()
@@ -105,5 +105,5 @@ def show_datasets(output: Path, *, console: Console) -> None:
     """Print the datasets in the folder of the demo, each with three rows."""
     for name in ("captions", "vocabulary", "encoded", "features", "pool", "crops", "regions"):
         console.print(Rule(name))
-        render_tables(console, describe(open_dataset(output / name), rows=3))
+        render_tables(console, describe_dataset(open_dataset(output / name), rows=3))
         console.print()

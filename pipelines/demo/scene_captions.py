@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from pipelines.demo.scenes import Group, Scene
+from pipelines.demo.scenes import Scene, ShapeGroup
 from schemas.conversion import convert, parse_toml
 
 FULL_TEMPLATES = 5
@@ -54,19 +54,19 @@ class Language:
     articles: tuple[tuple[str, str, str], ...] = ()
 
 
-def _table(text: str) -> _Table:
+def _parse(text: str) -> _Table:
     """Parse a table with a header of column names and a first column of row names."""
     header, *rows = [line.split() for line in text.strip().splitlines()]
-    return {_form(name): dict(zip(header, map(_form, cells), strict=True)) for name, *cells in rows}
+    return {_word_form(name): dict(zip(header, map(_word_form, cells), strict=True)) for name, *cells in rows}
 
 
-def _form(cell: str) -> str:
+def _word_form(cell: str) -> str:
     return "" if cell == "-" else cell.replace("_", " ")
 
 
 _SECTIONS = parse_toml(Path(__file__).with_name("scene_languages.toml").read_text(encoding="utf-8"))
 LANGUAGES: dict[str, Language] = {
-    code: convert({key: _table(value) if isinstance(value, str) else value for key, value in section.items()}, Language, code)
+    code: convert({key: _parse(value) if isinstance(value, str) else value for key, value in section.items()}, Language, code)
     for code, section in _SECTIONS.items()
 }
 """Languages by code, in the order of captions."""
@@ -82,7 +82,7 @@ class Caption:
     text: str
 
 
-def captions(scene: Scene) -> list[Caption]:
+def captions_of_scene(scene: Scene) -> list[Caption]:
     """Return all captions of a scene.
 
     The choice of templates depends only on the scene.
@@ -102,7 +102,7 @@ def captions(scene: Scene) -> list[Caption]:
 def caption(scene: Scene, language: str, template: int, *, with_size: bool = True) -> str:
     """Describe a scene in one sentence, by a template index below `template_count`."""
     grammar = LANGUAGES[language]
-    return _capital(_templates(grammar, scene)[template].format_map(_parts(grammar, scene, with_size)))
+    return _capital(_templates(grammar, scene)[template].format_map(_fillers(grammar, scene, with_size)))
 
 
 def template_count(language: str, scene: Scene) -> int:
@@ -120,7 +120,7 @@ def _draw_templates(rng: Random, language: str, scene: Scene) -> list[int]:
     return [indices.pop(int(rng.random() * len(indices))) for _ in range(_COMPARABLE_CAPTIONS)]
 
 
-def _parts(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
+def _fillers(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
     """Return the values for the placeholders of templates."""
     parts = dict(grammar.grounds[scene.background])
     for name, group in zip("ab", scene.groups, strict=False):
@@ -138,7 +138,7 @@ def _parts(grammar: Language, scene: Scene, with_size: bool) -> dict[str, str]:
     return parts
 
 
-def _phrase(grammar: Language, group: Group, case: str, with_size: bool) -> str:
+def _phrase(grammar: Language, group: ShapeGroup, case: str, with_size: bool) -> str:
     """Name a group, e.g. "two small red circles" or "zwei kleinen roten Kreisen"."""
     agreement = grammar.agreement[f"{grammar.nouns[group.shape]['gender']} {case}"]
     ending = agreement["one" if group.count == 1 else "many"]
@@ -153,7 +153,7 @@ def _phrase(grammar: Language, group: Group, case: str, with_size: bool) -> str:
     return " ".join([article, *words]).strip()
 
 
-def _noun(grammar: Language, group: Group, case: str) -> str:
+def _noun(grammar: Language, group: ShapeGroup, case: str) -> str:
     forms, prefix = grammar.nouns[group.shape], "1" if group.count == 1 else "2"
     return forms.get(f"{prefix}_{case}", forms[f"{prefix}_nom"])
 

@@ -65,7 +65,7 @@ _Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Group:
+class ShapeGroup:
     """One to four equal shapes: keys of `SHAPES`, `COLOURS`, `SIZES`, `POSITIONS`."""
 
     shape: str
@@ -85,7 +85,7 @@ class Scene:
     """
 
     background: str
-    groups: tuple[Group, ...]
+    groups: tuple[ShapeGroup, ...]
     variant: int = 0
 
 
@@ -99,7 +99,7 @@ class Placed:
         tilt: rotation in degrees.
     """
 
-    group: Group
+    group: ShapeGroup
     centre_xy: tuple[float, float]
     radius: float
     tilt: float
@@ -114,7 +114,7 @@ def make_scenes(count: int, seed: int = 0) -> Iterator[tuple[str, Scene]]:
     if not 1 <= count <= _MAX_SCENES:
         raise UsageError(f"expected a count of scenes from 1 to {_MAX_SCENES}, found {count!r}: give a count in that range")
     rng = Random(seed)
-    seen: set[tuple[str, tuple[Group, ...]]] = set()
+    seen: set[tuple[str, tuple[ShapeGroup, ...]]] = set()
     while len(seen) < count:
         scene = _draw_scene(rng)
         content = (scene.background, scene.groups)
@@ -136,7 +136,7 @@ def _draw_scene(rng: Random) -> Scene:
     for position in positions:
         colour = colours.pop(int(rng.random() * len(colours)))
         shape, size, count = _pick(rng, tuple(SHAPES)), _pick(rng, tuple(SIZES)), 1 + int(rng.random() * _MAX_COUNT)
-        groups.append(Group(shape=shape, colour=colour, size=size, count=count, position=position))
+        groups.append(ShapeGroup(shape=shape, colour=colour, size=size, count=count, position=position))
     return Scene(background=background, groups=tuple(groups), variant=int(rng.random() * 2**31))
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from pipelines.exchange.jobs import IdRule
+from pipelines.exchange.jobs import ListIdRule
 from pipelines.inputs.images.base import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
@@ -15,7 +15,7 @@ from schemas.storage.locations import is_remote, local_path
 from schemas.text import read_text
 
 _EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
-_RULES_WITH_FOLDERS: tuple[IdRule, ...] = ("exact", "path")
+_RULES_WITH_FOLDERS: tuple[ListIdRule, ...] = ("exact", "path")
 CAPTION_NUMBER = re.compile(r"#\d+$")
 
 
@@ -36,7 +36,7 @@ def local_file(location: str) -> Path:
     return path
 
 
-def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
+def make_image_id(text: str, rule: ListIdRule, *, place: str) -> str:
     """Return the image id of a list entry.
 
     >>> make_image_id("flickr30k/1000092795.jpg#3", "name", place="line 1")
@@ -51,7 +51,7 @@ def make_image_id(text: str, rule: IdRule, *, place: str) -> str:
     return check_image_id(image_id, place=place)
 
 
-def apply_rule(text: str, rule: IdRule) -> str:
+def apply_rule(text: str, rule: ListIdRule) -> str:
     """Return the image id of a list entry, unchecked."""
     if rule == "exact":
         return text
@@ -66,9 +66,9 @@ def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
         InputError: it is not UTF-8, a line is not an image id, or two different lines name one image.
     """
     listed, images = [], dict[str, str]()
-    for line_number, line in enumerate(read_lines(path), 1):
+    for line_number, line in enumerate(lines_of(path), 1):
         place = f"{path.name}, line {line_number}"
-        rule: IdRule = next((rule for rule in _RULES_WITH_FOLDERS if apply_rule(line, rule) in image_ids), "name")
+        rule: ListIdRule = next((rule for rule in _RULES_WITH_FOLDERS if apply_rule(line, rule) in image_ids), "name")
         image_id, image = make_image_id(line, rule, place=place), CAPTION_NUMBER.sub("", line)
         if images.setdefault(image_id, image) != image:
             raise InputError(
@@ -79,7 +79,7 @@ def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
     return listed
 
 
-def read_lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     """Read a text file; its last line may lack the line end."""
     text = read_text(path)
     return text.removesuffix("\n").split("\n") if text else []

@@ -44,7 +44,7 @@ _UNSUPPORTED = {".npz": "npz archives", ".lmdb": "LMDB", ".mdb": "LMDB"}
 _BLOCK_BYTES = 8 << 20
 
 
-def format_of(location: str) -> ImportFormat:
+def import_format(location: str) -> ImportFormat:
     """Return the format of a file by its extension.
 
     Raises:
@@ -67,7 +67,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     Raises:
         ImagepivotError: the files are missing, damaged or contradict each other, or the folder cannot be written.
     """
-    source_format = job.format or format_of(job.sources[0])
+    source_format = job.format or import_format(job.sources[0])
     job = replace(job, format=source_format)
     files = _READERS[source_format](job)
     if not files.image_ids:
@@ -91,19 +91,19 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     rows_by_shard: list[list[int]] = []
 
     def check() -> None:
-        rows_by_shard.extend(_by_shard(files.image_ids, _check_rows(files, spec), output.shards))
+        rows_by_shard.extend(_by_shard(files.image_ids, _check_feature_rows(files, spec), output.shards))
 
     def write_feature_shard(index: int, shard: ShardWriter) -> None:
         meter.start_shard(index)
         for block in _blocks(rows_by_shard[index], spec):
-            shard.write(_table(files, block, spec))
+            shard.write(_feature_table(files, block, spec))
             meter.add(images=len(block))
         meter.finish_shard()
 
     return write_dataset(output, write_feature_shard, ReusePolicy(overwrite=job.overwrite, verify=job.verify), check=check)
 
 
-def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
+def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
     """Read all rows once, and return the first row of each image.
 
     Raises:
@@ -112,7 +112,7 @@ def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
     bad_rows = bad_values = 0
     first_bad = -1
     for rows in _blocks(range(len(files.image_ids)), spec):
-        bad = count_nonfinite(_table(files, rows, spec))
+        bad = count_nonfinite(_feature_table(files, rows, spec))
         if bad.any():
             first_bad = rows[int(np.flatnonzero(bad)[0])] if first_bad < 0 else first_bad
             bad_rows, bad_values = bad_rows + int((bad > 0).sum()), bad_values + int(bad.sum())
@@ -130,10 +130,10 @@ def _check_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
     for block in _blocks(range(len(copies)), spec):
         pairs = [copies[index] for index in block]
         earlier_rows, later_rows = zip(*pairs, strict=True)
-        if _table(files, earlier_rows, spec).equals(_table(files, later_rows, spec)):
+        if _feature_table(files, earlier_rows, spec).equals(_feature_table(files, later_rows, spec)):
             continue
         for earlier, later in pairs:
-            if not _table(files, [earlier], spec).equals(_table(files, [later], spec)):
+            if not _feature_table(files, [earlier], spec).equals(_feature_table(files, [later], spec)):
                 raise InputError(
                     f"image {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
                     f"{files.place(later)}: an image has one feature; check that the list of ids belongs to the file"
@@ -146,7 +146,7 @@ def _blocks(rows: Sequence[int], spec: FeatureSpec) -> Iterator[Sequence[int]]:
     yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _table(files: FeatureFiles, rows: Sequence[int], spec: FeatureSpec) -> pa.Table:
+def _feature_table(files: FeatureFiles, rows: Sequence[int], spec: FeatureSpec) -> pa.Table:
     return table_of_arrays([files.image_ids[row] for row in rows], files.columns(rows), schema_of(files.kind, spec))
 
 

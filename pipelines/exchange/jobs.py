@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from pipelines.jobs import Output, Shards
+from pipelines.jobs import OutputFolder, Shards
 from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
@@ -16,7 +16,7 @@ from schemas.writing.reuse_policy import Notes, Overwrite, Verify
 
 ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
 
-IdRule = Literal["name", "path", "exact"]
+ListIdRule = Literal["name", "path", "exact"]
 """Image id of a list entry: ``name``: its last component, ``path``: the whole entry, both without ``#N`` and image extension;
 ``exact``: the entry unchanged."""
 
@@ -65,7 +65,7 @@ class ImportJob(Options):
     """
 
     sources: Annotated[tuple[str, ...], Opt("Files with features, which become one dataset.")]
-    output: Output
+    output: OutputFolder
     name: Annotated[str, Opt("Name the feature, e.g. resnet50-pool.", is_option=True)]
     format: Annotated[ImportFormat | None, Opt("Read this format. Default: by file extension.")] = None
     source: Annotated[str, Opt("Describe the origin of the feature.")] = ""
@@ -78,7 +78,7 @@ class ImportJob(Options):
         tuple[str, ...], Opt("Read widths and heights [N, 2] of the images of each file (npy).", is_repeated=True)
     ] = ()
     id_rule: Annotated[
-        IdRule | None,
+        ListIdRule | None,
         Opt(
             "Use the file [i]name[/i] or whole [i]path[/i] of an entry, without extension, or [i]exact[/i]ly the entry, as image "
             "id. Default: name; path for HDF5 groups; exact for webdataset.",

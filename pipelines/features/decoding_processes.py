@@ -67,7 +67,8 @@ class DecodingProcesses:
         """Decode and preprocess an image in an idle process; call it from as many threads.
 
         Raises:
-            DecodeError: error of `extractors.decode` or of the extractor's ``preprocess``, or the image crashed two processes.
+            DecodeError: error of `extractors.decode_image` or of the extractor's ``preprocess``, or the image crashed two
+                processes.
             ImagepivotError: the process was killed or has exited.
         """
         process = self._idle.get()
@@ -193,7 +194,7 @@ def _reply(data: bytes, preprocess: Preprocessor, shared: mmap.mmap) -> Any:
     import extractors
 
     try:
-        pixels = preprocess(extractors.decode(data))
+        pixels = preprocess(extractors.decode_image(data))
     except ImagepivotError as error:  # The waiting thread raises it. Any other error is a bug and ends this process.
         return error
     is_innermost = pixels.transpose(1, 2, 0).flags.c_contiguous

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extractors.base import warn_once
-from pipelines.features.extraction import Remark, plan_features
+from pipelines.features.extraction import plan_features
 from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import listed_refs
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import Listing
 from pipelines.jobs import FeaturesJob
+from schemas.console.events import Remark
 from schemas.console.tables import Row, Table, number_columns
 from schemas.keys import shard_of
 from schemas.kinds import vector_bytes
@@ -99,4 +100,7 @@ def plan_table(plan: DryRunReport) -> Table:
     kept, dropped = (sum(getattr(shard, name) for shard in plan.todo) for name in ("kept", "dropped"))
     rows += [(), ("all", plan.images, kept, dropped, f"{plan.bytes / 2**20:,.1f}")]
     columns = number_columns("shard", "images to extract", "rows kept", "rows dropped", "MiB written", spec=",")
-    return Table(columns, rows, f"{len(plan.todo)} shards to do, {plan.finished} finished", has_borders=True)
+    title = f"{len(plan.todo)} shards to do, {plan.finished} finished"
+    if plan.todo:
+        title += f"; {(plan.images + kept) / len(plan.todo):,.0f} images a shard"
+    return Table(columns, rows, title, has_borders=True)

@@ -6,13 +6,15 @@ Up-to-date datasets need neither Beam nor torch; a single process needs no Beam.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 from extractors.base import warn_once
+from extractors.catalogue import ENTRIES
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
@@ -24,8 +26,10 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
 from schemas.console import events
+from schemas.console.events import Remark
 from schemas.errors import InputError
 from schemas.escapes import counted
+from schemas.keys import MAX_SHARDS
 from schemas.manifest import Manifest
 from schemas.parameters import FeaturesParameters
 from schemas.process.resources import usable_cores
@@ -40,8 +44,8 @@ if TYPE_CHECKING:
     from pipelines.running.preflight import PreflightCheck
 
 
-Remark = Callable[[str], None]
-"""Receives a sentence for the user; the default logs it once per process."""
+_WORKER_SHARDS = 4
+_SHARD_SECONDS = 15 * 60
 
 
 def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> OutputDataset:
@@ -106,15 +110,20 @@ def extract_features(
         output = replace(output, sample_outputs=None)
     execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
+    def remark_on_shards() -> None:
+        if text := shards_remark(job, listing, execution):
+            events.remark(text)
+
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
         from pipelines.features.stage_images import staging_area
         from pipelines.features.transforms import ExtractFeatures
         from pipelines.running.transforms import CommitDataset
 
+        remark_on_shards()
         workers = execution.local_workers if execution.is_local else 1
-        kept: Kept = ""
+        kept: Kept = ()
         if listing.cached is not None and not execution.template:  # A template lists images itself.
-            kept = listing.cached.path if execution.is_local else listing.cached.share(output.folder)
+            kept = listing.cached.parts() if execution.is_local else listing.cached.share(output.folder)
         shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
             job,
             output,
@@ -131,6 +140,7 @@ def extract_features(
             _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
     def extract_in_process(finished: frozenset[int]) -> None:
+        remark_on_shards()
         refs = listed_refs(job, listing)
         chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
         with reference_folder() as folder:
@@ -184,6 +194,33 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
     shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
     check_shard_bytes(shards, size, folder)
     return listing.folded(shards)
+
+
+def shards_remark(job: FeaturesJob, listing: Listing, execution: Execution) -> str:
+    """Return a remark on too few shards for several machines; empty without one.
+
+    A stopped worker loses the shard that it writes, and at the end others wait for the last one. Rates are those of the catalogue;
+    without one, only the number of workers counts.
+    """
+    gpu, task, shards = execution.accelerator, job.task, len(listing.shards)
+    if gpu is None and task is None:
+        return ""
+    gpus = gpu.count if gpu is not None else count_gpus(job)
+    workers = max(1, gpus) * (task.count if task is not None else execution.max_workers)
+    entry = ENTRIES.get(job.extractor.name)
+    rate = 0.0 if entry is None else entry.gpu_rate if gpus else entry.core_rate * usable_cores()
+    seconds = listing.count / rate if rate else 0.0
+    wanted = max(_WORKER_SHARDS * workers, ceil(seconds / _SHARD_SECONDS))
+    if shards >= min(wanted, MAX_SHARDS):
+        return ""
+    reasons = []
+    if shards < _WORKER_SHARDS * workers:
+        reasons.append(f"{shards:,} shards are fewer than {_WORKER_SHARDS} for each of {workers:,} workers")
+    if seconds > _SHARD_SECONDS * shards:
+        minutes, measured = seconds / shards / 60, "on an H200" if gpus else "on these cores"
+        reasons.append(f"a shard takes about {minutes:,.0f} minutes {measured}, at {rate:,.1f} images per second")
+    advice = f"give a new dataset --shards {min(1 << (wanted - 1).bit_length(), MAX_SHARDS)}"
+    return f"{', and '.join(reasons)}: a stopped worker loses its shard, and others wait for the last one; {advice}"
 
 
 def _remember_ids(refs: Iterable[ImageRef], ids: KeyHashes, skipped: dict[str, int]) -> Iterator[ImageRef]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.inputs.images.base import ImageRef
-from pipelines.inputs.images.listing import REFS_SCHEMA, Listing, SharedListing, read_listing
+from pipelines.inputs.images.listing import REFS_SCHEMA, Listing, ListingPart
 from pipelines.inputs.images.staged_images import StagedImage
 from pipelines.jobs import FeaturesJob
 from pipelines.running.spill_files import FileRange, read_range, write_ranges
@@ -25,8 +25,8 @@ from schemas.keys import shard_of
 RefChunk: TypeAlias = bytes | FileRange
 """References to images of a shard, or to their staged copies: bytes, or a range of a file."""
 
-Kept: TypeAlias = str | SharedListing
-"""Cached listing: path of a shared file, or its file in the output; empty without one."""
+Kept: TypeAlias = tuple[ListingPart, ...]
+"""Parts of a cached listing, in a local file or in the output; empty without one."""
 
 _MIN_BATCH_REFS, _MAX_BATCH_REFS = 1 << 17, 1 << 20
 """References that a worker partitions in a batch: at most some 250 MB."""
@@ -49,11 +49,8 @@ def listed_refs(job: FeaturesJob, kept: Kept | Listing) -> Iterator[ImageRef]:
     """Yield the references of a cached listing or of the images, without skipped ones."""
     images, skip = job.open_images(), frozenset(job.skip)
     if isinstance(kept, Listing):
-        kept = "" if kept.cached is None else kept.cached.path
-    if isinstance(kept, SharedListing):
-        refs = kept.refs(images)
-    else:
-        refs = read_listing(kept) if kept else images.refs()
+        kept = () if kept.cached is None else kept.cached.parts()
+    refs = chain.from_iterable(part.refs(images) for part in kept) if kept else images.refs()
     return (ref for ref in refs if ref.image_id not in skip) if skip else refs
 
 

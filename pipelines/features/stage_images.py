@@ -63,12 +63,12 @@ def row_group_batches(
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     """Yield shard index and batch part, see `ref_chunks.chunk_refs`."""
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
-    for index, batch in enumerate(_batches(images.groups(refs), size)):
+    for index, batch in enumerate(_gather_batches(images.groups(refs), size)):
         for shard, chunk in partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder):
             yield shard, (index, chunk)
 
 
-def _batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[ImageRef]]:
+def _gather_batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[ImageRef]]:
     batch: list[ImageRef] = []
     for group in groups:
         batch += group

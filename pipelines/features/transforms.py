@@ -46,7 +46,7 @@ class _ExtractShardFn(beam.DoFn):
 
 
 def _list_images(
-    _start: bytes, job: FeaturesJob, kept: Kept, to_chunks: Callable[[Iterable[ImageRef]], Iterator[Any]]
+    kept: Kept, job: FeaturesJob, to_chunks: Callable[[Iterable[ImageRef]], Iterator[Any]]
 ) -> Iterator[tuple[int, Any]]:
     return to_chunks(listed_refs(job, kept))
 
@@ -80,7 +80,7 @@ class ExtractFeatures(beam.PTransform):
     accelerator: Accelerator | None = None
     folder: str | None = None
     copies: StagingArea | None = None
-    kept: Kept = ""
+    kept: Kept = ()
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List images, group references by shard, and write each shard in one call."""
@@ -90,16 +90,21 @@ class ExtractFeatures(beam.PTransform):
         extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, self.threads, gpus, self.copies)))
         # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]
-        start = begin | "Start" >> CreateAfterPreflight([b""], self.check, hints)
+        # Row groups cross the parts of a listing, and each is copied once: one worker lists them all.
+        is_split = len(self.kept) > 1 and self.copies is None
+        parts = [(part,) for part in self.kept] if is_split else [self.kept]
+        start = begin | "Start" >> CreateAfterPreflight(parts, self.check, hints)
+        if is_split:
+            start |= "SpreadParts" >> beam.Reshuffle()
         images = self.job.open_images()
         options: dict[str, Any] = {"shards": output.shards, "skip_shards": self.finished, "folder": self.folder}
         if self.copies is not None and isinstance(images, ImagesInParquet):
             to_batches = partial(row_group_batches, images, **options)
-            portions = start | "ListPortions" >> beam.FlatMap(_list_images, self.job, self.kept, to_batches)
+            portions = start | "ListPortions" >> beam.FlatMap(_list_images, self.job, to_batches)
             copy = CopyImages(self.job, output, self.copies, self.folder)
             refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), portions | "CopyImages" >> copy]
         else:
-            refs = [start | "ListImages" >> beam.FlatMap(_list_images, self.job, self.kept, partial(chunk_refs, **options))]
+            refs = [start | "ListImages" >> beam.FlatMap(_list_images, self.job, partial(chunk_refs, **options))]
         return (
             (*refs, begin | "EveryShard" >> beam.Create(todo))
             | "RefsAndShards" >> beam.Flatten()

@@ -27,7 +27,7 @@ from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, hea
 from pipelines.inputs.files import open_input, open_seekable, read_lines
 from schemas.errors import InputError, UsageError
 from schemas.footers import ShardRows
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 from schemas.text import LONE_CR
 
 RANGE_BYTES = 32 << 20
@@ -41,15 +41,15 @@ _ARRAY = "if the file is one JSON array, write its objects line by line: jq -c '
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _ROW = "row {} (line {})"
 
-Row: TypeAlias = tuple[str, dict[str, Any]]
+InputRow: TypeAlias = tuple[str, dict[str, Any]]
 """Place of a row, e.g. "row 3 (line 4)", and its values by our names of the columns."""
 
-Column: TypeAlias = Sequence[Any] | pa.Array
+ColumnValues: TypeAlias = Sequence[Any] | pa.Array
 """Values of a column: Python values of a text table, or an array of Parquet, with strings that may be invalid UTF-8."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class TableBatch:
     """Consecutive rows of a table.
 
     Attributes:
@@ -59,12 +59,12 @@ class Batch:
     """
 
     location: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, ColumnValues]
     rows: int
     place: Callable[[int], str]
     names: Mapping[str, str]
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[InputRow]:
         """Yield the rows one by one."""
         columns = [self._values(name) for name in self.columns]
         for index, row in enumerate(zip(*columns, strict=True)):
@@ -96,7 +96,7 @@ Range: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Table:
+class InputTable:
     """A table.
 
     Attributes:
@@ -112,7 +112,7 @@ class Table:
     renamed: tuple[tuple[str, str], ...] = ()
     dialect: Dialect = AUTO_DIALECT
 
-    def batches(self, part: Range | None = None) -> Iterator[Batch]:
+    def batches(self, part: Range | None = None) -> Iterator[TableBatch]:
         """Yield batches of some thousand rows of the table or of one of its `ranges`.
 
         Rows before an error are yielded first. Places count from the start of the range.
@@ -126,7 +126,7 @@ class Table:
             return self._parquet_batches(part)
         return self._csv_batches(part) if kind in _DELIMITERS else self._json_batches(part)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """Yield the rows one by one, see `batches`."""
         return (row for batch in self.batches() for row in batch)
 
@@ -136,7 +136,7 @@ class Table:
         if entry is None or entry.size <= RANGE_BYTES or self.name.endswith(".gz"):
             return []
         try:
-            return list(_ranges(self, entry))
+            return list(_table_ranges(self, entry))
         except (InputError, pa.ArrowException, OSError):
             return []  # Reading it fails with the reason.
 
@@ -175,7 +175,7 @@ class Table:
         wanted = {names[ours] for ours in (*self.required, *dict(self.renamed))}
         return self.dialect.delimiter or find_delimiter([line for _, line in head], _DELIMITERS[type_of(self.name)], wanted)
 
-    def _csv_batches(self, part: Range | None) -> Iterator[Batch]:
+    def _csv_batches(self, part: Range | None) -> Iterator[TableBatch]:
         location, quoting = self._location, self.dialect.quoting
         numbered = enumerate(self._lines(header_lines, part), start=1)
         head = list(header_lines(numbered))
@@ -210,13 +210,13 @@ class Table:
                     f"{location!r} has no rows below its header: check the program that wrote it, or name another file"
                 )
 
-        def columns(rows: Sequence[list[str]]) -> dict[str, Column]:
+        def columns(rows: Sequence[list[str]]) -> dict[str, ColumnValues]:
             transposed = list(zip(*rows, strict=True))
             return {ours: transposed[position] for ours, position in positions.items()}
 
         return self._text_batches(checked(), columns, names, _ROW)
 
-    def _json_batches(self, part: Range | None) -> Iterator[Batch]:
+    def _json_batches(self, part: Range | None) -> Iterator[TableBatch]:
         numbered = (
             (line_number, line) for line_number, line in enumerate(self._lines(_first_object, part), start=1) if line.strip()
         )
@@ -240,7 +240,7 @@ class Table:
                     )
                 yield line_number, row
 
-        def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Column]:
+        def columns(rows: Sequence[dict[str, Any]]) -> dict[str, ColumnValues]:
             return {ours: [row[theirs] for row in rows] for ours, theirs in resolved.items()}
 
         return self._text_batches(checked(), columns, resolved, "line {1}")
@@ -248,10 +248,10 @@ class Table:
     def _text_batches(
         self,
         rows: Iterator[tuple[int, Any]],
-        columns: Callable[[Sequence[Any]], dict[str, Column]],
+        columns: Callable[[Sequence[Any]], dict[str, ColumnValues]],
         names: Mapping[str, str],
         place: str,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[TableBatch]:
         """Yield batches of rows; `place` is a format string for row and line."""
         done, failure, is_last = 1, None, False  # The header of CSV is row 0.
         while not is_last and failure is None:
@@ -264,7 +264,7 @@ class Table:
             except InputError as error:  # Unmatched quotes, invalid UTF-8, a truncated file.
                 failure = error
             if values:
-                yield Batch(self._location, columns(values), len(values), partial(_place, place, done, lines), names)
+                yield TableBatch(self._location, columns(values), len(values), partial(_line_place, place, done, lines), names)
             done, is_last = done + len(values), len(values) < _BATCH_ROWS
         if failure is not None:
             raise failure
@@ -294,7 +294,7 @@ class Table:
             )
         return row
 
-    def _parquet_batches(self, part: Range | None) -> Iterator[Batch]:
+    def _parquet_batches(self, part: Range | None) -> Iterator[TableBatch]:
         location = self._location
         done = 0
         with open_seekable(self.folder, self.name) as stream:
@@ -306,7 +306,7 @@ class Table:
                 groups = None if part is None else list(range(*part))
                 for batch in table.batches(names, _BATCH_ROWS, groups):
                     values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
-                    yield Batch(location, values, batch.num_rows, partial(_row, done + 1), columns)
+                    yield TableBatch(location, values, batch.num_rows, partial(_row_place, done + 1), columns)
                     done += batch.num_rows
                 if not done and part is None:
                     raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
@@ -368,16 +368,16 @@ def _first_object(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]
     return islice(((line_number, line) for line_number, line in lines if line.strip()), 1)
 
 
-def _place(form: str, first: int, lines: Sequence[int], index: int) -> str:
+def _line_place(form: str, first: int, lines: Sequence[int], index: int) -> str:
     return form.format(first + index, lines[index])
 
 
-def _row(first: int, index: int) -> str:
+def _row_place(first: int, index: int) -> str:
     return f"row {first + index}"
 
 
 @lru_cache(maxsize=8)
-def _ranges(table: Table, entry: Entry) -> tuple[Range, ...]:
+def _table_ranges(table: InputTable, entry: FileInfo) -> tuple[Range, ...]:
     """Return the ranges of a table's version; a run needs them several times."""
     folder, name = table.folder, table.name
     kind = type_of(name)

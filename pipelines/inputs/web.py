@@ -161,8 +161,8 @@ def connections(access: WebAccess, proxy: str | None) -> urllib3.PoolManager:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
         manager = urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=login), **options)
     manager.pool_classes_by_scheme = {
-        "http": _checked(urllib3.HTTPConnectionPool, urllib3.connection.HTTPConnection),
-        "https": _checked(urllib3.HTTPSConnectionPool, urllib3.connection.HTTPSConnection),
+        "http": _checked_pool(urllib3.HTTPConnectionPool, urllib3.connection.HTTPConnection),
+        "https": _checked_pool(urllib3.HTTPSConnectionPool, urllib3.connection.HTTPSConnection),
     }
     return manager
 
@@ -201,19 +201,19 @@ class _Response(http.client.HTTPResponse):
         self.fp: Any = io.BufferedReader(_BoundedStream(self.fp.detach(), sock))
 
 
-def _checked(pool: Any, connection: Any) -> Any:
+def _checked_pool(pool: Any, connection: Any) -> Any:
     """Return a pool class with checked connections and bounded responses."""
 
     class Connection(connection):
         response_class = _Response
 
         def _new_conn(self) -> socket.socket:
-            return _connect(self._dns_host, self.port or self.default_port)
+            return _connect_checked(self._dns_host, self.port or self.default_port)
 
     return type("Pool", (pool,), {"ConnectionCls": Connection})
 
 
-def _connect(host: str, port: int) -> socket.socket:
+def _connect_checked(host: str, port: int) -> socket.socket:
     """Resolve a host, check all of its addresses, and connect to one of them."""
     limits = _LIMITS.get()
     try:
@@ -276,17 +276,17 @@ def fetch(address: str, access: WebAccess = PUBLIC_ACCESS) -> bytes:
     Raises:
         FetchError: it is missing, refused, too large or too slow, or the server cannot be reached.
     """
-    return _request_with_retries("GET", address, access, _body)
+    return _request_with_retries("GET", address, access, _read_body)
 
 
-def version_of(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
+def web_version(address: str, access: WebAccess = PUBLIC_ACCESS) -> str:
     """Return the version of a file by a HEAD request.
 
     Returns:
         ETag, or else Last-Modified, and Content-Length, joined by a space; empty without these headers, or if the request fails.
     """
     with contextlib.suppress(FetchError):
-        return _request_with_retries("HEAD", address, access, _version)
+        return _request_with_retries("HEAD", address, access, _version_of_response)
     return ""
 
 
@@ -367,7 +367,7 @@ def _failures() -> Iterator[None]:
         raise _RequestError("connection broken", retryable=True) from error
 
 
-def _body(response: Any, access: WebAccess) -> bytes:
+def _read_body(response: Any, access: WebAccess) -> bytes:
     if (_length(response) or 0) > access.max_bytes:
         raise _too_large(access)
     chunks, size = [], 0
@@ -379,7 +379,7 @@ def _body(response: Any, access: WebAccess) -> bytes:
     return b"".join(chunks)
 
 
-def _version(response: Any, access: WebAccess) -> str:
+def _version_of_response(response: Any, access: WebAccess) -> str:
     _drain(response)
     length = _length(response)
     mark = response.headers.get("ETag") or response.headers.get("Last-Modified")

@@ -69,7 +69,7 @@ class StepError(ImagepivotError):
         self.code = code
 
 
-class Command(Protocol):
+class PlanCommand(Protocol):
     """A command of the command line, see `pipelines.commands.binding.Command`."""
 
     @property
@@ -124,7 +124,9 @@ class Plan:
         return tuple(step for step in self.steps.values() if step.name in wanted)
 
 
-def command_lines(steps: Sequence[Step], commands: Mapping[str, Command], overwrite: Collection[str] = ()) -> list[list[str]]:
+def command_lines(
+    steps: Sequence[Step], commands: Mapping[str, PlanCommand], overwrite: Collection[str] = ()
+) -> list[list[str]]:
     """Return the words of each step's command, with ``--overwrite`` where named.
 
     Raises:
@@ -179,7 +181,7 @@ def plan_names() -> tuple[str, ...]:
 
 def read_plan(
     source: str,
-    commands: Mapping[str, Command],
+    commands: Mapping[str, PlanCommand],
     *,
     output: str = "",
     settings: Mapping[str, str] | None = None,
@@ -198,18 +200,18 @@ def read_plan(
     Raises:
         UsageError: the plan is missing, or a key or value in it is invalid or not trusted.
     """
-    table = read_table(source)
+    table = read_plan_table(source)
     overrides = {_override(table, key, text) for key, text in (settings or {}).items()}
     folder = local_path(source).parent if source.endswith(".toml") else Path()
     name = Path(source).stem
     is_override = bool(output) or ("output",) in overrides
-    output = _locate(output or table.get("output", f"build/{name}"), Path() if is_override else folder)
+    output = _rebase(output or table.get("output", f"build/{name}"), Path() if is_override else folder)
     try:
         sections = table.get("steps", {})
         if not sections:
             raise UsageError("it has no steps: a section [steps.NAME] with a command makes one")
         paths = {
-            key: _locate(convert(value, str, f"paths.{key}"), Path() if ("paths", key) in overrides else folder)
+            key: _rebase(convert(value, str, f"paths.{key}"), Path() if ("paths", key) in overrides else folder)
             for key, value in table.get("paths", {}).items()
         }
         outputs = {key: _output_of(key, section, output) for key, section in sections.items()}
@@ -275,7 +277,7 @@ class _Reader:
 
     paths: Mapping[str, str]
     outputs: Mapping[str, str]
-    commands: Mapping[str, Command]
+    commands: Mapping[str, PlanCommand]
     folder: Path
     trust: bool
 
@@ -305,7 +307,7 @@ class _Reader:
             elif parameter == "shards" and isinstance(value, str) and value.startswith(_LIKE):
                 values[parameter] = _LIKE + self._location(value.removeprefix(_LIKE), base, key, dependencies)
             elif (command, parameter) == ("train", "config") and value.endswith(".toml"):
-                values[parameter] = _locate(value, base)
+                values[parameter] = _rebase(value, base)
         values = {**_DEFAULTS.get(command, {}), **values, "output": self.outputs[name]}
         variables = {key: convert(value, str, f"{place}.environment.{key}") for key, value in environment.items()}
         own = f"IMAGEPIVOT_{command.upper().replace('-', '_')}_"
@@ -329,7 +331,7 @@ class _Reader:
             raise UsageError(
                 f"{key} needs paths.{first}, which is not set: give --set paths.{first}=LOCATION, or set it in [paths] of the plan"
             )
-        location = _locate(value, base)
+        location = _rebase(value, base)
         if is_remote(location) or os.path.lexists(location):
             return location
         if names is not None and re.fullmatch(names, value):
@@ -339,7 +341,7 @@ class _Reader:
         return location
 
 
-def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_plan_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a plan as a table, merged into the plan that it extends.
 
     A relative path begins in `folder`; `chain` holds the plans that extend this one, outermost first.
@@ -368,7 +370,7 @@ def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) 
         convert(value, _TOP[key], f"plan {source!r}: {key}")
     if "extends" not in table:
         return table
-    base = read_table(table.pop("extends"), file.parent, (*chain, source))
+    base = read_plan_table(table.pop("extends"), file.parent, (*chain, source))
     steps = {**base.get("steps", {})}
     for name, section in table.get("steps", {}).items():
         before = steps.get(name)
@@ -417,7 +419,7 @@ def _order(steps: Mapping[str, Step]) -> list[str]:
     return list(ordered)
 
 
-def _locate(value: Any, base: Path) -> str:
+def _rebase(value: Any, base: Path) -> str:
     """Return an absolute location; empty stays empty."""
     text = plain_location(value) if value else ""
     return text if not text or is_remote(text) else os.path.abspath(base / text)  # noqa: PTH100 -- links stay

@@ -208,6 +208,14 @@ class Execution:
         return options
 
     @property
+    def max_workers(self) -> int:
+        """Workers that the flags ask for; 1 if they set no number."""
+        from apache_beam.options.pipeline_options import WorkerOptions
+
+        workers = self.options.view_as(WorkerOptions)
+        return workers.max_num_workers or workers.num_workers or 1
+
+    @property
     def is_dataflow(self) -> bool:
         """Whether the flags name Dataflow as the runner."""
         return self._runner_name == "dataflow"

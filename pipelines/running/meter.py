@@ -64,7 +64,7 @@ def dataset_counts(manifest: Manifest) -> dict[str, int]:
     return {"shards": len(manifest.shards), **failure_counts(manifest.failure_reasons)}
 
 
-def _write(folder: str, counts: Mapping[str, int], name: str = "") -> None:
+def _write_counts(folder: str, counts: Mapping[str, int], name: str = "") -> None:
     path = Path(folder, name or f"{os.getpid()}.json")
     with contextlib.suppress(OSError):  # The launcher may have deleted the folder.
         temporary = path.with_suffix(".tmp")
@@ -98,7 +98,7 @@ class Meter:
             # The first counts are written immediately; a monotonic clock may start near zero.
             if now - _written.get(self.folder, -math.inf) >= _WRITE_SECONDS:
                 _written[self.folder] = now
-                _write(self.folder, totals)
+                _write_counts(self.folder, totals)
 
     def start_shard(self, shard: int) -> None:
         """Note the shard that this process writes."""
@@ -123,12 +123,12 @@ class Meter:
         """Write the counts of this process now."""
         with _lock:
             if self.folder is not None and self.folder in _counts:
-                _write(self.folder, _counts[self.folder])
+                _write_counts(self.folder, _counts[self.folder])
 
     def report(self, counts: Mapping[str, int]) -> None:
         """Replace the processes' counts by a remote runner's; empty if still unknown."""
         if self.folder is not None:
-            _write(self.folder, counts, _RUNNERS)
+            _write_counts(self.folder, counts, _RUNNERS)
 
     @property
     def is_known(self) -> bool:
@@ -151,7 +151,7 @@ class Meter:
             for path in (*Path(self.folder).glob("*.json"), *Path(self.folder).glob(f"*{_SHARD}")):
                 path.unlink()
             _counts[self.folder] = Counter({**total, **counts, **earlier})
-            _write(self.folder, _counts[self.folder])
+            _write_counts(self.folder, _counts[self.folder])
 
     def total(self) -> dict[str, int]:
         """Return the sum over processes, or the remote runner's counts."""

@@ -70,14 +70,14 @@ def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
     installed = distribution(DISTRIBUTION)
     information = f"{DISTRIBUTION}-{installed.version}.dist-info"
     files = dict(source_files())
-    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in _requirements(installed, extras))
+    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in _pinned_requirements(installed, extras))
     files[f"{information}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {installed.version}\n"
         f"Requires-Python: {installed.metadata['Requires-Python']}\n{requirements}"
     ).encode()
     files[f"{information}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: imagepivot\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{information}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
-    record = "".join(f"{name},{_digest(data)},{len(data)}\n" for name, data in files.items())
+    record = "".join(f"{name},{_record_digest(data)},{len(data)}\n" for name, data in files.items())
     files[f"{information}/RECORD"] = f"{record}{information}/RECORD,,\n".encode()
     path = folder / f"{DISTRIBUTION}-{installed.version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
@@ -86,11 +86,11 @@ def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
     return path
 
 
-def _digest(data: bytes) -> str:
+def _record_digest(data: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
-def _requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
+def _pinned_requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
     pins: set[str] = set()
     for line in installed.requires or ():
         requirement = Requirement(line)

@@ -138,7 +138,7 @@ def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) ->
     job_id = getattr(result, "job_id", None)
     job = RemoteJob(execution.runner, str(job_id() if callable(job_id) else getattr(result, "_job_id", "") or ""))
     with shutdown_notice(job.farewell):
-        job = _locate(job, result, execution)
+        job = _add_page(job, result, execution)
         set_shutdown_notice(job.farewell)
         if execution.detach:
             raise DetachedError(
@@ -196,7 +196,7 @@ def _cancel(result: Any) -> None:
         result.cancel()
 
 
-def _locate(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
+def _add_page(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
     """Add page and cancel command, if the runner has them."""
     if execution.is_dataflow:
         google = execution.options.view_as(GoogleCloudOptions)

@@ -66,7 +66,7 @@ def make_sorted_runs(
         DatasetError: the folder cannot be written.
     """
     for table in _gather(blocks):
-        runs = (((shard, row_key(rows)), to_ipc(rows)) for shard, rows in partition_by_shard(table, shards, skip_shards))
+        runs = (((shard, row_key(rows)), to_ipc(rows)) for shard, rows in partition_captions(table, shards, skip_shards))
         name = f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}"
         contents = runs if folder is None else write_ranges(runs, Path(folder) / name)
         yield from ((shard, (first, content)) for (shard, first), content in contents)
@@ -85,7 +85,7 @@ def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered)
 
 
-def partition_by_shard(
+def partition_captions(
     table: pa.Table, shards: int, skip_shards: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield pairs (shard index, sorted rows) by ascending shard, of about `RUN_BYTES`."""

@@ -245,7 +245,7 @@ def _move_full_stops(found: re.Match[str]) -> str:
     return found[0] if found[2] is None else f'"{found[1]}{found[2]}'
 
 
-def _within(bound: str, content: str) -> str:
+def _cut_class(bound: str, content: str) -> str:
     """Cut the content of a character class at a bound: `re` is slow beyond the BMP."""
     cut = re.sub(f"[^\0-{bound}].*", "", content)
     return cut + bound if cut.endswith("-") else cut
@@ -285,7 +285,7 @@ class _Tokenizer:
         from sacremoses.corpus import NonbreakingPrefixes
 
         letter, digit, number, lower_case = (
-            _within(bound, LETTERS[name]) for name in ("ALPHABETIC", "DECIMAL", "NUMERIC", "LOWER_CASE")
+            _cut_class(bound, LETTERS[name]) for name in ("ALPHABETIC", "DECIMAL", "NUMERIC", "LOWER_CASE")
         )
         prefixes: set[str] = set()
         numeric: set[str] = set()

@@ -22,7 +22,7 @@ from schemas.vocabulary import SPECIALS, TEXT_NAME, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
-Group: TypeAlias = tuple[str, str, str]
+CaptionGroup: TypeAlias = tuple[str, str, str]
 """Portion, split and language of captions."""
 
 LIBRARIES = ("apache-beam",)
@@ -51,9 +51,9 @@ def execution_for(captions: Dataset, execution: Execution) -> Execution:
     return execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), _SEVERAL_WORKERS_BYTES)
 
 
-def count_tokens(captions: Dataset, shard: int) -> dict[Group, Counter[str]]:
+def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[str]]:
     """Count the tokens in one shard of captions, by portion, split and language."""
-    counts: dict[Group, Counter[str]] = {}
+    counts: dict[CaptionGroup, Counter[str]] = {}
     names = ["portion", "split", "language"]
     for batch in captions.shard_batches(shard, [*names, "tokens"]):
         for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
@@ -64,7 +64,7 @@ def count_tokens(captions: Dataset, shard: int) -> dict[Group, Counter[str]]:
     return counts
 
 
-def count_shard(shard: int, captions: Dataset, meter: Meter) -> Iterator[tuple[Group, Counter[str]]]:
+def count_shard(shard: int, captions: Dataset, meter: Meter) -> Iterator[tuple[CaptionGroup, Counter[str]]]:
     """Yield the counts of one shard, and count its captions for the progress display."""
     yield from count_tokens(captions, shard).items()
     meter.add(captions=captions.manifest.shards[shard].rows)
@@ -87,7 +87,7 @@ def sum_by_key(pairs: Iterable[tuple[_K, Mapping[str, int]]]) -> dict[_K, Counte
     return total
 
 
-def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[Group, Mapping[str, int]]) -> str:
+def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[CaptionGroup, Mapping[str, int]]) -> str:
     """Write a vocabulary and its text, and return the path of the text."""
     vocabulary, statistics = vocabulary_from_counts(job, counts)
     output.folder.put(TEXT_NAME, vocabulary.to_text().encode())
@@ -109,7 +109,7 @@ def restore_text(output: OutputDataset) -> str:
 def vocabulary_statistics(
     job: VocabularyJob,
     vocabulary: Vocabulary,
-    counts: Mapping[Group, Mapping[str, int]],
+    counts: Mapping[CaptionGroup, Mapping[str, int]],
     trained: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
     """Return the numbers of Table 1 of Kádár et al. (2018), and rates of ``<unk>``.
@@ -158,7 +158,9 @@ def vocabulary_statistics(
     }
 
 
-def vocabulary_from_counts(job: VocabularyJob, counts: Mapping[Group, Mapping[str, int]]) -> tuple[Vocabulary, dict[str, Any]]:
+def vocabulary_from_counts(
+    job: VocabularyJob, counts: Mapping[CaptionGroup, Mapping[str, int]]
+) -> tuple[Vocabulary, dict[str, Any]]:
     """Build the vocabulary of a job and its statistics from all token counts.
 
     Raises:

@@ -173,10 +173,11 @@ def token_feature_rows(
     invalid = captions.select(_KEY[:4]).filter(pa.array(~is_finite)).to_pylist()
     failures = [failure_row(str(CaptionKey(**row)), "extract", "not_finite", message) for row in invalid]
     rows = captions.filter(pa.array(is_finite)) if failures else captions
-    return _table(rows, [vectors[row] for row in np.flatnonzero(is_finite).tolist()], extractor), failures, statistics
+    table = _build_table(rows, [vectors[row] for row in np.flatnonzero(is_finite).tolist()], extractor)
+    return table, failures, statistics
 
 
-def _table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenExtractor) -> pa.Table:
+def _build_table(captions: pa.Table, vectors: Sequence[np.ndarray], extractor: TokenExtractor) -> pa.Table:
     spec = extractor.description.spec
     schema = schema_of("token-features", spec)
     lengths = np.array([len(caption) for caption in vectors], np.int32)

@@ -99,7 +99,7 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
 
     def write_shard(_index: int, shard: ShardWriter) -> None:
         for language, vectors in looked_up.items():
-            shard.write(_rows(vocabulary, language, vectors.vectors, spec))
+            shard.write(_word_vector_table(vocabulary, language, vectors.vectors, spec))
         shard.statistics = {language: vectors.statistics for language, vectors in looked_up.items()}
 
     return write_dataset(
@@ -164,7 +164,7 @@ def _common_width(looked_up: Mapping[str, _LanguageVectors], locations: Mapping[
     return width
 
 
-def _rows(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarray], spec: FeatureSpec) -> pa.Table:
+def _word_vector_table(vocabulary: Vocabulary, language: str, vectors: Mapping[int, np.ndarray], spec: FeatureSpec) -> pa.Table:
     token_ids = sorted(vectors)
     values = spec.rounded(np.stack([vectors[token_id] for token_id in token_ids]).astype(np.float32))
     schema = schema_of("word-vectors", spec)

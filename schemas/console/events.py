@@ -15,10 +15,13 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from schemas.escapes import escape_text, redact, to_json
 from schemas.process import shutdown
+
+Remark: TypeAlias = Callable[[str], None]
+"""Receiver of a sentence beside the result of a function, such as `remark` or ``logger.warning``."""
 
 
 def _write_log(message: str, style: str) -> None:

@@ -131,7 +131,7 @@ class Snapshot:
     def to_fields(self) -> dict[str, Any]:
         """Return the fields of the event ``progress``."""
         return {
-            "what": self.task,
+            "task": self.task,
             "unit": self.unit,
             "done": self.done if self.is_known else None,
             "failed": self.failed if self.is_known else None,
@@ -150,7 +150,7 @@ class Snapshot:
             run: value of the label ``run``, which tells the files of several runs on a machine apart.
             is_running: whether the command still runs.
         """
-        labels = f'run="{_escape_label(run)}",what="{_escape_label(self.task)}",unit="{self.unit}"'
+        labels = f'run="{_escape_label(run)}",task="{_escape_label(self.task)}",unit="{self.unit}"'
         lines = []
         for name, description, samples in self._metrics(is_running=is_running):
             kind = "counter" if name.endswith("_total") else "gauge"

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ import pyarrow as pa
 from schemas.errors import DatasetError
 from schemas.storage import object_store
 from schemas.storage.locations import (
+    BucketAddress,
     absolute_location,
     check_location,
     check_regular,
@@ -35,7 +37,7 @@ from schemas.storage.locations import (
     plain_location,
     split_address,
 )
-from schemas.storage.object_store import ANY, TEMPORARY_MARK, Bucket, Entry
+from schemas.storage.object_store import ANY, TEMPORARY_MARK, Bucket, FileInfo
 from schemas.storage.reads import record_read
 from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, create_folder, storage_errors
 
@@ -49,6 +51,7 @@ PathKind = Literal["file", "folder", "nothing"]
 
 _PARALLEL_READS = 32  # Threads that read objects wait for the network.
 _COPIED_BYTES = 16 << 20  # At a time.
+_opening = Lock()  # Several threads would open several clients.
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,11 @@ class Folder:
         """Return bucket and key of an object; an empty name is their prefix."""
         check_location(self.location)
         address, prefix = split_address(self.location)
-        return object_store.open_bucket(address), f"{prefix}/{name}" if prefix else name
+        with _opening:
+            bucket = open_bucket(address)
+        return bucket, f"{prefix}/{name}" if prefix else name
 
-    def list(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
+    def list(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[FileInfo]:
         """Yield all files below the folder, in no particular order.
 
         Links to folders are not followed, since they may form cycles: ``on_link`` receives their names.
@@ -111,7 +116,7 @@ class Folder:
         with storage_errors(self.location), suppress(NoSuchBucketError):
             yield from object_store.list_objects(*self._object(""))
 
-    def tagged(self) -> dict[str, Entry]:
+    def tagged(self) -> dict[str, FileInfo]:
         """Return all files below the folder by name, without modification times."""
         return {entry.name: entry._replace(version="") for entry in self.list()}
 
@@ -167,7 +172,7 @@ class Folder:
                 return "folder" if page.objects else "nothing"
         return "nothing"
 
-    def stat(self, name: str) -> Entry | None:
+    def stat(self, name: str) -> FileInfo | None:
         """Return size, modification time and tag of a file; None if it does not exist.
 
         The tag of a local file is its size, modification time and inode.
@@ -185,7 +190,7 @@ class Folder:
         if not stat.S_ISREG(status.st_mode):
             return None
         tag = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
-        return Entry(name, status.st_size, str(status.st_mtime_ns), tag)
+        return FileInfo(name, status.st_size, str(status.st_mtime_ns), tag)
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes; None if it does not exist."""
@@ -363,6 +368,29 @@ class Folder:
         return self.local_path / name
 
 
+@lru_cache(maxsize=64)
+def open_bucket(address: BucketAddress) -> Bucket:
+    """Return the bucket at an address; a process has one client for each.
+
+    Raises:
+        DatasetError: the client of the store is not installed.
+        StoreAccessError: the machine has no credentials.
+    """
+    try:
+        if address.scheme == "s3":
+            from schemas.storage.s3 import S3Bucket
+
+            return S3Bucket(address)
+        from schemas.storage.google_storage import GoogleBucket
+
+        return GoogleBucket(address)
+    except ImportError as error:
+        raise DatasetError(
+            f"cannot use the bucket {address.name!r}: {error.name} is missing, the client of the store: "
+            "pip install 'imagepivot[stores]'"
+        ) from error
+
+
 class _ObjectFile(io.RawIOBase):
     """An object of a known size as a file; each read is a range request.
 
@@ -421,7 +449,7 @@ def _check_writable(path: Path) -> None:
         raise OSError(code, os.strerror(code), str(existing))
 
 
-def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:
+def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[FileInfo]:
     try:
         with storage_errors(folder):
             entries = os.scandir(folder)
@@ -435,12 +463,12 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
             try:
                 status = None if entry.is_dir() else entry.stat()
             except OSError:  # A link to nothing, to itself, or without permission.
-                yield Entry(prefix + entry.name, -1)
+                yield FileInfo(prefix + entry.name, -1)
                 continue
             if status is None:
                 on_link(prefix + entry.name)
             else:
-                yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+                yield FileInfo(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
 
 
 def file_at(location: str) -> tuple[Folder, str]:

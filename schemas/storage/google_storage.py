@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.storage import object_store
 from schemas.storage.locations import BucketAddress, endpoint_of
-from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, Entry, Head, Page, RefusedError
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, ObjectHead, Page, RefusedError
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -39,19 +39,19 @@ class GoogleBucket(Bucket):
 
     def __init__(self, address: BucketAddress) -> None:
         options = dict(address.options)
-        with _store_errors():
-            self._client = _connect(options, is_anonymous=address.user == "anonymous")
+        with _google_errors():
+            self._client = _google_client(options, is_anonymous=address.user == "anonymous")
         self._bucket = self._client.bucket(address.name)
         self._store = address._replace(name="")
         timeout = (object_store.CONNECT_SECONDS, object_store.READ_SECONDS)
         self._options = {"timeout": timeout, "retry": _retry(float(options.get("retry_limit_seconds", _RETRY_SECONDS)))}
 
     def exists(self) -> bool:
-        with _store_errors():
+        with _google_errors():
             return self._bucket.exists(**self._options)
 
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
-        with _store_errors():
+        with _google_errors():
             listing = self._client.list_blobs(
                 self._bucket,
                 prefix=prefix,
@@ -62,12 +62,12 @@ class GoogleBucket(Bucket):
                 **self._options,
             )
             blobs = list(next(listing.pages, ()))
-        return Page([_entry(blob) for blob in blobs], sorted(listing.prefixes), listing.next_page_token or "")
+        return Page([_blob_info(blob) for blob in blobs], sorted(listing.prefixes), listing.next_page_token or "")
 
-    def head(self, key: str) -> Head | None:
-        with _store_errors():
+    def head(self, key: str) -> ObjectHead | None:
+        with _google_errors():
             blob = self._bucket.get_blob(key, **self._options)
-        return None if blob is None else Head(_entry(blob), (blob.metadata or {}).get(WRITER, ""))
+        return None if blob is None else ObjectHead(_blob_info(blob), (blob.metadata or {}).get(WRITER, ""))
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         return self._download(self._bucket.blob(key), **({} if stop is None else {"start": start, "end": stop - 1}))
@@ -82,7 +82,7 @@ class GoogleBucket(Bucket):
     def _download(self, blob: Any, **part: int) -> bytes | None:
         from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
 
-        with _store_errors():
+        with _google_errors():
             try:
                 return blob.download_as_bytes(**part, **self._options)
             except NotFound:
@@ -96,7 +96,7 @@ class GoogleBucket(Bucket):
         condition = {} if if_match == ANY else {"if_generation_match": int(if_match or 0)}
         blob = self._blob(key)
         blob.metadata = {WRITER: writer}
-        with _store_errors():
+        with _google_errors():
             try:
                 if object_store.size_of(data) <= PART_BYTES:
                     self._send(blob, object_store.read_part(data), condition)
@@ -112,7 +112,7 @@ class GoogleBucket(Bucket):
         if not isinstance(origin, GoogleBucket) or origin._store != self._store:
             return False
         token: str | None = ""
-        with _store_errors(), suppress(NotFound):
+        with _google_errors(), suppress(NotFound):
             while token is not None:  # A large object takes several requests.
                 source = origin._bucket.blob(origin_key)
                 token, _, _ = self._bucket.blob(key).rewrite(source, token=token or None, **self._options)
@@ -123,7 +123,7 @@ class GoogleBucket(Bucket):
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         condition = {} if if_match == ANY else {"if_generation_match": int(if_match)}
-        with _store_errors(), suppress(NotFound, PreconditionFailed):
+        with _google_errors(), suppress(NotFound, PreconditionFailed):
             self._bucket.delete_blob(key, **condition, **self._options)
 
     def _blob(self, key: str) -> Any:
@@ -168,11 +168,11 @@ class GoogleBucket(Bucket):
             part.delete(**self._options)
 
 
-def _entry(blob: Any) -> Entry:
-    return Entry(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation))
+def _blob_info(blob: Any) -> FileInfo:
+    return FileInfo(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation))
 
 
-def _connect(options: Mapping[str, str], *, is_anonymous: bool) -> Any:
+def _google_client(options: Mapping[str, str], *, is_anonymous: bool) -> Any:
     """Return a client, without credentials for STORAGE_EMULATOR_HOST."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
@@ -216,7 +216,7 @@ def _retry(seconds: float) -> Any:
 
 
 @contextmanager
-def _store_errors() -> Iterator[None]:
+def _google_errors() -> Iterator[None]:
     """Convert errors of Google's client."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError, TransportError

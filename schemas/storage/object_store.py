@@ -18,14 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple, TypeVar
-
-from schemas.errors import DatasetError
-from schemas.storage.locations import BucketAddress
 
 ANY = ""
 """Matches any object or none, in place of the tag of a conditional write or deletion."""
@@ -55,7 +50,7 @@ _CONFLICT_SECONDS = 0.25
 _T = TypeVar("_T")
 
 
-class Entry(NamedTuple):
+class FileInfo(NamedTuple):
     """A file in a listing.
 
     Attributes:
@@ -79,15 +74,15 @@ class Page(NamedTuple):
         next: token of the next page; empty on the last page.
     """
 
-    objects: list[Entry]
+    objects: list[FileInfo]
     folders: list[str]
     next: str
 
 
-class Head(NamedTuple):
+class ObjectHead(NamedTuple):
     """An object, and its `WRITER` id; empty for objects of other tools."""
 
-    entry: Entry
+    entry: FileInfo
     writer: str
 
 
@@ -123,7 +118,7 @@ class Bucket(ABC):
         """
 
     @abstractmethod
-    def head(self, key: str) -> Head | None:
+    def head(self, key: str) -> ObjectHead | None:
         """Return an object without its content; None if it does not exist."""
 
     @abstractmethod
@@ -155,37 +150,6 @@ class Bucket(ABC):
     @abstractmethod
     def delete(self, key: str, if_match: str) -> None:
         """Delete an object if it exists, and has this tag or `ANY`."""
-
-
-_opening = Lock()
-
-
-def open_bucket(address: BucketAddress) -> Bucket:
-    """Return the bucket at an address; a process has one client for each.
-
-    Raises:
-        DatasetError: the client of the store is not installed.
-        StoreAccessError: the machine has no credentials.
-    """
-    with _opening:
-        return _open_bucket(address)
-
-
-@lru_cache(maxsize=64)
-def _open_bucket(address: BucketAddress) -> Bucket:
-    try:
-        if address.scheme == "s3":
-            from schemas.storage.s3 import S3Bucket
-
-            return S3Bucket(address)
-        from schemas.storage.google_storage import GoogleBucket
-
-        return GoogleBucket(address)
-    except ImportError as error:
-        raise DatasetError(
-            f"cannot use the bucket {address.name!r}: {error.name} is missing, the client of the store: "
-            "pip install 'imagepivot[stores]'"
-        ) from error
 
 
 def size_of(data: bytes | Path) -> int:
@@ -223,7 +187,7 @@ def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:
         after = page.next or None
 
 
-def list_objects(bucket: Bucket, prefix: str) -> Iterator[Entry]:
+def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
     """Yield the objects below a prefix in any order, with names relative to it.
 
     Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the folders are listed

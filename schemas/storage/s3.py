@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from schemas.storage import object_store
 from schemas.storage.locations import BucketAddress, endpoint_of
-from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, Entry, Head, Page, RefusedError
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, ObjectHead, Page, RefusedError
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -36,15 +36,15 @@ class S3Bucket(Bucket):
     """A bucket in S3 with ETags as tags."""
 
     def __init__(self, address: BucketAddress) -> None:
-        with _store_errors():
-            self._client = _connect(address)
+        with _s3_errors():
+            self._client = _s3_client(address)
         self._is_anonymous = address.user == "anonymous"
         self._name = address.name
         self._store = address._replace(name="")
 
     def exists(self) -> bool:
         # Not HEAD, whose response some stores send without a length, as if it was truncated.
-        with suppress(NoSuchBucketError), _store_errors(404):
+        with suppress(NoSuchBucketError), _s3_errors(404):
             self._client.list_objects_v2(Bucket=self._name, MaxKeys=1)
             return True
         return False
@@ -53,16 +53,16 @@ class S3Bucket(Bucket):
         options: dict[str, Any] = {"ContinuationToken": after} if after else {}
         if by_folder:
             options["Delimiter"] = "/"
-        with _store_errors():
+        with _s3_errors():
             page = self._client.list_objects_v2(Bucket=self._name, Prefix=prefix, MaxKeys=object_store.PAGE_OBJECTS, **options)
-        objects = [_entry(item["Key"], item["Size"], item) for item in page.get("Contents", ())]
+        objects = [_item_info(item["Key"], item["Size"], item) for item in page.get("Contents", ())]
         folders = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
         return Page(objects, folders, page["NextContinuationToken"] if page["IsTruncated"] else "")
 
-    def head(self, key: str) -> Head | None:
-        with _store_errors(404):
+    def head(self, key: str) -> ObjectHead | None:
+        with _s3_errors(404):
             head = self._client.head_object(Bucket=self._name, Key=key)
-            return Head(_entry(key, head["ContentLength"], head), head["Metadata"].get(WRITER, ""))
+            return ObjectHead(_item_info(key, head["ContentLength"], head), head["Metadata"].get(WRITER, ""))
         return None
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
@@ -96,7 +96,7 @@ class S3Bucket(Bucket):
         return self._get(key)
 
     def _get(self, key: str, **options: str) -> tuple[bytes, str] | None:
-        with _store_errors(404, 416) as statuses:
+        with _s3_errors(404, 416) as statuses:
             response = self._client.get_object(Bucket=self._name, Key=key, **options)
             return response["Body"].read(), response["ETag"]
         return (b"", "") if statuses == [416] else None  # The range is behind the end.
@@ -106,7 +106,7 @@ class S3Bucket(Bucket):
         from botocore.exceptions import ClientError
 
         condition = {} if if_match == ANY else {"IfNoneMatch": "*"} if if_match is None else {"IfMatch": if_match}
-        with _store_errors():
+        with _s3_errors():
             try:
                 return self._upload(key, data, condition, writer)
             except ClientError as error:
@@ -118,14 +118,14 @@ class S3Bucket(Bucket):
     def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
         if not isinstance(origin, S3Bucket) or origin._store != self._store:
             return False
-        with _store_errors(404):
+        with _s3_errors(404):
             self._client.copy_object(Bucket=self._name, Key=key, CopySource={"Bucket": origin._name, "Key": origin_key})
             return True
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), origin_key)
 
     def delete(self, key: str, if_match: str) -> None:
         condition = {} if if_match == ANY else {"IfMatch": if_match}
-        with _store_errors(404, 409, 412):
+        with _s3_errors(404, 409, 412):
             self._client.delete_object(Bucket=self._name, Key=key, **condition)
 
     def _upload(self, key: str, data: bytes | Path, condition: dict[str, str], writer: str) -> str:
@@ -148,8 +148,8 @@ class S3Bucket(Bucket):
             raise
 
 
-def _entry(key: str, size: int, item: dict[str, Any]) -> Entry:
-    return Entry(key, size, object_store.version_of(item["LastModified"]), item["ETag"])
+def _item_info(key: str, size: int, item: dict[str, Any]) -> FileInfo:
+    return FileInfo(key, size, object_store.version_of(item["LastModified"]), item["ETag"])
 
 
 def _status_of(error: Any) -> int:
@@ -165,7 +165,7 @@ def _body(data: bytes) -> dict[str, Any]:
     return {"Body": data, "ContentMD5": base64.b64encode(digest).decode()}
 
 
-def _connect(address: BucketAddress) -> Any:
+def _s3_client(address: BucketAddress) -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.session import get_session
@@ -238,7 +238,7 @@ def _error_class(error: Exception) -> type[StoreError] | None:
 
 
 @contextmanager
-def _store_errors(*expected: int) -> Iterator[list[int]]:
+def _s3_errors(*expected: int) -> Iterator[list[int]]:
     """Convert errors of botocore; an expected status ends the block.
 
     It is then in the yielded list.

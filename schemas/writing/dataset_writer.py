@@ -16,16 +16,17 @@ step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any, TypeAlias
 
+from schemas.console import events
 from schemas.errors import CommittedError, DatasetError, TooManyFailuresError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import sha256_of_bytes, sum_digests
 from schemas.footers import Footer
-from schemas.manifest import FileEntry, Manifest
+from schemas.manifest import FileEntry, Manifest, ShardEntries, ShardEntry
 from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
@@ -88,7 +89,7 @@ def complete_dataset(
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
         libraries: distributions with versions that determine the content.
-        statistics: function that computes the manifest's statistics from all footers; by default `sum_statistics`.
+        statistics: function that computes the manifest's statistics from all footers; by default they are added up.
 
     Raises:
         DetachedError: shards of other tasks are missing; the message lists the tasks to run again.
@@ -101,6 +102,7 @@ def complete_dataset(
         state = OutputState(output, policy)
         manifest = state.committed_manifest()
         if manifest is not None:
+            events.remark(f"{output.folder.location!r} is up to date: nothing was left to do", style="dim")
             return manifest
         state.check_compatible()
         if len(state.finished_shards()) < output.shards:
@@ -109,6 +111,7 @@ def complete_dataset(
         check()
         finished = state.finished_shards()
         state.clear()
+        del state  # It holds the states of all shards.
         if write_missing(finished):
             return Manifest.read(output.folder)
         return commit(output, libraries=libraries, statistics=statistics)
@@ -154,6 +157,8 @@ def _complete_task(
             try:
                 if todo:
                     state.check_model()
+                elif not written:
+                    events.remark("the shards of this task are up to date: nothing was left to do", style="dim")
                 if todo or not state.is_committed():
                     _probe(output.folder)
                     check()
@@ -251,15 +256,8 @@ def _ranges(indices: Collection[int], limit: int | None = _MAX_RANGES) -> str:
     return text if limit is None or len(ranges) <= limit else f"{text} and more"
 
 
-def sum_statistics(footers: list[Footer]) -> dict[str, Any]:
-    """Sum the statistics of shards: numbers, and digests of lists, in nested mappings."""
-    total: dict[str, Any] = {}
-    for footer in footers:
-        _add(total, footer.statistics)
-    return total
-
-
 def _add(total: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Add statistics to sums: numbers, and digests of lists, in nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             _add(total.setdefault(key, {}), value)
@@ -291,40 +289,35 @@ def commit(
     folder, files = output.folder, (*files, *output.files)
     with publishing(folder):
         state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
-        states = list(state.shards().values())
-        _check_finished(state, states)
-        shards = folder.map(lambda index: states[index].entry or state.read(index, read_all=True).entry, range(output.shards))
-        footers = [shard.footer for shard in states if shard.footer is not None]
+        shards = _Shards(state, footers=None if statistics is None else [])
+        entries = ShardEntries(shards.entries())
+        shards.check()
         contents = ((name, folder.read(name)) for name in sorted(files))
-        reasons: Counter[str] = Counter()
-        for footer in footers:
-            reasons.update(footer.failures.reasons)
         manifest = Manifest(
             kind=output.kind,
             fingerprint=output.fingerprint,
             parameters=output.parameters,
             inputs=tuple(output.inputs),
             libraries={name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow", *libraries)},
-            shards=tuple(entry for entry in shards if entry is not None),
-            failures=tuple(shard.failures for shard in states if shard.failures is not None),
-            failure_reasons=dict(reasons),
+            shards=entries,
+            failures=ShardEntries(shards.failures),
+            failure_reasons=dict(shards.reasons),
             files=tuple(FileEntry(name, len(data), sha256_of_bytes(data)) for name, data in contents),
-            statistics=(statistics or sum_statistics)(footers),
-            sample_outputs=_common_sample_outputs(state, states),
+            statistics=shards.statistics if statistics is None else statistics(shards.footers or []),
+            sample_outputs=next(iter(shards.sample_outputs), ()),
             notes=output.notes,
         )
-        stray_failures = {failures_name(shard.name) for shard in states if shard.failures is None}
         # Leftovers of a replaced dataset, of killed or overtaken attempts, and of exchange between workers.
         leftovers = [
             name
             for name in sorted(state.entries)
-            if is_leftover(name) or name in stray_failures or (output.is_other_file(name) and name not in files)
+            if is_leftover(name) or name in shards.stray or (output.is_other_file(name) and name not in files)
         ]
         folder.map(folder.delete, leftovers)
         publish_manifest(folder, manifest, state.entries)
     limit = output.max_failures
     if limit is not None and limit.is_exceeded(failed=manifest.failed, rows=manifest.rows):
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(shards.reasons.items()))
         excess = f"more than --max-failures {limit} allows" if manifest.rows else "which leaves no row"
         raise TooManyFailuresError(
             f"{manifest.failed:,} of {manifest.rows + manifest.failed:,} inputs failed ({counts}), {excess}. The dataset "
@@ -333,37 +326,70 @@ def commit(
     return manifest
 
 
-def _common_sample_outputs(state: OutputState, states: list[ShardState]) -> SampleOutputs:
-    """Return the sample outputs of all shards, those of the first one that has any.
+@dataclass
+class _Shards:
+    """Sums over the shards of a dataset, in one pass that holds one shard.
 
-    Raises:
-        DatasetError: shards were computed by different versions of the model's code.
+    Attributes:
+        footers: footers of all shards; None to drop them.
+        statistics: sums of the statistics of shards.
+        stray: names of failures of shards without any.
+        sample_outputs: name of the first shard with each sample outputs.
+        unfinished: shards that are not current.
     """
-    known = [(shard.name, shard.record.sample_outputs) for shard in states if shard.record and shard.record.sample_outputs]
-    for name, outputs in known[1:]:
-        if not are_equal(outputs, known[0][1], state.output.parameters):
+
+    state: OutputState
+    footers: list[Footer] | None
+    statistics: dict[str, Any] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    failures: list[ShardEntry] = field(default_factory=list)
+    stray: set[str] = field(default_factory=set)
+    sample_outputs: dict[SampleOutputs, str] = field(default_factory=dict)
+    unfinished: list[ShardState] = field(default_factory=list)
+
+    def entries(self) -> Iterator[ShardEntry]:
+        """Yield the entries of the current shards, and add up the rest."""
+        for shard in self.state.read_each():
+            if shard.status is not Status.CURRENT or shard.footer is None or shard.entry is None:
+                self.unfinished.append(shard)
+                continue
+            _add(self.statistics, shard.footer.statistics)
+            self.reasons.update(shard.footer.failures.reasons)
+            if self.footers is not None:
+                self.footers.append(shard.footer)
+            if shard.failures is not None:
+                self.failures.append(shard.failures)
+            elif (name := failures_name(shard.name)) in self.state.entries:
+                self.stray.add(name)
+            if shard.record is not None and shard.record.sample_outputs:
+                self.sample_outputs.setdefault(shard.record.sample_outputs, shard.name)
+            yield shard.entry
+
+    def check(self) -> None:
+        """Check that all shards are current, and delete damaged ones.
+
+        Raises:
+            DatasetError: they are not, or two versions of the model's code computed them.
+        """
+        output, folder = self.state.output, self.state.output.folder
+        damaged = [shard for shard in self.unfinished if shard.status is Status.DAMAGED]
+        for shard in damaged:
+            folder.delete(shard.name, self.state.entries[shard.name].tag)  # Unless an attempt has replaced it.
+        if damaged:
             raise DatasetError(
-                f"{state.output.folder.location!r} cannot be committed: {known[0][0]} and {name} were computed by different "
-                "versions of the model's code, which differ beyond rounding. Use one version on all machines, and give --overwrite"
+                f"{folder.location!r} cannot be committed, {len(damaged)} of {output.shards} shards were damaged after they had "
+                f"been written ({damaged[0].problem or damaged[0].failures_problem}): run the same command again to rewrite them"
             )
-    return known[0][1] if known else ()
-
-
-def _check_finished(state: OutputState, states: list[ShardState]) -> None:
-    """Raise a `DatasetError` unless all shards are current; delete damaged shards."""
-    folder = state.output.folder
-    damaged = [shard for shard in states if shard.status is Status.DAMAGED]
-    for shard in damaged:
-        folder.delete(shard.name, state.entries[shard.name].tag)  # Unless an attempt has replaced it.
-    if damaged:
-        raise DatasetError(
-            f"{folder.location!r} cannot be committed, {len(damaged)} of {len(states)} shards were damaged after they had been "
-            f"written ({damaged[0].problem or damaged[0].failures_problem}): run the same command again to rewrite them"
-        )
-    for shard in states:
-        path = folder.path_of(shard.name)
-        if shard.status is Status.CLAIMED:
-            raise DatasetError(f"another attempt writes {path}, or was stopped: run the same command again")
-        if shard.status is not Status.CURRENT:
+        for shard in self.unfinished:
+            path = folder.path_of(shard.name)
+            if shard.status is Status.CLAIMED:
+                raise DatasetError(f"another attempt writes {path}, or was stopped: run the same command again")
             fault = "missing" if shard.status is Status.MISSING else "a file of another dataset"
             raise DatasetError(f"{path} is {fault} after the run: run the same command again")
+        (first, first_name), *others = [*self.sample_outputs.items()] or [((), "")]
+        for outputs, name in others:
+            if not are_equal(outputs, first, output.parameters):
+                raise DatasetError(
+                    f"{folder.location!r} cannot be committed: {first_name} and {name} were computed by different versions of the "
+                    "model's code, which differ beyond rounding. Use one version on all machines, and give --overwrite"
+                )

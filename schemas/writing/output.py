@@ -153,4 +153,4 @@ def is_own(name: str) -> bool:
 def left_alone(location: str, names: Sequence[str]) -> str:
     """Return the remark about at least one file of other tools in a dataset's folder."""
     others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-    return f"left alone in {location!r}, because it is not of the dataset: {names[0]!r}{others}"
+    return f"ignored in {location!r}: {names[0]!r}{others}, not part of the dataset"

@@ -31,11 +31,13 @@ from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes
 from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, other_version
 from schemas.sample_outputs import SampleOutputs, are_equal
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
 from schemas.writing.records import Record, read_record, record_name, write_record
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import publishing
+
+_BATCH_SHARDS = 1024
 
 
 class Status(StrEnum):
@@ -88,14 +90,14 @@ def read_state(output: OutputDataset, shard: int, manifest: Manifest | None = No
     """Return the state of a shard without listing the folder or comparing its inputs."""
     folder, name = output.folder, output.name(shard)
     sizes = {part: folder.size(part) for part in (name, failures_name(name), record_name(name))}
-    entries = {part: Entry(part, size) for part, size in sizes.items() if size is not None}
+    entries = {part: FileInfo(part, size) for part, size in sizes.items() if size is not None}
     return state_of(folder, name, entries, manifest, fingerprint=output.fingerprint, read_all=read_all)
 
 
 def state_of(
     folder: Folder,
     shard: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, FileInfo],
     manifest: Manifest | None = None,
     *,
     fingerprint: str | None = None,
@@ -163,7 +165,7 @@ def state_of(
 
 
 def _read_footer(
-    folder: Folder, shard: str, entries: Mapping[str, Entry], record: Record | None, fingerprint: str | None
+    folder: Folder, shard: str, entries: Mapping[str, FileInfo], record: Record | None, fingerprint: str | None
 ) -> Footer | None:
     """Read a footer; in a store take it from the record, without parameters."""
     if record is not None and not folder.is_local and record.matches_tags(entries):
@@ -176,7 +178,7 @@ def _read_footer(
 def _compare_failures(
     folder: Folder,
     shard: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, FileInfo],
     footer: Footer,
     manifest: Manifest | None,
     reference: str,
@@ -193,7 +195,7 @@ def _compare_failures(
     return "" if expected is None else file_problem(folder, entries, expected, reference, digest=digest)
 
 
-def file_problem(folder: Folder, entries: Mapping[str, Entry], expected: FileEntry, reference: str, *, digest: bool) -> str:
+def file_problem(folder: Folder, entries: Mapping[str, FileInfo], expected: FileEntry, reference: str, *, digest: bool) -> str:
     """Return the fault of a file: missing, another size or digest; empty without any."""
     name = expected.path
     if name not in entries or entries[name].size < 0:
@@ -242,6 +244,19 @@ class OutputState:
         new = [shard for shard in wanted if shard not in self._states]
         self._states.update(zip(new, self.output.folder.map(self.read, new), strict=True))
         return {shard: self._states[shard] for shard in wanted}
+
+    def read_each(self) -> Iterator[ShardState]:
+        """Read the states of all shards in order, without keeping them.
+
+        A shard that must be read whole for its entry is.
+        """
+        size = 1 if self.output.folder.is_local else _BATCH_SHARDS  # In a store, reads wait for the network.
+        for start in range(0, self.output.shards, size):
+            yield from self.output.folder.map(self._read_entry, range(start, min(start + size, self.output.shards)))
+
+    def _read_entry(self, shard: int) -> ShardState:
+        state = self.read(shard)
+        return state if state.entry is not None or not state.is_intact else self.read(shard, read_all=True)
 
     def read(self, shard: int, *, read_all: bool = False) -> ShardState:
         """Read the state of a shard; ``read_all`` compares all digests."""

@@ -19,7 +19,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from schemas.conversion import stored_values
@@ -28,7 +27,7 @@ from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
 from schemas.sample_outputs import SampleOutputs
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
@@ -122,7 +121,7 @@ class Record:
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 
-    def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
+    def matches_tags(self, stored: Mapping[str, FileInfo]) -> bool:
         """Return whether shard and failures have the recorded tags or none in a listing."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 
@@ -139,7 +138,7 @@ def _share(outputs: SampleOutputs) -> SampleOutputs:
 
 def record_name(shard: str) -> str:
     """Return the path of a shard's record."""
-    return f".records/{PurePosixPath(shard).with_suffix('.jsonl')}"
+    return f".records/{shard.removesuffix('.parquet')}.jsonl"
 
 
 def write_record(folder: Folder, shard: str, record: Record) -> None:

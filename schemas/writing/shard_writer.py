@@ -37,6 +37,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,7 +50,7 @@ from schemas.footers import Footer, footer_metadata, shard_entry
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.sample_outputs import SampleOutputs
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME, OutputDataset
 from schemas.writing.records import Record, Source, record_name
@@ -164,7 +165,7 @@ def publishing(folder: Folder) -> Iterator[None]:
         os.close(handle)
 
 
-def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Entry]) -> None:
+def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, FileInfo]) -> None:
     """Write the manifest of a dataset inside `publishing`.
 
     ``stored`` is the listing that the manifest describes.
@@ -172,17 +173,22 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, En
     Raises:
         DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
     """
-    content = manifest.to_json().encode()
+    parts = (part.encode() for part in manifest.json_parts())
     if folder.is_local:
-        folder.put(MANIFEST_NAME, content)
+        with folder.replace(MANIFEST_NAME) as file:
+            file.writelines(parts)
         return
-    tag = folder.put(MANIFEST_NAME, content, if_match=None)
+    with folder.temporary(MANIFEST_NAME) as file:
+        file.writelines(parts)
+        file.flush()
+        tag = folder.put(MANIFEST_NAME, Path(file.name), if_match=None)
     if tag is None:
         other = folder.read_tagged(MANIFEST_NAME)
-        if other is None or other[0] != content:
+        if other is None or other[0].decode() != manifest.to_json():
             raise DatasetError(f"{folder.location!r} was committed by another run: run the same command again")
     present = folder.tagged()
-    for name in (*manifest.shard_entries, *(record_name(entry.path) for entry in manifest.shards)):
+    shards = manifest.shards.column("path")
+    for name in chain(shards, manifest.failures.column("path"), map(record_name, shards)):
         if stored.get(name) != present.get(name):
             if tag is not None:
                 folder.delete(MANIFEST_NAME, tag)

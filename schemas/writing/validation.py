@@ -21,14 +21,11 @@ from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.sample_outputs import are_equal
-from schemas.storage.folder import Entry
+from schemas.storage.folder import FileInfo
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
 from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
-
-STRAY = "is in the folder but not in the manifest"
-"""End of the problem that `validate` reports for such a file."""
 
 
 def validate(
@@ -58,7 +55,8 @@ def validate(
     if others:
         on_warning(left_alone(folder.location, others))
     states = [state_of(folder, entry.path, entries, manifest, read_all=True) for entry in manifest.shards]
-    problems = [f"{name} {STRAY}" for name in stray if name not in others]
+    advice = "delete it, or move it elsewhere"
+    problems = [f"{name} is in the folder but not in the manifest: {advice}" for name in stray if name not in others]
     problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
     file_problems = (file_problem(folder, entries, entry, "the manifest", digest=True) for entry in manifest.files)
     problems += filter(None, file_problems)
@@ -94,7 +92,7 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     return table
 
 
-def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mapping[str, Entry]) -> Iterator[str]:
+def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mapping[str, FileInfo]) -> Iterator[str]:
     entry, footer = dataset.manifest.shards[index], shard.footer
     if footer is not None and shard.status is Status.OTHER:
         yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"

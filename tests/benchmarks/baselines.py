@@ -15,8 +15,8 @@ import torchvision
 from torch import Tensor, nn
 
 import extractors
-from extractors.regions.bottom_up.network import build, pool, suppress
-from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
+from extractors.regions.bottom_up.network import build_detector, pool_regions, suppress
+from extractors.regions.bottom_up.preprocessing import preprocess_image, resized_wh, scale_of, send
 from pipelines.demo.scenes import draw, make_scenes
 
 Forward = Callable[[Tensor], Tensor]
@@ -95,7 +95,7 @@ def make_photographs(folder: Path, count: int) -> None:
 def ready(folder: str) -> list[torch.Tensor]:
     """Decode the images of a folder."""
     return [
-        torch.from_numpy(np.array(extractors.decode(path.read_bytes()))).permute(2, 0, 1)
+        torch.from_numpy(np.array(extractors.decode_image(path.read_bytes()))).permute(2, 0, 1)
         for path in sorted(Path(folder).iterdir())
     ]
 
@@ -107,16 +107,18 @@ def layer_by_layer() -> Callable[[list[torch.Tensor]], float]:
     calls of torchvision's suppression.
     """
     torch.manual_seed(0)
-    detector = build().eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    detector = build_detector().eval().requires_grad_(False).to(memory_format=torch.channels_last)
 
     def detect(image: torch.Tensor) -> None:
         height, width = image.shape[1:]
         scale = scale_of(width, height)
-        maps = detector.backbone(prepare(send(image, torch.device("cpu"))).contiguous(memory_format=torch.channels_last))
+        maps = detector.backbone(
+            preprocess_image(send(image, torch.device("cpu"))).contiguous(memory_format=torch.channels_last)
+        )
         candidates = detector.rpn.propose(maps, *resized_wh(width, height), torch.tensor([scale]))
         boxes, are_kept = suppress(*candidates)
         boxes = boxes[0, : int(are_kept.sum())]
-        features = detector.head(pool(maps, boxes[None]))
+        features = detector.head(pool_regions(maps, boxes[None]))
         classes, _ = detector.head.classify(features)
         corners = boxes / scale + torch.tensor([0, 0, 1, 1])
         best = torch.zeros(len(boxes))

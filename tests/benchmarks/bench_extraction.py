@@ -76,7 +76,7 @@ def bare_model(extractor: str, count: int) -> Callable[[], float]:
 
 def bare_regions(folder: str) -> Callable[[], float]:
     """Return images per second of the extractor of regions over decoded images."""
-    extractor, pixels = extractors.load(REGIONS, weights="random:0"), ready(folder)
+    extractor, pixels = extractors.load_extractor(REGIONS, weights="random:0"), ready(folder)
 
     batches = [pixels[start : start + BATCH[REGIONS]] for start in range(0, len(pixels), BATCH[REGIONS])]
     return lambda: rate_of(lambda: [extractor.extract_columns(batch) for batch in batches], len(pixels))

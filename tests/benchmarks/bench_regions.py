@@ -8,7 +8,7 @@ from processor import machine
 
 from extractors.computing.devices import cast_layers
 from extractors.computing.fused_conv2d import can_fuse_in
-from extractors.regions.bottom_up.network import build, fold_norms
+from extractors.regions.bottom_up.network import build_detector, fold_frozen_norms
 from extractors.regions.bottom_up.res5_head import GroupedStage, LastStage, MergedStage, PlainStage, ProductStage
 from extractors.regions.faster_rcnn import _REGION, _REGIONS
 
@@ -24,8 +24,8 @@ def main() -> None:
     print(machine(), f"torch {torch.__version__}", flush=True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    head = build().head.eval().requires_grad_(False)
-    fold_norms(head)
+    head = build_detector().head.eval().requires_grad_(False)
+    fold_frozen_norms(head)
     head.dtype = cast_layers(head.layer4, precision)
     head = head.to(memory_format=torch.channels_last)
     forms: dict[str, LastStage] = {"convolutions": PlainStage(head)}

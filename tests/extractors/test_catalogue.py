@@ -47,7 +47,8 @@ def test_extractors_import_loads_neither_torch_nor_pillow():
 )
 def test_import_module_missing_extra_names_it(name, package, extra):
     code = f"import sys; sys.modules[{package!r}] = None\nimport extractors\ntry: "
-    code += f"extractors.load({name!r}, weights='random:0')\nexcept Exception as error: print(type(error).__name__, error)"
+    code += f"extractors.load_extractor({name!r}, weights='random:0')\n"
+    code += "except Exception as error: print(type(error).__name__, error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"UsageError extractor '{name}' needs the package '{package}'")
     assert f"pip install 'imagepivot[{extra}]'" in done.stdout

@@ -79,7 +79,7 @@ def test_extract_imports_neither_torchvision_nor_compiler():
     script = """
 import sys
 import extractors
-extractor = extractors.load("resnet50-pool", weights="random:0")
+extractor = extractors.load_extractor("resnet50-pool", weights="random:0")
 import torch
 extractor.extract(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
 print([name for name in ("torch", "torchvision", "torch._dynamo", "sympy") if name in sys.modules])

@@ -55,7 +55,7 @@ def load(name, precision, device):
     spec = ExtractorRequest(name).spec()
     with torch.device("meta"):
         if name.startswith("timm:"):
-            module, model = timm_models, timm_models._build(spec.name.removeprefix("timm:"))
+            module, model = timm_models, timm_models._create_model(spec.name.removeprefix("timm:"))
         elif name == "resnet50-pool":
             module, model = resnet50, resnet50.ARCHITECTURE.build()
         else:

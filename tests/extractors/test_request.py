@@ -58,11 +58,11 @@ def test_load_unavailable_precision_or_device_raises_before_reading(name, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for precision in ("tf32", "fp16"):
         with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
-            extractors.load(name, weights="/no/such", precision=precision)
+            extractors.load_extractor(name, weights="/no/such", precision=precision)
     with pytest.raises(
         UsageError, match=r"device 'cuda' is not on this host: .* or pass --device cpu, which is many times slower"
     ):
-        extractors.load(name, weights="/no/such", device="cuda")
+        extractors.load_extractor(name, weights="/no/such", device="cuda")
 
 
 @pytest.mark.parametrize("regions", [extractors.RegionOptions(10, 100), extractors.RegionOptions(50, 50)])
@@ -127,7 +127,7 @@ def batch_of(extractor: extractors.Extractor, count: int) -> Any:
 def test_describe_equals_load_and_bf16_is_close(name, distance, tolerance):
     if name.startswith("timm:"):
         pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
-    whole, half = (extractors.load(name, weights="random:0", precision=precision) for precision in ("fp32", "bf16"))
+    whole, half = (extractors.load_extractor(name, weights="random:0", precision=precision) for precision in ("fp32", "bf16"))
     described = ExtractorRequest(name, weights="random:0").describe()
     assert pickle.loads(pickle.dumps(described)) == whole.description
     assert ExtractorRequest(whole.spec.name, weights="random:0").describe() == described
@@ -155,7 +155,7 @@ def test_gpu_agrees_with_cpu(name, precision, tolerance, tmp_path):
             values *= 0.2  # Else the sums of 50 blocks are beyond what fp16 holds.
     torch.save(state, tmp_path / "w.pth")
     on_cpu, on_gpu = (
-        extractors.load(name, weights=str(tmp_path / "w.pth"), device=device, precision=of)
+        extractors.load_extractor(name, weights=str(tmp_path / "w.pth"), device=device, precision=of)
         for device, of in (("cpu", "fp32"), ("cuda", precision))
     )
     batch = batch_of(on_cpu, 2)

@@ -115,4 +115,4 @@ def test_encoding_no_captions(fails, imagepivot, tmp_path):
 
 def test_empty_datasets_can_be_written_and_inspected(imagepivot, tmp_path):
     write_rows(tmp_path / "f", "features", [], FeatureSpec("x", (4,)))
-    assert "0 in 1 shards" in imagepivot("inspect", tmp_path / "f").stdout
+    assert "0 in 1 shard," in imagepivot("inspect", tmp_path / "f").stdout

@@ -40,9 +40,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from extractors.images.decoding import DecodeError, decode
+from extractors.images.decoding import DecodeError, decode_image
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import read_state
+from extractors.weights.checkpoints import read_state_dict
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions.base import EVERYTHING
@@ -257,7 +257,7 @@ def datasets() -> Iterator[Files]:
 
 def read_image(folder: Path) -> None:
     try:
-        decode((folder / "image").read_bytes(), max_pixels=PIXELS)
+        decode_image((folder / "image").read_bytes(), max_pixels=PIXELS)
     except DecodeError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
@@ -284,7 +284,7 @@ def read_weights(folder: Path) -> None:
     elif path.name == "best.pt":
         read_checkpoint(Folder(str(folder)), path.name)
     else:
-        read_state(path)
+        read_state_dict(path)
 
 
 def read_vectors(folder: Path) -> None:

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from extractors.images.decoding import decode
+from extractors.images.decoding import decode_image
 from pipelines.inputs.dialects import split_rows
 from pipelines.inputs.files import iter_json
-from pipelines.inputs.tables import Table
+from pipelines.inputs.tables import InputTable
 from schemas import text
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
@@ -205,13 +205,15 @@ def test_brackets_in_strings_are_no_depth(tmp_path):
 def test_deep_json_line_is_an_error(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"image_id": "a", "text": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
     with pytest.raises(InputError, match=r"a\.jsonl', line 1: not JSON, "):
-        list(Table(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
+        list(InputTable(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
 
-_IMAGE = "from extractors.images.decoding import decode\nfrom PIL import Image, TiffImagePlugin, WebPImagePlugin\nImage.init()"
-_SIZE = "decode(Path(path).read_bytes()).size"
+_IMAGE = (
+    "from extractors.images.decoding import decode_image\nfrom PIL import Image, TiffImagePlugin, WebPImagePlugin\nImage.init()"
+)
+_SIZE = "decode_image(Path(path).read_bytes()).size"
 
 
 @pytest.mark.cluster
@@ -237,7 +239,7 @@ def test_grey_of_16_bits_over_several_blocks_is_rounded_to_the_nearest(shape, in
     file = io.BytesIO()
     Image.fromarray(values).save(file, "TIFF", tiffinfo={262: int(not inverted)})
     grey = np.rint((65535.0 - values if inverted else values) / 257)
-    np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), np.stack([grey] * 3, axis=-1))
+    np.testing.assert_array_equal(np.asarray(decode_image(file.getvalue())), np.stack([grey] * 3, axis=-1))
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def test_failures_are_counted_by_reason(imagepivot, tmp_path):
     imagepivot(*words, "--metrics-file", "night.prom", code=3, cwd=tmp_path)
     metrics = read_metrics((tmp_path / "night.prom").read_text())
     [labels] = metrics["imagepivot_done_total"]
-    assert dict(labels) == {"run": "night", "what": "captions", "unit": "captions"}
+    assert dict(labels) == {"run": "night", "task": "captions", "unit": "captions"}
     failed = by(metrics["imagepivot_failed_total"], "reason")
     assert (value(metrics["imagepivot_done_total"]), failed["empty_caption"], sum(failed.values())) == (3, 2, 2)
     assert (failed["truncated"], value(metrics["imagepivot_shards_total"])) == (0, 2)

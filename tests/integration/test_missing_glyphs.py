@@ -24,7 +24,7 @@ OF_STIX = "\ue153"  # Private characters of STIX, which DejaVu has not.
 
 @pytest.fixture(autouse=True)
 def _no_earlier_warnings():
-    fonts._warn.cache_clear()
+    fonts._warn_of_font.cache_clear()
 
 
 def draw(folder: Path, text: str, name: str = "a.png") -> bytes:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from schemas.storage import object_store, s3
-from schemas.storage.folder import Folder
+from schemas.storage import s3
+from schemas.storage.folder import Folder, open_bucket
 from schemas.writing.validation import validate
 from tests.builders import stored
 from tests.fake_extractors import picture, use_colours
@@ -65,7 +65,7 @@ def test_commands_ride_out_a_cut(far, imagepivot, how, name, after):
 
 def test_lasting_network_cut_is_an_error_and_the_command_resumes(far, imagepivot, monkeypatch):
     monkeypatch.setattr(s3, "ATTEMPTS", 4)  # The others only wait.
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     output = far.address("lasting")
     far.cut("drop", 600, after=30)
     error = run(imagepivot, far, "features", output, code=1).stderr

@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from schemas.errors import DatasetError
-from schemas.storage import object_store
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, open_bucket
 from schemas.storage.locations import split_address
 from tests.stores import KEYS, LOCAL, use
 
@@ -74,7 +73,7 @@ def blank(near, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     yield near
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
 
 
 def read_and_write(location: str):
@@ -83,7 +82,7 @@ def read_and_write(location: str):
     tag = folder.put("a", b"1")
     assert folder.put("a", b"2", if_match=tag)
     assert (folder.read("a"), folder.names(), folder.kind()) == (b"2", ["a"], "folder")
-    return object_store.open_bucket(split_address(location)[0])._client
+    return open_bucket(split_address(location)[0])._client
 
 
 def at(store, folder: str, user: str = "", options: str = "") -> str:
@@ -124,7 +123,7 @@ def test_credentials_for_s3(blank, metadata, monkeypatch, tmp_path, source):
 def test_public_object_in_s3_is_read_without_credentials(blank, monkeypatch):
     if blank.scheme != "s3":
         pytest.skip("another store")
-    owner = object_store.open_bucket(split_address(at(blank, "", "key:secret@"))[0])._client
+    owner = open_bucket(split_address(at(blank, "", "key:secret@"))[0])._client
     for name, rights in (("open", "public-read"), ("closed", "private")):
         owner.put_object(Bucket="bucket", Key=f"public/{name}", Body=b"1", ACL=rights)
     folder = Folder(at(blank, "public", "anonymous@"))

@@ -9,7 +9,7 @@ from schemas.fonts import FontWarning, font_files, warn_of_missing_glyphs
 
 @pytest.fixture(autouse=True)
 def _no_earlier_warnings():
-    fonts._warn.cache_clear()
+    fonts._warn_of_font.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import fingerprint_of
-from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, diagnose
+from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntries, ShardEntry, diagnose
 from schemas.storage.folder import Folder
 from tests.builders import sign, write_rows
 
@@ -47,6 +48,18 @@ def test_round_trip():
     manifest = example()
     assert read(manifest.to_json()) == manifest
     assert (manifest.rows, manifest.failed) == (7, 4)
+
+
+def test_entries_are_a_sequence():
+    entries = [ShardEntry(f"part-{n:05d}-of-09000.parquet", n, f"{n:064d}", n, "a" * 64 * (n % 2)) for n in range(9000)]
+    shards = ShardEntries(iter(entries))
+    assert list(shards) == entries
+    assert (len(shards), shards[7], shards[-1]) == (9000, entries[7], entries[-1])
+    assert shards[5:7] == ShardEntries(entries[5:7]) == pickle.loads(pickle.dumps(shards[5:7]))
+    assert shards[5:7] != shards[6:8]
+    assert shards.column("rows") == list(range(9000))
+    with pytest.raises(IndexError, match="out of bounds"):
+        shards[9000]
 
 
 def test_text_is_plain_json_for_people_and_other_tools():
@@ -195,6 +208,16 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
         ({"shards": [ENTRY, {k: v for k, v in SECOND.items() if k != "rows"}]}, r"shards\[1\]\.rows is missing"),
         ({"shards": [{k: v for k, v in ENTRY.items() if k != "footer_sha256"}, SECOND]}, "listed without the footer_sha256"),
         ({"shards": [ENTRY, {**SECOND, "path": "../x.parquet"}]}, r"shard 1 is called '../x.parquet', expected"),
+        # Entries are held by column: NUL at the end would be lost, and every path takes the bytes of the longest one.
+        (
+            {"shards": [ENTRY, {**SECOND, "path": SECOND["path"] + "\0"}]},
+            r"shards\[1\]\.path is 'part-.*\\x00', expected at most 255",
+        ),
+        ({"shards": [ENTRY, {**SECOND, "path": "é"}]}, r"shards\[1\]\.path is 'é', expected at most 255 characters of ASCII"),
+        (
+            {"shards": [ENTRY, {**SECOND, "path": "a" * 10**6}]},
+            r"shards\[1\]\.path is 'a{299}, expected at most 255 characters",
+        ),
         ({"shards": []}, "it lists no shards"),
         ({"shards": ...}, "shards is None, expected a list"),
         ({"kind": "audio"}, "kind is 'audio', expected one of captions, encoded, vocabulary"),

@@ -99,13 +99,13 @@ def test_dictionary_of_python_2_is_no_growth():
 
 CHILD = """
 import resource, sys
-from extractors.weights.checkpoints import read_state
+from extractors.weights.checkpoints import read_state_dict
 from pathlib import Path
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
 for path in sys.argv[1:]:
     try:
-        read_state(Path(path))
+        read_state_dict(Path(path))
     except Exception as error:
         print(type(error).__name__, "MemoryError" in str(error))
 """

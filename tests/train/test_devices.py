@@ -3,46 +3,46 @@ import torch
 
 from schemas.errors import UsageError
 from tests.fake_gpu import fake_gpu
-from train.devices import check_precision, computing, resolve_device
+from train.devices import check_training_precision, choose_device, computing
 
 CPU = torch.device("cpu")
 
 
 def test_cpu():
-    assert resolve_device("cpu") == CPU
+    assert choose_device("cpu") == CPU
 
 
 def test_auto_prefers_a_gpu(monkeypatch):
-    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 3)
-    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 3)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UsageError, match="device 'cuda:4' is not on this host"):
-        resolve_device("cuda:4")
+        choose_device("cuda:4")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "mps"])
 def test_unknown_devices_are_refused(device):
     with pytest.raises(UsageError, match=f"device is '{device}', expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
-        resolve_device(device)
+        choose_device(device)
 
 
 def test_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
-        resolve_device("cuda")
+        choose_device("cuda")
 
 
 def test_precisions():
-    check_precision("fp32", CPU)
-    check_precision("bf16", CPU)
-    check_precision("tf32", torch.device("cuda", 0))
+    check_training_precision("fp32", CPU)
+    check_training_precision("bf16", CPU)
+    check_training_precision("tf32", torch.device("cuda", 0))
     with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
-        check_precision("tf32", CPU)
+        check_training_precision("tf32", CPU)
     with pytest.raises(UsageError, match="precision is 'fp16', expected one of fp32, tf32, bf16"):
-        check_precision("fp16", CPU)
+        check_training_precision("fp16", CPU)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])

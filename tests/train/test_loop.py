@@ -22,7 +22,7 @@ from tests.train.trainings import (
 )
 from train import loop, schedules
 from train.config.sections import from_toml
-from train.evaluation.evaluation import validate
+from train.evaluation.evaluation import measure_validation
 from train.evaluation.ranks import read_ranks
 from train.jobs import DivergedError, TrainJob
 from train.loop import train
@@ -56,7 +56,7 @@ def test_best_checkpoint_has_the_best_score(toy, finished_run):
     assert best.step == result.progress.best_step
     ranks, terms = read_ranks(folder), terms_of(best.config.loss, best.model)
     assert ranks.schema.metadata == {b"step": str(best.step).encode()}
-    assert ranks.equals(validate(best.model, training_inputs.validation, best.config, terms).ranks)
+    assert ranks.equals(measure_validation(best.model, training_inputs.validation, best.config, terms).ranks)
     assert set(ranks["split"].to_pylist()) == {best.config.data.validation_split}
 
 

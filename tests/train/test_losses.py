@@ -349,7 +349,7 @@ def batch_of(shape: tuple[int, ...], images: int, tokens: int) -> Inputs:
     return Inputs("images", torch.arange(images), ImageBatch(features, mask), tuple(captions), ("en", "de"))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_objective_is_one_graph(kind):
     config, shape, loss = KINDS[kind]

@@ -112,7 +112,7 @@ def test_training_display_events(clock, written):
         ("progress", 30, {"en": 60.0}),
         ("progress", 40, {}),
     ]
-    expected = {"what": "train", "unit": "steps", "total": 50, "epoch": 1, "best": 60.0, "loss": None}
+    expected = {"task": "train", "unit": "steps", "total": 50, "epoch": 1, "best": 60.0, "loss": None}
     assert found[-1] == found[-1] | expected
 
 

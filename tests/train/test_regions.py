@@ -12,7 +12,7 @@ from tests.train.trainings import CONFIG, assert_equal, lasting_log, weights
 from train.config.sections import from_toml
 from train.data.features import read_features
 from train.evaluation.embedding import embed
-from train.evaluation.evaluation import encode_images
+from train.evaluation.evaluation import embed_images
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
@@ -131,7 +131,7 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
         embed(replace(job, output=str(tmp_path / "split"), splits=("test",)))
 
 
-def test_encode_images_batches_are_bounded(whole, regions, monkeypatch):
+def test_embed_images_batches_are_bounded(whole, regions, monkeypatch):
     run = open_run(whole)
     sizes, encode = [], type(run.model).encode_images
     monkeypatch.setattr(
@@ -140,7 +140,7 @@ def test_encode_images_batches_are_bounded(whole, regions, monkeypatch):
     monkeypatch.setattr("train.evaluation.evaluation._MAX_BATCH_BYTES", 5 * 4 * 8 * 4)
     dataset = open_dataset(regions.features)
     read = read_features(dataset, dataset.image_ids()[:12])
-    encoded = encode_images(run.model, read).values
+    encoded = embed_images(run.model, read).values
     assert sizes == [5, 5, 2]
     with torch.no_grad():
         torch.testing.assert_close(encoded, encode(run.model, ImageBatch.of(read, slice(None), torch.device("cpu"))).values)

@@ -26,7 +26,7 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def read_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_config_table(source: str, folder: Path = Path(), chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a configuration as a table, merged with those that it ``extends``.
 
     The source is a preset, or the path of a TOML file, relative to ``folder``. ``chain`` lists configurations that extend it.
@@ -68,7 +68,7 @@ def parse_table(text: str, chain: tuple[str, ...], folder: Path = Path()) -> dic
         raise UsageError(f"{chain[-1]}: {error}") from error
     if name is None:
         return table
-    base = read_table(name, folder, chain)
+    base = read_config_table(name, folder, chain)
     for key, value in table.items():
         section = base.get(key)
         if isinstance(section, dict) and isinstance(value, dict):

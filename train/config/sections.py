@@ -13,7 +13,7 @@ from typing import Any, Literal
 from schemas.conversion import convert, dump, override, parse_toml
 from schemas.errors import UsageError
 from train.config.models import ModelConfig, VseConfig, check_choices, not_negative, positive, require
-from train.config.presets import parse_table, read_table
+from train.config.presets import parse_table, read_config_table
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         >>> imagepivot.resolve_config("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
         256
     """
-    return _build(read_table(source), source, overrides or {})
+    return _config_of_table(read_config_table(source), source, overrides or {})
 
 
 def from_toml(text: str, source: str) -> Config:
@@ -292,10 +292,10 @@ def from_toml(text: str, source: str) -> Config:
     Raises:
         UsageError: the text is not a configuration.
     """
-    return _build(parse_table(text, (source,)), source, {})
+    return _config_of_table(parse_table(text, (source,)), source, {})
 
 
-def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str]) -> Config:
+def _config_of_table(table: dict[str, Any], source: str, overrides: Mapping[str, str]) -> Config:
     try:
         for key, value in overrides.items():
             override(table, key, value)
@@ -307,7 +307,7 @@ def _build(table: dict[str, Any], source: str, overrides: Mapping[str, str]) -> 
 def to_toml(config: Config) -> str:
     """Serialize all keys in a fixed order; `from_toml` restores the configuration."""
     lines, section = [f"description = {dump(config.description)}"], ""
-    for key, value in _values(config):
+    for key, value in _toml_values(config):
         if key.partition(".")[0] != section:
             section = key.partition(".")[0]
             lines += ["", f"[{section}]"]
@@ -315,9 +315,9 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(old: Config, new: Config) -> list[str]:
+def config_differences(old: Config, new: Config) -> list[str]:
     """Return the different keys, each as ``loss.margin: was 0.2, now 0.1``."""
-    before, after = dict(_values(old)), dict(_values(new))
+    before, after = dict(_toml_values(old)), dict(_toml_values(new))
     keys = dict.fromkeys((*before, *after))  # Model kinds have different keys.
     return [
         f"{key}: was {before.get(key, 'not there')}, now {after.get(key, 'not there')}"
@@ -326,7 +326,7 @@ def differences(old: Config, new: Config) -> list[str]:
     ]
 
 
-def _values(config: Config) -> Iterator[tuple[str, str]]:
+def _toml_values(config: Config) -> Iterator[tuple[str, str]]:
     """Yield dotted keys and TOML values; as text, the order of languages counts."""
     for section in fields(config):
         values = getattr(config, section.name)
@@ -336,7 +336,7 @@ def _values(config: Config) -> Iterator[tuple[str, str]]:
             yield from ((f"{section.name}.{key.name}", dump(getattr(values, key.name))) for key in fields(values))
 
 
-def settings_of(text: str) -> dict[str, Any]:
+def parse_settings(text: str) -> dict[str, Any]:
     """Parse the text of `to_toml` to values by dotted key, without the description."""
     table = parse_toml(text)
     table.pop("description", None)

@@ -164,11 +164,11 @@ class ImageFeatures:
 
     def mask(self, images: np.ndarray | slice) -> np.ndarray | None:
         """Return the mask of features, bool ``[N, R]``; None without padding."""
-        return None if self.counts is None else region_mask(_gather(self.counts, self.rows[images]), self.shape[1])
+        return None if self.counts is None else region_mask(_copy_mapped_rows(self.counts, self.rows[images]), self.shape[1])
 
     def norms_of_images(self) -> np.ndarray:
         """Copy the norms in the order of the images, float32 ``[I]`` or ``[I, R]``."""
-        return _gather(self.norms, self.rows)
+        return _copy_mapped_rows(self.norms, self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ def shard_features(
     return image_ids, ImageFeatures.of(records, np.arange(len(values)), feature_spec(dataset), l2)
 
 
-def _gather(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _copy_mapped_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Copy rows of a memory-mapped field in blocks, releasing the pages around them."""
     gathered = np.empty((len(rows), *array.shape[1:]), array.dtype)
     for start in range(0, len(rows), _BLOCK):

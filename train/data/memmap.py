@@ -42,15 +42,15 @@ def mapped_array(
     content = [identity, list(shape), np.lib.format.dtype_to_descr(np.dtype(dtype))]
     path = Path(folder).expanduser() / f"{sha256_of_json(content)[:32]}.npy"
     with storage_errors(str(path)):
-        array = _open(path, shape, dtype)
+        array = _open_existing(path, shape, dtype)
         if array is not None:
             return array
         lock = path.with_name(f".{path.name}.lock")
         handle = lock_file(lock, patience=math.inf)
         try:
-            array = _open(path, shape, dtype)  # Another process may have written it in the meantime.
+            array = _open_existing(path, shape, dtype)  # Another process may have written it in the meantime.
             if array is None:
-                _write(path, shape, dtype, fill)
+                _create(path, shape, dtype, fill)
                 array = np.lib.format.open_memmap(path, mode="r")
         finally:
             lock.unlink()
@@ -83,7 +83,7 @@ class MappedField:
         return np.lib.format.open_memmap(self.path, mode="r")[self.name]
 
 
-def _open(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
+def _open_existing(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
     """Memory-map an existing file; None if it is missing, truncated or another array."""
     header = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
@@ -99,7 +99,7 @@ def _open(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | 
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
-def _write(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
+def _create(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
     """Write a file atomically, over the partial file of a killed process."""
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)  # Written anew, never through a link of this name.

@@ -1,6 +1,6 @@
 """Samplers of captions and images for batches: shuffled, seeded and resumable.
 
-The state of a sampler is its position. The order of a pass is a function of the seed and the index of the pass. A restored
+A sampler has a position. The order of a pass is a function of the seed and the index of the pass. A restored
 sampler returns the batches of an uninterrupted one.
 
 Shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch.
@@ -25,7 +25,7 @@ BUCKET_BATCHES = 32
 
 logger = logging.getLogger(__name__)
 
-State = Mapping[str, Any]
+Position = Mapping[str, Any]
 
 # Independent streams of random numbers from one seed.
 _TASK, _ROWS, _PAIRS, _IMAGES = range(4)
@@ -57,7 +57,7 @@ class Batch:
 
 
 class _Passes:
-    """Consecutive passes over shuffled batches; the state is the position."""
+    """Consecutive passes over shuffled batches."""
 
     def __init__(self) -> None:
         self._seek(0, 0)
@@ -70,28 +70,28 @@ class _Passes:
     @property
     def epoch(self) -> int:
         """Number of complete passes."""
-        return self._epoch + self._position // len(self._batches)
+        return self._epoch + self._batch_index // len(self._batches)
 
-    def state(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """Return the position in the pass."""
-        return {"epoch": self._epoch, "position": self._position}
+        return {"epoch": self._epoch, "position": self._batch_index}
 
-    def restore(self, state: State) -> None:
-        """Restore a state."""
-        self._seek(state["epoch"], state["position"])
+    def restore(self, position: Position) -> None:
+        """Restore a position."""
+        self._seek(position["epoch"], position["position"])
 
     def next(self) -> Any:
         """Return the next batch."""
-        if self._position == len(self._batches):
+        if self._batch_index == len(self._batches):
             self._seek(self._epoch + 1, 0)
-        self._position += 1
-        return self._batches[self._position - 1]
+        self._batch_index += 1
+        return self._batches[self._batch_index - 1]
 
     def _seek(self, epoch: int, position: int) -> None:
         self._batches = self._shuffle(epoch)
         if not 0 <= position <= len(self._batches):
             raise ValueError(f"position {position!r} is not in a pass of {len(self._batches):,} batches")
-        self._epoch, self._position = epoch, position
+        self._epoch, self._batch_index = epoch, position
 
     @abstractmethod
     def _shuffle(self, epoch: int) -> list[Any]:
@@ -116,15 +116,15 @@ class EpochBatches(_Passes):
         rng = np.random.default_rng((*self._seed, epoch))
         order = rng.permutation(self._count)
         if self._lengths is None:
-            return _batches(order, self._batch_size)
+            return _batches_of(order, self._batch_size)
         shuffled: list[np.ndarray] = []
-        for pool in _batches(order, BUCKET_BATCHES * self._batch_size):
-            batches = _batches(pool[np.argsort(self._lengths[pool], kind="stable")], self._batch_size)
+        for pool in _batches_of(order, BUCKET_BATCHES * self._batch_size):
+            batches = _batches_of(pool[np.argsort(self._lengths[pool], kind="stable")], self._batch_size)
             shuffled += [batches[index] for index in rng.permutation(len(batches))]
         return shuffled
 
 
-def _batches(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
+def _batches_of(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
@@ -192,18 +192,19 @@ class TaskSampler:
         rows = self._rows[name][self._languages[name].next()]
         return Batch("c2i", (rows,), self._captions.images[rows], (name,))
 
-    def state(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """Return the step, and the position in each language and in the caption pairs."""
-        state: dict[str, Any] = {"step": self._step, "languages": {k: rows.state() for k, rows in self._languages.items()}}
-        return state if self._pairs is None else {**state, "pairs": self._shuffled_pairs.state()}
+        languages = {name: rows.position() for name, rows in self._languages.items()}
+        position: dict[str, Any] = {"step": self._step, "languages": languages}
+        return position if self._pairs is None else {**position, "pairs": self._shuffled_pairs.position()}
 
-    def restore(self, state: State) -> None:
-        """Restore a state."""
-        self._step = state["step"]
+    def restore(self, position: Position) -> None:
+        """Restore a position."""
+        self._step = position["step"]
         for name, rows in self._languages.items():
-            rows.restore(state["languages"][name])
+            rows.restore(position["languages"][name])
         if self._pairs is not None:
-            self._shuffled_pairs.restore(state["pairs"])
+            self._shuffled_pairs.restore(position["pairs"])
 
 
 class ImageSampler(_Passes):
@@ -250,12 +251,12 @@ class ImageSampler(_Passes):
         return [
             (pass_index, batch)
             for pass_index in range(int(max_captions.max()))
-            for batch in _batches(rng.permutation(np.flatnonzero(max_captions > pass_index)), self._batch_size)
+            for batch in _batches_of(rng.permutation(np.flatnonzero(max_captions > pass_index)), self._batch_size)
         ]
 
 
 Sampler: TypeAlias = TaskSampler | ImageSampler
-"""Endless source of batches; a state is restored by a sampler with the same arguments."""
+"""Endless source of batches; a position is restored by a sampler with the same arguments."""
 
 
 def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:

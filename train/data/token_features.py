@@ -92,7 +92,7 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
     if memory_map is not None:
 
         def fill(copy: np.ndarray) -> None:
-            for row, vectors in _vectors(dataset, index):
+            for row, vectors in _caption_vectors(dataset, index):
                 copy[ends[row] - len(vectors) : ends[row]] = vectors
                 if row % 4096 == 0:
                     release(copy)
@@ -107,7 +107,7 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
     positions = np.full(len(index.lengths), -1, np.int64)
     positions[rows] = starts
     stored = np.empty((int(captions.lengths.sum()), spec.width), spec.dtype)
-    for row, vectors in _vectors(dataset, index):
+    for row, vectors in _caption_vectors(dataset, index):
         if positions[row] >= 0:
             stored[positions[row] : positions[row] + len(vectors)] = vectors
     return replace(captions, vectors=TokenVectors(stored, starts))
@@ -169,7 +169,7 @@ def _text_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array | pa.C
     return pc.binary_join_element_wise(*(column.cast(pa.string()) for column in columns), "/")
 
 
-def _vectors(dataset: Dataset, index: _Index) -> Iterator[tuple[int, np.ndarray]]:
+def _caption_vectors(dataset: Dataset, index: _Index) -> Iterator[tuple[int, np.ndarray]]:
     """Yield row index and vectors of each caption."""
     row = 0
     for batch in dataset.batches(["vectors"], batch_size=256):

@@ -262,7 +262,7 @@ class PairDataset(MapDataset[Pair]):
         index = range(len(self))[operator.index(index)]
         image = int(self.images[index])
         return _caption(self._table, index) | {
-            name: column.as_stored(np.array([image]))[0] if isinstance(column, ImageFeatures) else _value(column, image)
+            name: column.as_stored(np.array([image]))[0] if isinstance(column, ImageFeatures) else _copy_value(column, image)
             for name, column in self._columns.items()
         }
 
@@ -362,7 +362,7 @@ class PairStream(IterableDataset[Pair]):
         if self._shuffle:
             order = np.random.default_rng((self._seed, epoch, shard)).permutation(order)
         for row in order[part].tolist():
-            yield _caption(table, row) | {name: _value(column, int(positions[row])) for name, column in columns.items()}
+            yield _caption(table, row) | {name: _copy_value(column, int(positions[row])) for name, column in columns.items()}
 
 
 def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -385,7 +385,7 @@ def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
     return batch
 
 
-def _value(column: np.ndarray | list[object], index: int) -> object:
+def _copy_value(column: np.ndarray | list[object], index: int) -> object:
     """Copy a value, so that changes to it do not reach the dataset."""
     value = column[index]
     return np.array(value) if isinstance(value, np.ndarray) else value.item() if isinstance(value, np.generic) else value

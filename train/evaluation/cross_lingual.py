@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from train.chance import chance_measures
-from train.evaluation.evaluation import Count, Members, encode_captions, mean_scores, no_progress, scores_between, take_rows
+from train.evaluation.evaluation import Count, Members, embed_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import RecallMetrics, bidirectional_ranks
 from train.evaluation.ranks import direction_intervals, direction_table
 from train.evaluation.statistics import MetricIntervals
@@ -56,7 +56,7 @@ def evaluate_cross_lingual(
     by_image = {name: indices[np.argsort(captions.images[indices], kind="stable")] for name, indices in rows.items()}
     rows = {name: indices for name, indices in by_image.items() if len(indices)}
     encoded = {
-        name: [encode_captions(model, data.captions.batch(indices), name, on_progress=on_progress) for model, data in members]
+        name: [embed_captions(model, data.captions.batch(indices), name, on_progress=on_progress) for model, data in members]
         for name, indices in rows.items()
     }
     images_of = {name: captions.images[indices] for name, indices in rows.items()}

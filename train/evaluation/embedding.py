@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from schemas.console.events import Remark
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
@@ -35,21 +36,19 @@ from train.data.captions import check_token_ids, labels_of, no_captions
 from train.data.features import missing_images, shard_features
 from train.data.splits import check_fingerprints
 from train.data.token_features import open_token_features, shard_token_vectors, token_fingerprints
-from train.devices import resolve_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_languages, check_sample_outputs, check_tokens, check_vectors
-from train.evaluation.evaluation import Count, encode_captions, encode_images, no_progress
+from train.evaluation.evaluation import Count, embed_captions, embed_images, no_progress
 from train.jobs import EmbedJob
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
-
-Remark: TypeAlias = Callable[[str], None]
 
 _MAX_NAMES = 5
 _KEY = ("image_id", "language", "portion", "index", "split")
 
 logger = logging.getLogger(__name__)
 
-_Rows: TypeAlias = tuple[dict[str, Any], dict[str, int]]
+_ShardContent: TypeAlias = tuple[dict[str, Any], dict[str, int]]
 """Columns and statistics of an output shard."""
 
 
@@ -61,7 +60,7 @@ def embed_shard(
     ``chosen`` are the ids to embed; all by default. Images without regions are left out.
     """
     image_ids, values = shard_features(features, shard, chosen=chosen, l2=run.config.data.l2_features)
-    return image_ids, encode_images(run.model, values, on_progress=on_progress).values
+    return image_ids, embed_images(run.model, values, on_progress=on_progress).values
 
 
 def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Manifest]:
@@ -81,7 +80,7 @@ def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = 
         DatasetError: the folder holds no run; an input is of the wrong kind, or has another vocabulary or extractor than the run;
             no captions match; images of ``splits`` lack features; or the output holds embeddings of other content, or other files.
     """
-    run, splits, languages = open_run(job.run, device=resolve_device(job.device)), job.splits, job.languages
+    run, splits, languages = open_run(job.run, device=choose_device(job.device)), job.splits, job.languages
     check_vectors(run)
     images = open_dataset(job.features) if job.features else None
     encoded, tokens = open_dataset(job.captions, kind="encoded") if job.captions else None, None
@@ -97,7 +96,7 @@ def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = 
             _check_images(images, encoded, split, job.allow_missing_features, on_warning)
     if images is not None and not splits:
         _report_empty_images(images, on_warning)
-    write = partial(_write, run, weights_digest(run.model.state_dict()), job)
+    write = partial(_write_embeddings, run, weights_digest(run.model.state_dict()), job)
     manifests = []
     if images is not None:
         chosen = _images_with_captions(encoded, splits) if encoded is not None and splits else None
@@ -147,7 +146,7 @@ def _check_images(features: Dataset, captions: Dataset, split: str, allow_missin
     missing = sorted(ids.take(pa.array(missing_images(features, ids))).to_pylist())
     if not missing:
         return
-    summary = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {_names(missing)}"
+    summary = f"{len(missing):,} of {len(ids):,} images of split {split!r}: {_first_names(missing)}"
     hint = normalization_hint(missing, features.image_ids())
     if not allow_missing:
         advice = hint or "Extract them"
@@ -163,11 +162,11 @@ def _report_empty_images(features: Dataset, on_warning: Remark) -> None:
     empty = sorted(image_ids[row] for row in missing_images(features, image_ids).tolist())
     if empty:
         on_warning(
-            f"not embedded, because no region was found in them: {len(empty):,} of {len(image_ids):,} images: {_names(empty)}"
+            f"not embedded, because no region was found in them: {len(empty):,} of {len(image_ids):,} images: {_first_names(empty)}"
         )
 
 
-def _names(image_ids: Sequence[str]) -> str:
+def _first_names(image_ids: Sequence[str]) -> str:
     return ", ".join(image_ids[:_MAX_NAMES]) + (", ..." if len(image_ids) > _MAX_NAMES else "")
 
 
@@ -175,7 +174,7 @@ def _is_in(labels: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(labels.cast(pa.string()), pa.array(values, pa.string()))
 
 
-def _write(
+def _write_embeddings(
     run: Run,
     digest: str,
     job: EmbedJob,
@@ -183,7 +182,7 @@ def _write(
     folder: str,
     sources: tuple[Dataset, ...],
     selection: Mapping[str, tuple[str, ...]],
-    rows: Callable[[int], _Rows],
+    rows: Callable[[int], _ShardContent],
 ) -> Manifest:
     """Write or complete a dataset with a shard for each of the first source."""
     spec = FeatureSpec(name=job.name, shape=(run.model.width,), source=run.config.description)
@@ -213,14 +212,14 @@ def _write(
     return write_dataset(output, write_shard, policy, libraries=("torch",))
 
 
-def _image_rows(run: Run, features: Dataset, chosen: pa.Array | None, on_progress: Count, shard: int) -> _Rows:
+def _image_rows(run: Run, features: Dataset, chosen: pa.Array | None, on_progress: Count, shard: int) -> _ShardContent:
     image_ids, embeddings = embed_shard(run, features, shard, chosen, on_progress)
     statistics = {"images": len(image_ids)}
     num_skipped = features.manifest.shards[shard].rows - len(image_ids)
     if chosen is not None or num_skipped:
         statistics["images_left_out"] = num_skipped
         on_progress(num_skipped)
-    return {"image_id": image_ids, "feature": _vectors(embeddings)}, statistics
+    return {"image_id": image_ids, "feature": _column(embeddings)}, statistics
 
 
 def _caption_rows(
@@ -231,7 +230,7 @@ def _caption_rows(
     languages: Sequence[str],
     on_progress: Count,
     shard: int,
-) -> _Rows:
+) -> _ShardContent:
     table = captions.shard(shard).combine_chunks()
     selected = table.filter(_is_in(table["language"], languages))
     selected = (selected.filter(_is_in(selected["split"], splits)) if splits else selected).combine_chunks()
@@ -242,17 +241,17 @@ def _caption_rows(
     vectors = None if tokens is None else shard_token_vectors(tokens, shard, selected)
     rows = [np.flatnonzero(row_languages == language) for language in languages]
     parts = [
-        encode_captions(run.model, CaptionBatch(token_ids, offsets, indices, vectors), language, on_progress=on_progress).values
+        embed_captions(run.model, CaptionBatch(token_ids, offsets, indices, vectors), language, on_progress=on_progress).values
         for language, indices in zip(languages, rows, strict=True)
     ]
     embeddings = torch.zeros(len(selected), run.model.width)
     embeddings[np.concatenate(rows)] = torch.cat(parts).cpu()  # One synchronization for all languages.
     on_progress(len(table) - len(selected))
-    columns = {name: selected[name].combine_chunks() for name in _KEY} | {"embedding": _vectors(embeddings)}
+    columns = {name: selected[name].combine_chunks() for name in _KEY} | {"embedding": _column(embeddings)}
     return columns, {"captions": len(selected), "captions_left_out": len(table) - len(selected)}
 
 
-def _vectors(embeddings: Tensor) -> pa.Array:
+def _column(embeddings: Tensor) -> pa.Array:
     item = pa.field("item", pa.float32(), nullable=False)
     values = pa.array(embeddings.cpu().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, embeddings.shape[1]))

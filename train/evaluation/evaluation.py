@@ -68,7 +68,7 @@ def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
         model.train(training)
 
 
-def encode_images(model: RetrievalModel, features: ImageFeatures, *, on_progress: Count = no_progress) -> Encoded:
+def embed_images(model: RetrievalModel, features: ImageFeatures, *, on_progress: Count = no_progress) -> Encoded:
     """Encode images in batches, since their features may be memory-mapped.
 
     Features are ``[I, D]`` or ``[I, R, D]``. Batches shrink where features take much memory; their size affects speed, not results.
@@ -85,7 +85,7 @@ def encode_images(model: RetrievalModel, features: ImageFeatures, *, on_progress
     return Encoded.concatenate(parts)
 
 
-def encode_captions(
+def embed_captions(
     model: RetrievalModel, captions: CaptionBatch, language: str, *, on_progress: Count = no_progress
 ) -> Encoded:
     """Encode captions in one language, bucketed by length.
@@ -119,7 +119,7 @@ def rank_language(
 
     The candidates are the captions in the language and the images that have any: other images are neither query nor candidate. A
     language is thus scored as if it were the only one. ``images`` and the captions ``texts`` in the language are encoded by each
-    model. Relevance is measured by each of the ``definitions`` of right items.
+    model. Relevance is measured by each of the ``definitions`` of correct items.
     """
     rows = captions.rows_of(language)
     candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)
@@ -183,16 +183,16 @@ class Validation:
     ranks: pa.Table | None = None
 
 
-def validate(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
+def measure_validation(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
     Losses are those of `train.data.sampling` with the configured hinges, also during ``loss.sum_warmup_steps``, so that values of a
     run can be compared.
     """
     rows = {language: data.captions.rows_of(language) for language in data.captions.language_names}
-    parts = [encode_captions(model, data.captions.batch(indices), language) for language, indices in rows.items()]
+    parts = [embed_captions(model, data.captions.batch(indices), language) for language, indices in rows.items()]
     captions = take_rows(Encoded.concatenate(parts), np.argsort(np.concatenate(list(rows.values())), kind="stable"))
-    images = encode_images(model, data.features)
+    images = embed_images(model, data.features)
     ranks = {
         language: rank_language([model], data.captions, language, [images], [take_rows(captions, indices)])
         for language, indices in rows.items()
@@ -243,7 +243,7 @@ def rank_folds(
         selected = captions.select(rows[np.isin(captions.images[rows], fold)]).compact()
         batch = selected.batch(np.arange(len(selected)))
         features = [replace(data.features, rows=data.features.rows[fold]) for _, data in members]
-        images = [encode_images(*pair, on_progress=on_progress) for pair in zip(models, features, strict=True)]
-        texts = [encode_captions(model, batch, language, on_progress=on_progress) for model in models]
+        images = [embed_images(*pair, on_progress=on_progress) for pair in zip(models, features, strict=True)]
+        texts = [embed_captions(model, batch, language, on_progress=on_progress) for model in models]
         results.append((selected, rank_language(models, selected, language, images, texts, definitions)))
     return results

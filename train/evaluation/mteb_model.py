@@ -15,7 +15,7 @@ from mteb.types import PromptType
 
 from schemas.errors import DatasetError, UsageError
 from train.data.features import VECTORS, ImageFeatures, norms_of
-from train.evaluation.evaluation import encode_images, eval_mode
+from train.evaluation.evaluation import embed_images, eval_mode
 from train.evaluation.search import Tokenize
 from train.evaluation.sts import embed_sentences, sentence_language
 from train.models.retrieval_model import Encoded
@@ -103,4 +103,4 @@ class MtebModel:
         features = ImageFeatures(
             values, norms_of(values), np.arange(len(values)), extractor.spec, l2, columns.get("num_regions")
         )
-        return encode_images(self._run.model, features).values.cpu().numpy()
+        return embed_images(self._run.model, features).values.cpu().numpy()

@@ -1,9 +1,9 @@
-"""Measures over all right items of queries, from the best scores of a ranking.
+"""Measures over all correct items of queries, from the best scores of a ranking.
 
 Scores are equal as in `train.evaluation.metrics`, and ties are pessimistic: a wrong item precedes right ones with an equal score.
 Only the first positions count, so that the best scores of each query are enough.
 
-Letters: ``P`` pairs of a query and a right item, ``Q`` queries, ``K`` scores that are kept.
+Letters: ``P`` pairs of a query and a correct item, ``Q`` queries, ``K`` scores that are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OWN_CAPTIONS = "captions"
 _NEVER = 1 << 40  # Position beyond all.
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""Query and right item of each pair, int64 ``[P]``; -1 for a right item that is no candidate. No other pair is repeated."""
+"""Query and correct item of each pair, int64 ``[P]``; -1 for a correct item that is no candidate. No other pair is repeated."""
 
 RightItems: TypeAlias = Callable[[Captions, np.ndarray, np.ndarray], tuple[Pairs, Pairs] | None]
-"""Definition of right items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
+"""Definition of correct items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
 
 Pairs are positions in ``rows`` and ``images``, from images to captions, then from captions to images. None for other captions than
 those that the definition is about.
@@ -68,8 +68,8 @@ class RelevanceCollector:
         tile = self._scores(rows, columns)
         if tile.numel():
             row_indices = torch.arange(rows.start, rows.stop, device=tile.device)
-            _keep_best(self._best[0], tile, row_indices, columns)
-            _keep_best(self._best[1], tile.T, columns, row_indices)
+            _keep_best_scores(self._best[0], tile, row_indices, columns)
+            _keep_best_scores(self._best[1], tile.T, columns, row_indices)
         return tile
 
     def summarize(self) -> dict[str, dict[str, RelevanceMetrics]]:
@@ -78,11 +78,11 @@ class RelevanceCollector:
         for side, direction in enumerate(DIRECTIONS):
             best, num_items = self._best[side].cpu(), self._shape[1 - side]
             for name, pairs in self._definitions.items():
-                measures[name][direction] = _measure(best, pairs[side], num_items)
+                measures[name][direction] = _measure_direction(best, pairs[side], num_items)
         return measures
 
 
-def _keep_best(best: Tensor, tile: Tensor, queries: Tensor, items: Tensor) -> None:
+def _keep_best_scores(best: Tensor, tile: Tensor, queries: Tensor, items: Tensor) -> None:
     """Keep the best scores of the queries of a tile; NaN is the greatest."""
     scores, positions = tile.topk(min(best.shape[2], len(items)))
     scores = scores.clamp(min=torch.finfo(scores.dtype).min)  # Greater than that of no item.
@@ -91,7 +91,7 @@ def _keep_best(best: Tensor, tile: Tensor, queries: Tensor, items: Tensor) -> No
     best[:, queries] = found.gather(2, order.expand(2, -1, -1))
 
 
-def _measure(best: Tensor, pairs: Pairs, num_items: int) -> RelevanceMetrics:
+def _measure_direction(best: Tensor, pairs: Pairs, num_items: int) -> RelevanceMetrics:
     """Measure a direction from the best scores and items of its queries."""
     (queries, right), scores = pairs, best[0].float()  # As computed: the least equal score is rounded to float32.
     keys = queries * (num_items + 1) + right

@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
 from train.data.batches import CaptionBatch
-from train.devices import resolve_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluation import Count, encode_captions, eval_mode, no_progress
+from train.evaluation.evaluation import Count, embed_captions, eval_mode, no_progress
 from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
@@ -55,7 +56,7 @@ def search(
     tokenize: Tokenize | None = None,
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
     on_progress: Count = no_progress,
-    on_warning: Callable[[str], None] = logger.warning,
+    on_warning: Remark = logger.warning,
 ) -> list[Hit]:
     """Open a run and search images with it.
 
@@ -74,7 +75,7 @@ def search(
             f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install "
             "that, or give tokens with spaces between them and --tokenized"
         )
-    run = open_run(job.run, device=resolve_device(job.device))
+    run = open_run(job.run, device=choose_device(job.device))
     check_reads_text(run)
     languages = run.model.languages
     language = job.language or (languages[0] if len(languages) == 1 else "")
@@ -142,7 +143,7 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
             f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
     flat, offsets = np.array(ids, np.int32), np.array([0, len(ids)], np.int64)
-    query = encode_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
+    query = embed_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
     with eval_mode(run.model):
         scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]

@@ -23,9 +23,9 @@ from schemas.errors import UsageError
 from schemas.made_from import MadeFrom, made_from
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
-from train.devices import resolve_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_reads_text, check_vectors
-from train.evaluation.evaluation import Count, encode_captions, no_progress
+from train.evaluation.evaluation import Count, embed_captions, no_progress
 from train.evaluation.search import Tokenize
 from train.evaluation.sts_data import (
     WORD,
@@ -135,7 +135,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_p
             "tokens with spaces between them and --tokenized"
         )
     data = read_sts(locations)
-    runs = [open_run(folder, device=resolve_device(job.device)) for folder in folders]
+    runs = [open_run(folder, device=choose_device(job.device)) for folder in folders]
     tokenize = None if job.tokenized or tokenize is None else cache(tokenize)  # Runs of one recipe share their tokens.
     truecased = any(_truecases(run) for run in runs)
     truecasers = [job.truecaser if _truecases(run) or not truecased else "" for run in runs]
@@ -251,7 +251,7 @@ def embed_sentences(
     token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)
     offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     batch = CaptionBatch(token_ids, offsets, np.arange(len(ids)))
-    return encode_captions(run.model, batch, language, on_progress=on_progress).values.cpu().numpy()
+    return embed_captions(run.model, batch, language, on_progress=on_progress).values.cpu().numpy()
 
 
 def _sentences(data: Sequence[StsPairs]) -> list[str]:

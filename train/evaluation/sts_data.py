@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
-from schemas.footers import check_memory
+from schemas.footers import check_expansion
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.storage.storage_errors import storage_errors
@@ -48,7 +48,7 @@ _INPUT = re.compile(r"STS\.(input|gs)\.(.+)\.txt")
 _TABLES = (".tsv", ".csv")
 _HEADER = ("score", "sentence1", "sentence2")
 _BENCHMARK = (4, 5, 6)
-_Row: TypeAlias = tuple[int, str, str, str]  # Line, score, sentences.
+_PairTexts: TypeAlias = tuple[int, str, str, str]  # Line, score, sentences.
 _LAYOUTS = (
     "expected STS.input.X.txt beside STS.gs.X.txt; a table with tabs between the columns score, sentence1 and sentence2; or a file "
     "of the STS benchmark"
@@ -115,7 +115,7 @@ def read_sts(locations: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
     """
     paths = [locations] if isinstance(locations, (str, os.PathLike)) else locations
     files = list(dict.fromkeys(file for path in paths for file in _files_at(os.fspath(path))))
-    return [_read(file, label) for file, label in zip(files, _labels(files), strict=True)]
+    return [_read_pairs(file, label) for file, label in zip(files, _unique_labels(files), strict=True)]
 
 
 def _files_at(location: str) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _files_at(location: str) -> Iterator[str]:
     yield from map(folder.path_of, names)
 
 
-def _labels(files: Sequence[str]) -> list[str]:
+def _unique_labels(files: Sequence[str]) -> list[str]:
     """Return unique names of files: the stem, after parent folders if needed."""
     parts = [file.split("/") for file in files]
     names = [_INPUT.sub(r"\2", path[-1]) for path in parts]
@@ -153,7 +153,7 @@ def _labels(files: Sequence[str]) -> list[str]:
     return [file if labels.count(label) > 1 else label for file, label in zip(files, labels, strict=True)]
 
 
-def _read(location: str, label: str) -> StsPairs:
+def _read_pairs(location: str, label: str) -> StsPairs:
     name = location.rpartition("/")[2]
     rows = list(_from_inputs(location) if _INPUT.fullmatch(name) else _from_table(location))
     scored = [(float(score), first, second, line) for line, score, first, second in rows if score]
@@ -163,9 +163,9 @@ def _read(location: str, label: str) -> StsPairs:
     return StsPairs(label, location, scores, first, second, lines, unscored=len(rows) - len(scored))
 
 
-def _from_inputs(location: str) -> Iterator[_Row]:
+def _from_inputs(location: str) -> Iterator[_PairTexts]:
     gold = location.replace("STS.input.", "STS.gs.")
-    sentences, scores = _lines(location), _lines(gold)
+    sentences, scores = _read_text_lines(location), _read_text_lines(gold)
     if len(sentences) != len(scores):
         raise InputError(
             f"{location!r} has {len(sentences):,} lines and {gold!r} has {len(scores):,}: expected one score, or an empty line, "
@@ -175,12 +175,12 @@ def _from_inputs(location: str) -> Iterator[_Row]:
         cells = pair.split("\t")
         if len(cells) < 2:
             raise InputError(f"{location!r}, line {line}: expected two sentences with a tab between them, found {pair!r}")
-        yield _row(line, score.split("\t")[0], *cells[:2], files=(gold, location))
+        yield _check_pair(line, score.split("\t")[0], *cells[:2], files=(gold, location))
 
 
-def _from_table(location: str) -> Iterator[_Row]:
-    lines = _lines(location)
-    columns, num_headers = _columns(lines[0] if lines else "", location)
+def _from_table(location: str) -> Iterator[_PairTexts]:
+    lines = _read_text_lines(location)
+    columns, num_headers = _detect_columns(lines[0] if lines else "", location)
     for line_number, line in enumerate(lines[num_headers:], start=num_headers + 1):
         cells = line.split("\t")
         if len(cells) <= max(columns):
@@ -188,10 +188,10 @@ def _from_table(location: str) -> Iterator[_Row]:
                 f"{location!r}, line {line_number}: expected {max(columns) + 1} columns with tabs between them, found "
                 f"{len(cells)}: {line!r}"
             )
-        yield _row(line_number, *(cells[column] for column in columns), files=(location, location))
+        yield _check_pair(line_number, *(cells[column] for column in columns), files=(location, location))
 
 
-def _columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
+def _detect_columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
     """Return the columns of score and sentences, and the number of header lines."""
     cells = [cell.strip() for cell in line.split("\t")]
     header = [cell.lower() for cell in cells]
@@ -204,7 +204,7 @@ def _columns(line: str, location: str) -> tuple[tuple[int, ...], int]:
     raise InputError(f"{location!r}, line 1: {_LAYOUTS}; found {line!r}")
 
 
-def _row(line: int, score: str, first: str, second: str, *, files: tuple[str, str]) -> _Row:
+def _check_pair(line: int, score: str, first: str, second: str, *, files: tuple[str, str]) -> _PairTexts:
     """Check a pair; ``files`` are those of the score and of the sentences."""
     score, first, second = score.strip(), first.strip(), second.strip()
     if not _is_score(score):
@@ -221,7 +221,7 @@ def _is_score(text: str) -> bool:
         return False
 
 
-def _lines(location: str) -> list[str]:
+def _read_text_lines(location: str) -> list[str]:
     folder, name = file_at(location)
     with _input_errors(location):
         lines = decode_text(folder.read(name), location).split("\n")
@@ -308,10 +308,10 @@ def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray
         data = bytearray()
         while chunk := file.read(_CHUNK):
             data += chunk
-            check_memory(len(data), digest.bytes, repr(location))
+            check_expansion(len(data), digest.bytes, repr(location))
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                check_memory(sum(member.file_size for member in arrays.zip.infolist()), digest.bytes, repr(location))
+                check_expansion(sum(member.file_size for member in arrays.zip.infolist()), digest.bytes, repr(location))
                 texts, vectors = (np.asarray(arrays[name]) for name in ("sentences", "vectors"))  # Bytes without npy's mark.
         except (*NPY_ERRORS, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(

@@ -113,10 +113,10 @@ class AttentionSteps(nn.Module):
     def __init__(self, width: int, config: DanConfig, *, mapped: bool) -> None:
         super().__init__()
         steps, attention_dim, embed_dim = config.attention_steps, config.attention_dim, config.embed_dim
-        self.maps = nn.ModuleList(_matrix(width, embed_dim) for _ in range(steps + 1)) if mapped else None
-        self.of_items = nn.ModuleList(_matrix(width, attention_dim) for _ in range(steps))
-        self.of_memories = nn.ModuleList(_matrix(embed_dim, attention_dim) for _ in range(steps))
-        self.of_hidden = nn.ModuleList(_matrix(attention_dim, 1) for _ in range(steps))
+        self.maps = nn.ModuleList(_linear(width, embed_dim) for _ in range(steps + 1)) if mapped else None
+        self.of_items = nn.ModuleList(_linear(width, attention_dim) for _ in range(steps))
+        self.of_memories = nn.ModuleList(_linear(embed_dim, attention_dim) for _ in range(steps))
+        self.of_hidden = nn.ModuleList(_linear(attention_dim, 1) for _ in range(steps))
         self.dropout = Dropout(config.dropout)
 
     def forward(self, items: Encoded) -> Tensor:
@@ -149,7 +149,7 @@ class AttentionSteps(nn.Module):
         return pooled if self.maps is None else self.maps[index](self.dropout(pooled)).tanh()
 
 
-def _matrix(width: int, outputs: int) -> nn.Linear:
+def _linear(width: int, outputs: int) -> nn.Linear:
     """Build a linear layer without bias, initialized by Xavier."""
     matrix = nn.Linear(width, outputs, bias=False)
     nn.init.xavier_uniform_(matrix.weight)

@@ -86,11 +86,11 @@ def gru_over_trie(gru: nn.GRU, words: Tensor, trie: PrefixTrie) -> Tensor:
     Returns:
         ``[B, H]``, the state of each caption after its last token.
     """
-    input_weight, recurrent_weight, input_bias, recurrent_bias = _parameters(gru)
+    input_weight, recurrent_weight, input_bias, recurrent_bias = _layer_parameters(gru)
     return _apply(_GruRecurrence, words, input_weight, input_bias, (recurrent_weight, recurrent_bias, trie))
 
 
-def _parameters(network: nn.GRU | nn.LSTM, suffix: str = "") -> list[Tensor]:
+def _layer_parameters(network: nn.GRU | nn.LSTM, suffix: str = "") -> list[Tensor]:
     return [getattr(network, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 
 
@@ -229,7 +229,7 @@ def _ancestors(trie: PrefixTrie, steps: int) -> Tensor:
 
 def _lstm_states(lstm: nn.LSTM, suffix: str, words: Tensor, trie: PrefixTrie) -> Tensor:
     """Return the states ``[1 + P, H]`` of prefixes, from words ``[V, W]``."""
-    input_weight, recurrent_weight, *biases = _parameters(lstm, suffix)
+    input_weight, recurrent_weight, *biases = _layer_parameters(lstm, suffix)
     return _apply(_LstmRecurrence, words, input_weight, biases[0] + biases[1], (recurrent_weight, trie))
 
 

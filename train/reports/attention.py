@@ -24,7 +24,7 @@ from train.data.features import feature_spec
 from train.data.splits import SplitData
 from train.evaluation.evaluation import eval_mode
 from train.models.retrieval_model import ImageBatch
-from train.reports.figure_examples import Example, Picture, ShownCaption
+from train.reports.figure_examples import Example, ShownCaption, SizedPixels
 from train.reports.rankings import draw_picture
 from train.runs.curves import SMALL, TINY, plain, save
 from train.runs.run import Run
@@ -70,12 +70,12 @@ class AttendedImage:
         return {
             "example": self.number,
             "image_id": self.image_id,
-            "boxes": _plain(self.boxes),
+            "boxes": _rounded(self.boxes),
             "grid": None if self.grid_hw is None else list(self.grid_hw),
-            "regions": _plain(self.regions),
+            "regions": _rounded(self.regions),
             "captions": [
                 {**shown.caption.to_dict(), "tokens": list(shown.caption.tokens)}
-                | {"words": _plain(shown.words), "pairs": _plain(shown.pairs), "words_attend": shown.words_attend}
+                | {"words": _rounded(shown.words), "pairs": _rounded(shown.pairs), "words_attend": shown.words_attend}
                 for shown in self.captions
             ],
         }
@@ -98,8 +98,8 @@ def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> At
                     f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which attends to neither "
                     "regions nor words: there is no attention to draw"
                 )
-            regions = _array(weights.regions)
-            captions.append(AttendedCaption(caption, _array(weights.words), _array(weights.pairs), weights.words_attend))
+            regions = _to_numpy(weights.regions)
+            captions.append(AttendedCaption(caption, _to_numpy(weights.words), _to_numpy(weights.pairs), weights.words_attend))
     boxes = size_wh = None
     if features.kind == "regions":
         row: dict[str, Any] = features.get(example.image_id)
@@ -118,11 +118,11 @@ def grid_of(features: Dataset) -> tuple[int, int] | None:
     return (rows, columns) if rows * columns == shape[0] else None
 
 
-def _array(weights: torch.Tensor | None) -> np.ndarray | None:
+def _to_numpy(weights: torch.Tensor | None) -> np.ndarray | None:
     return None if weights is None else weights.float().cpu().numpy()
 
 
-def _plain(values: np.ndarray | None) -> list[Any] | None:
+def _rounded(values: np.ndarray | None) -> list[Any] | None:
     return None if values is None else np.asarray(values, float).round(6).tolist()
 
 
@@ -143,7 +143,7 @@ _CHARACTER, _LINE = 0.045, 0.1  # Width and height of a label's characters in in
 
 
 @own_style()
-def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder, name: str) -> None:
+def plot_attention(shown: AttendedImage, picture: SizedPixels | None, folder: Folder, name: str) -> None:
     """Draw the attention to an image and its captions.
 
     Raises:
@@ -154,7 +154,7 @@ def plot_attention(shown: AttendedImage, picture: Picture | None, folder: Folder
     save(figure, folder, name)
 
 
-def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
+def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
     """Draw a panel for each head over regions, and a heat map for each caption."""
     num_heads = 0 if shown.regions is None else len(shown.regions)
     has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
@@ -180,23 +180,23 @@ def _draw_heads(shown: AttendedImage, picture: Picture | None) -> Figure:
             else:
                 regions = strongest(weights, _LABELLED_BOXES)
                 labels = {region: f"{region + 1}: {_percent(weights[region])}" for region in regions}
-                _draw_boxes(panel, shown, picture, weights, labels, 1 / len(weights))
+                _draw_attended_boxes(panel, shown, picture, weights, labels, 1 / len(weights))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
     elif shown.regions is not None:
         panel = figure.add_subplot(grid[0, :])
         num_regions = shown.regions.shape[1]
-        _draw_heat_map(panel, shown.regions, _numbers(num_heads, "head "), _numbers(num_regions), 1 / num_regions)
+        _draw_heat_map(panel, shown.regions, _ticks(num_heads, "head "), _ticks(num_regions), 1 / num_regions)
         panel.set_title(f"image: {_scale(shown.regions)}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
     for row, (caption, words) in enumerate(captions, start=len(image_heights)):
         panel = figure.add_subplot(grid[row, :])
-        heads = _numbers(len(words), "head ")
+        heads = _ticks(len(words), "head ")
         _draw_heat_map(panel, words, heads, caption.caption.words, 1 / words.shape[1], slanted=True)
         panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
     return figure
 
 
-def _draw_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
+def _draw_pairs(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
     """Draw a heat map for each caption, beside a picture with the strongest regions."""
     has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
     min_height = 2.6 * _aspect(shown, picture) if has_boxes else 0.0
@@ -207,14 +207,14 @@ def _draw_pairs(shown: AttendedImage, picture: Picture | None) -> Figure:
         assert caption.pairs is not None
         panel = figure.add_subplot(grid[row, 1] if has_boxes else grid[row, :])
         uniform = 1 / caption.pairs.shape[1 if caption.words_attend else 0]
-        _draw_heat_map(panel, caption.pairs, caption.caption.words, _numbers(caption.pairs.shape[1]), uniform)
+        _draw_heat_map(panel, caption.pairs, caption.caption.words, _ticks(caption.pairs.shape[1]), uniform)
         direction = "words attend to regions" if caption.words_attend else "regions attend to words"
         scale = _scale(caption.pairs if caption.words_attend else caption.pairs.T)
         panel.set_title(f"{plain(caption.caption.key.language)}: {direction}, {scale}", fontsize=TINY, loc="left")
         panel.set_xlabel("region", fontsize=TINY)
         if has_boxes:
             weights, labels = _strongest_words(caption.pairs, caption.caption.words)
-            _draw_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, labels, uniform)
+            _draw_attended_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, labels, uniform)
     return figure
 
 
@@ -226,8 +226,8 @@ def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarra
     return weights, {region: f"{region + 1}: {words[best[region]]}" for region in strongest(weights, BOXES)}
 
 
-def _draw_boxes(
-    panel: Axes, shown: AttendedImage, picture: Picture | None, weights: np.ndarray, labels: dict[int, str], uniform: float
+def _draw_attended_boxes(
+    panel: Axes, shown: AttendedImage, picture: SizedPixels | None, weights: np.ndarray, labels: dict[int, str], uniform: float
 ) -> None:
     """Draw the regions with the greatest weights, the greatest on top."""
     assert shown.boxes is not None
@@ -307,11 +307,11 @@ def _percent(weight: float) -> str:
     return f"{weight:.0%}" if weight >= 0.0995 else f"{weight:.1%}"
 
 
-def _numbers(count: int, prefix: str = "") -> list[str]:
+def _ticks(count: int, prefix: str = "") -> list[str]:
     return [f"{prefix}{number}" for number in range(1, count + 1)]
 
 
-def _aspect(shown: AttendedImage, picture: Picture | None) -> float:
+def _aspect(shown: AttendedImage, picture: SizedPixels | None) -> float:
     """Return height over width of the picture."""
     width, height = picture[1] if picture is not None else shown.size_wh or (1, 1)
     return min(2.0, height / width)

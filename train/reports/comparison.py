@@ -19,11 +19,11 @@ from schemas.escapes import redact
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, MEASURES, RECALLS, Chance, is_above_chance
-from train.config.sections import settings_of
+from train.config.sections import parse_settings
 from train.evaluation.ranks import RANKS, read_ranks
 from train.evaluation.statistics import MetricIntervals
 from train.reports.evaluation_folder import EVALUATION
-from train.reports.significance import Difference, Queries, adjust, differences, join_runs
+from train.reports.significance import Difference, Queries, adjust, compare_rows, join_runs
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG
@@ -36,11 +36,11 @@ SUM = ("", "sum_of_recalls")
 
 _SEED, EVALUATED = "seed", "evaluation"
 
-Scores = Mapping[tuple[str, str], float]
+GalleryScores = Mapping[tuple[str, str], float]
 """Scores by direction and measure."""
 
 
-class Gallery(NamedTuple):
+class RankedGallery(NamedTuple):
     """Images and captions that are ranked together, in folds if several."""
 
     language: str
@@ -76,8 +76,8 @@ class Measurement:
         queries: ranks of single queries, by direction; empty if not stored.
     """
 
-    scores: Scores
-    chance: Scores = field(default_factory=dict)
+    scores: GalleryScores
+    chance: GalleryScores = field(default_factory=dict)
     queries: Mapping[str, Queries] = field(default_factory=dict, compare=False)
 
 
@@ -99,7 +99,7 @@ class ComparedRun:
     state: str
     history: History
     untrained: tuple[str, ...] = ()
-    measured: Mapping[Gallery, Measurement] = field(default_factory=dict)
+    measured: Mapping[RankedGallery, Measurement] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -129,13 +129,13 @@ class ComparedRow:
         """Name, with the number of seeds if several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
-    def scores(self, gallery: Gallery, statistic: Callable[[list[float]], float]) -> Scores:
+    def scores(self, gallery: RankedGallery, statistic: Callable[[list[float]], float]) -> GalleryScores:
         """Return a statistic of the scores of the runs; empty if a run has none."""
         measured = [run.measured[gallery].scores for run in self.runs if gallery in run.measured]
         is_complete = len(measured) == len(self.runs)
         return {pair: statistic([scores[pair] for scores in measured]) for pair in (*SCORES, SUM) if is_complete}
 
-    def queries(self, gallery: Gallery, direction: str) -> Queries | None:
+    def queries(self, gallery: RankedGallery, direction: str) -> Queries | None:
         """Return the ranks of measured runs; None unless all rank the same queries."""
         return join_runs([run.measured[gallery].queries.get(direction) for run in self.runs])
 
@@ -156,7 +156,7 @@ class Comparison:
     differences: Mapping[str, tuple[Any, ...]]
     rows: tuple[ComparedRow, ...] = ()
     notes: tuple[str, ...] = ()
-    intervals: Mapping[tuple[Gallery, str], Mapping[ComparedRow, MetricIntervals]] = field(default_factory=dict)
+    intervals: Mapping[tuple[RankedGallery, str], Mapping[ComparedRow, MetricIntervals]] = field(default_factory=dict)
     tests: tuple[Difference, ...] = ()
 
     @property
@@ -165,13 +165,13 @@ class Comparison:
         return tuple(row for row in self.rows if len(row.runs) > 1)
 
     @property
-    def galleries(self) -> tuple[Gallery, ...]:
+    def galleries(self) -> tuple[RankedGallery, ...]:
         """All galleries of the runs; those of a language follow each other."""
         galleries = dict.fromkeys(gallery for run in self.runs for gallery in run.measured)
         languages = list(dict.fromkeys(gallery.language for gallery in galleries))
         return tuple(sorted(galleries, key=lambda gallery: languages.index(gallery.language)))
 
-    def chance(self, gallery: Gallery) -> Scores:
+    def chance(self, gallery: RankedGallery) -> GalleryScores:
         """Return the scores of a random ranking; empty if unknown."""
         measured = (run.measured[gallery] for run in self.runs if gallery in run.measured)
         return next((measurement.chance for measurement in measured if measurement.chance), {})
@@ -199,7 +199,7 @@ class Comparison:
             "notes": list(self.notes),
         }
 
-    def _scores_of(self, gallery: Gallery) -> list[dict[str, Any]]:
+    def _scores_of(self, gallery: RankedGallery) -> list[dict[str, Any]]:
         scores = [{"name": run.name, **nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured]
         for group in self.groups:
             if means := group.scores(gallery, mean):
@@ -230,15 +230,15 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UsageError(f"{locations[index]!r} is given twice: leave it out once")
-    runs = tuple(_read(*item) for item in zip(_names(locations), locations, opened, strict=True))
+    runs = tuple(_read_run(*item) for item in zip(_short_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     settings = {key: tuple(run.settings.get(key) for run in runs) for key in keys if _differ(key, runs)}
-    return with_tests(Comparison(runs, settings, _rows(runs), tuple(_notes(runs))))
+    return with_tests(Comparison(runs, settings, _group_by_seeds(runs), tuple(_comparison_notes(runs))))
 
 
 def with_tests(comparison: Comparison) -> Comparison:
     """Add intervals of rows with ranks, and tests between rows of the same queries."""
-    intervals: dict[tuple[Gallery, str], dict[ComparedRow, MetricIntervals]] = {}
+    intervals: dict[tuple[RankedGallery, str], dict[ComparedRow, MetricIntervals]] = {}
     tests: list[Difference] = []
     untested: dict[ComparedRow, None] = {}
     for place in product(comparison.galleries, DIRECTIONS):
@@ -247,7 +247,7 @@ def with_tests(comparison: Comparison) -> Comparison:
         intervals[place] = {row: queries.intervals for row, queries in ranked.items()}
         first = next(iter(ranked.values()), None)
         same = {row: queries for row, queries in ranked.items() if first and np.array_equal(queries.ids, first.ids)}
-        tests += differences(place, same)
+        tests += compare_rows(place, same)
         if len(measured) > 1:
             untested |= dict.fromkeys(row for row in measured if row not in same)
     names = ", ".join(row.name for row in untested)
@@ -255,14 +255,14 @@ def with_tests(comparison: Comparison) -> Comparison:
     return replace(comparison, intervals=intervals, tests=tuple(adjust(tests)), notes=(*comparison.notes, *notes))
 
 
-def _names(locations: Sequence[str]) -> list[str]:
+def _short_names(locations: Sequence[str]) -> list[str]:
     """Return the paths without their common parent folders."""
     parts = [location.split("/") for location in locations]
     common = min(len(os.path.commonprefix(parts)), *(len(names) - 1 for names in parts))  # noqa: RUF071 -- of any bucket
     return ["/".join(names[common:]) for names in parts]
 
 
-def _read(name: str, location: str, folder: Folder) -> ComparedRun:
+def _read_run(name: str, location: str, folder: Folder) -> ComparedRun:
     files = [file for file in (LAST, BEST, CONFIG, LOG) if folder.size(file) is not None]
     if not files and folder.size(EVALUATION) is not None:
         return _read_evaluation(name, location, folder)
@@ -274,7 +274,7 @@ def _read(name: str, location: str, folder: Folder) -> ComparedRun:
     checkpoint = read_checkpoint(folder, files[0]) if files[0] in (LAST, BEST) else None
     text = folder.read(CONFIG).decode(errors="replace") if CONFIG in files else ""
     try:
-        settings = checkpoint_settings(checkpoint) if checkpoint else settings_of(text)
+        settings = checkpoint_settings(checkpoint) if checkpoint else parse_settings(text)
     except UsageError as error:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
     state = (checkpoint.progress.stop_reason if checkpoint else "") or "unfinished"
@@ -290,7 +290,7 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
         for score in content["scores"]:
             images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
             place = score["language"], (score["portion"],), score["split"]
-            gallery = Gallery(*place, images, captions, score.get("folds", 1))
+            gallery = RankedGallery(*place, images, captions, score.get("folds", 1))
             measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
         settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
@@ -300,7 +300,9 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
     return ComparedRun(name, location, settings, EVALUATED, History(()), untrained, measured)
 
 
-def logged_scores(settings: Mapping[str, Any], history: History, ranks: pa.Table | None = None) -> dict[Gallery, Measurement]:
+def logged_scores(
+    settings: Mapping[str, Any], history: History, ranks: pa.Table | None = None
+) -> dict[RankedGallery, Measurement]:
     """Return scores of a run's best evaluation by gallery, with ranks of its step."""
     best, measured = history.best or {}, {}
     if ranks is not None and (ranks.schema.metadata or {}).get(b"step") != str(best["step"]).encode():
@@ -310,14 +312,14 @@ def logged_scores(settings: Mapping[str, Any], history: History, ranks: pa.Table
         if isinstance(metrics, Mapping):
             portions = tuple(sorted(settings.get("data.portions", {}).get(language, ())))
             sizes = (metrics[direction].get("queries", 0) for direction in DIRECTIONS)
-            gallery = Gallery(language, portions, settings.get("data.validation_split", ""), *sizes)
+            gallery = RankedGallery(language, portions, settings.get("data.validation_split", ""), *sizes)
             chance = {direction: tuple(random[direction].values()) for direction in DIRECTIONS if direction in random}
             measured[gallery] = _measurement(gallery, metrics, chance, ranks)
     return measured
 
 
 def _measurement(
-    gallery: Gallery, metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]], ranks: pa.Table | None
+    gallery: RankedGallery, metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]], ranks: pa.Table | None
 ) -> Measurement:
     scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
     random = {(way, name): value for way, values in chance.items() for name, value in zip(MEASURES, values, strict=False)}
@@ -334,7 +336,7 @@ def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
     return len({dump(run.settings[key]) if key in run.settings else "" for run in with_setting}) > 1
 
 
-def _rows(runs: Sequence[ComparedRun]) -> tuple[ComparedRow, ...]:
+def _group_by_seeds(runs: Sequence[ComparedRun]) -> tuple[ComparedRow, ...]:
     """Return groups of several runs, then single ones, by distinct names."""
     by_settings: dict[str, list[ComparedRun]] = {}
     for run in runs:
@@ -360,7 +362,7 @@ def _common_name(names: Sequence[str]) -> str:
     return common.removesuffix("seed").rstrip("/-_. ") or "all"
 
 
-def _notes(runs: Sequence[ComparedRun]) -> list[str]:
+def _comparison_notes(runs: Sequence[ComparedRun]) -> list[str]:
     """Return warnings about other data, chance, untrained features, unfinished runs."""
     notes = []
     for data in ("captions", "features", "extractor", "vocabulary"):

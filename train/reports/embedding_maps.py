@@ -17,7 +17,7 @@ from schemas.drawing import Figure, LineCollection, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
-from train.evaluation.evaluation import Count, encode_captions, no_progress
+from train.evaluation.evaluation import Count, embed_captions, no_progress
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, first_captions, images_in_all_languages
 from train.runs.curves import SMALL, TINY, plain, save, style_of
@@ -77,7 +77,7 @@ def map_embeddings(
     vectors = [images.values.cpu().numpy()[chosen]]
     for language, language_rows in zip(captions.language_names, rows.T, strict=True):
         batch = captions.batch(language_rows)
-        vectors.append(encode_captions(model, batch, language, on_progress=on_progress).values.cpu().numpy())
+        vectors.append(embed_captions(model, batch, language, on_progress=on_progress).values.cpu().numpy())
     stacked = np.stack(vectors)  # [1 + L, I, E]
     perplexity = min(_PERPLEXITY, max(2.0, stacked.shape[0] * stacked.shape[1] / 10))
     points = plane_of(stacked.reshape(-1, stacked.shape[2]), perplexity=perplexity, seed=seed)

@@ -138,14 +138,14 @@ def shown_caption(captions: Captions, row: int, words: Sequence[str]) -> ShownCa
     return ShownCaption(row, key, tuple(words[token_id] for token_id in ids.tolist()))
 
 
-Picture: TypeAlias = tuple[np.ndarray, tuple[int, int]]
+SizedPixels: TypeAlias = tuple[np.ndarray, tuple[int, int]]
 """RGB pixels, uint8 ``[height, width, 3]``, possibly downscaled; and the original width and height."""
 
-ReadPictures: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Picture]]
+ReadPictures: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, SizedPixels]]
 """Reader of pictures, by id, from a location and image ids."""
 
 
-def check_sizes(features: Dataset, pictures: Mapping[str, Picture], image_ids: Collection[str]) -> None:
+def check_sizes(features: Dataset, pictures: Mapping[str, SizedPixels], image_ids: Collection[str]) -> None:
     """Check that pictures have the sizes of their regions.
 
     Raises:

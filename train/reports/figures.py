@@ -16,14 +16,14 @@ from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData
-from train.devices import resolve_device
+from train.devices import choose_device
 from train.evaluation.compatibility import check_languages, check_tokens, check_vectors
-from train.evaluation.evaluation import Count, encode_images, no_progress
+from train.evaluation.evaluation import Count, embed_images, no_progress
 from train.evaluation.scores import open_split, portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
-from train.reports.figure_examples import Picture, ReadPictures, check_sizes, choose_examples
+from train.reports.figure_examples import ReadPictures, SizedPixels, check_sizes, choose_examples
 from train.reports.rankings import Ranking, plot_rankings, rank_examples
 from train.runs.run import Run, open_run
 
@@ -70,13 +70,13 @@ def draw_figures(
     """
     Folder(job.output).check_writable()
     now = job.made_from() if made_from is None else made_from
-    run = open_run(job.run, device=resolve_device(job.device))
-    data, features = _open(run, job), open_dataset(job.features)
+    run = open_run(job.run, device=choose_device(job.device))
+    data, features = _open_captions(run, job), open_dataset(job.features)
     examples, rule = choose_examples(
         data.captions, run.vocabulary.tokens, count=job.examples, seed=job.seed, caption_ids=job.caption_ids
     )
 
-    images = cache(lambda: encode_images(run.model, data.features, on_progress=on_progress))
+    images = cache(lambda: embed_images(run.model, data.features, on_progress=on_progress))
 
     def embedding_map() -> EmbeddingMap:
         check_vectors(run)
@@ -103,7 +103,7 @@ def draw_figures(
     )
     shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right)}
     attended = {image.image_id for image in figures.attention}
-    pictures: Mapping[str, Picture] = {}
+    pictures: Mapping[str, SizedPixels] = {}
     if job.images:
         if read_pictures is None:
             raise UsageError(
@@ -112,11 +112,11 @@ def draw_figures(
             )
         pictures = read_pictures(job.images, sorted(shown | attended))
     check_sizes(features, pictures, attended)
-    return _write(figures, run, job, data, pictures, now)
+    return _write_figures(figures, run, job, data, pictures, now)
 
 
-def _write(
-    figures: Figures, run: Run, job: FiguresJob, data: SplitData, pictures: Mapping[str, Picture], made_from: MadeFrom
+def _write_figures(
+    figures: Figures, run: Run, job: FiguresJob, data: SplitData, pictures: Mapping[str, SizedPixels], made_from: MadeFrom
 ) -> Figures:
     """Draw the figures, and write them as JSON."""
     folder = Folder(job.output)
@@ -157,7 +157,7 @@ def _write(
     return replace(figures, names=names)
 
 
-def _open(run: Run, job: FiguresJob) -> SplitData:
+def _open_captions(run: Run, job: FiguresJob) -> SplitData:
     """Open the captions of a split, in one portion if all languages share one."""
     known = run.model.languages
     check_tokens([run], job.token_features)

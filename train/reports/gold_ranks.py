@@ -72,7 +72,7 @@ class RankedCaption:
 
 
 @dataclass(frozen=True)
-class Tally:
+class RankComparison:
     """Comparison of a column with OE over all captions of a language.
 
     Attributes:
@@ -96,14 +96,14 @@ class GoldRanks:
     runs: Mapping[str, int]  # Numbers of runs by preset.
     published: tuple[RankedCaption, ...]
     examples: tuple[RankedCaption, ...]
-    tallies: tuple[Tally, ...]
+    comparisons: tuple[RankComparison, ...]
     untrained: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         plain = asdict(self)
-        tallies = plain.pop("tallies")
-        return {"paper": "gella2017", "table": "table 3", **plain, "all": tallies}
+        comparisons = plain.pop("comparisons")
+        return {"paper": "gella2017", "table": "table 3", **plain, "all": comparisons}
 
 
 def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
@@ -138,7 +138,7 @@ def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
     shown = ((CaptionKey(rank.image_id, rank.language, "comparable", rank.index), rank) for rank in GOLD_RANKS)
     published = [replace(captions[key], text=rank.text, published=rank.ranks) for key, rank in shown if key in captions]
     examples = _examples(list(captions.values()))
-    return GoldRanks(images, runs, tuple(published), examples, tuple(_tallies(columns)), tuple(untrained))
+    return GoldRanks(images, runs, tuple(published), examples, tuple(_compare(columns)), tuple(untrained))
 
 
 def _captions(columns: Mapping[str, Mapping[str, Queries]], corpus: Corpus) -> dict[CaptionKey, RankedCaption]:
@@ -175,7 +175,7 @@ def _examples(captions: Sequence[RankedCaption]) -> tuple[RankedCaption, ...]:
     return tuple(best[image_id][language] for image_id in images[:_EXAMPLES] for language in _LANGUAGES)
 
 
-def _tallies(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[Tally]:
+def _compare(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[RankComparison]:
     """Compare each column with OE over all captions."""
     for language, by_column in columns.items():
         medians = {column: np.median(queries.ranks, axis=0) for column, queries in by_column.items()}
@@ -184,4 +184,4 @@ def _tallies(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[Tally]:
             if column != _BASELINE and _BASELINE in medians:
                 better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
                 worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
-            yield Tally(language, column, float(np.median(ranks)), better, worse, len(ranks))
+            yield RankComparison(language, column, float(np.median(ranks)), better, worse, len(ranks))

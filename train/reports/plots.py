@@ -11,7 +11,7 @@ from schemas.errors import UsageError
 from schemas.storage.folder import Folder, file_at
 from train.evaluation.sts import StsResult
 from train.reports.comparison import SUM, ComparedRow, Comparison
-from train.reports.reproduce_report import Report, Section
+from train.reports.reproduce_report import PaperReport, Section
 from train.runs.curves import (
     GREY,
     SMALL,
@@ -31,19 +31,19 @@ _MEASURE = "recall_at_10"
 
 
 @own_style()
-def plot_report(report: Report, path: Path) -> None:
+def plot_report(report: PaperReport, path: Path) -> None:
     """Draw a panel for each table: dots are measured, rings are published."""
     heights = [len(section.lines) + 2 for section in report.sections]
     figure = Figure(figsize=(8, 0.28 * sum(heights) + 0.6), layout="constrained")
     panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for section, panel in zip(report.sections, panels, strict=True):
-        _draw(section, panel)
+        _draw_section(section, panel)
     panels[-1].set_xlabel("R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image")
     figure.suptitle(f"{report.paper}: measured beside published")
     save(figure, Folder(str(path.parent)), path.name, dpi=150)
 
 
-def _draw(section: Section, panel: Axes) -> None:
+def _draw_section(section: Section, panel: Axes) -> None:
     panel.set_title(section.title, loc="left", fontsize="medium")
     panel.set_yticks(range(len(section.lines)), [f"{line.row.name}, {line.row.language}" for line in section.lines])
     panel.set_ylim(len(section.lines) - 0.4, -0.6)

@@ -102,7 +102,7 @@ class GoldRank:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _RecallTable:
     """A table of recalls; rows are name, preset, language, measures by direction."""
 
     name: str
@@ -122,7 +122,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Paper:
-    tables: tuple[_Table, ...]
+    tables: tuple[_RecallTable, ...]
     sts: StsPaper | None = None
     ensembles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gold_columns: Mapping[str, str] = field(default_factory=dict)

@@ -18,10 +18,10 @@ import torch
 from schemas.drawing import Axes, Figure, Rectangle, own_style
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
-from train.evaluation.evaluation import Count, encode_captions, no_progress, scores_between, take_rows
+from train.evaluation.evaluation import Count, embed_captions, no_progress, scores_between, take_rows
 from train.evaluation.search import Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
-from train.reports.figure_examples import Example, Picture, ShownCaption
+from train.reports.figure_examples import Example, ShownCaption, SizedPixels
 from train.runs.curves import GREY, SMALL, TINY, plain, save
 
 
@@ -68,7 +68,7 @@ def rank_examples(
             continue
         chosen = np.unique(captions.images[captions.rows_of(language)])
         rows = np.array([caption.row for _, caption in queries])
-        encoded = encode_captions(model, captions.batch(rows), language, on_progress=on_progress)
+        encoded = embed_captions(model, captions.batch(rows), language, on_progress=on_progress)
         columns = torch.arange(len(rows), device=model.device)
         scores = scores_between(model, take_rows(images, chosen), encoded)(slice(None), columns).cpu().numpy()  # [I, captions]
         for (example, caption), caption_scores in zip(queries, scores.T, strict=True):
@@ -99,7 +99,7 @@ _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
 @own_style()
 def plot_rankings(
-    rankings: Sequence[Ranking], pictures: Mapping[str, Picture], folder: Folder, name: str, *, note: str
+    rankings: Sequence[Ranking], pictures: Mapping[str, SizedPixels], folder: Folder, name: str, *, note: str
 ) -> None:
     """Draw a row for each caption: text and rank, and the best images.
 
@@ -133,11 +133,11 @@ def plot_rankings(
             panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
             if framed:
                 panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
-    _write(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
+    _typeset(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
 
 
-def draw_picture(panel: Axes, picture: Picture | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
+def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
     """Draw a picture in pixel coordinates, or a field with the id of the image."""
     if picture is None:
         width, height = size_wh or (1, 1)
@@ -155,19 +155,19 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
     """Write example number, language and text, and the rank of the right image."""
     top = y + _CELL
     if start:
-        _write(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
-    _write(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
+        _typeset(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
+    _typeset(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
     # No line break before punctuation.
     text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
     lines = textwrap.wrap(text, _CHARACTERS)
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
-    _write(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
+    _typeset(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
     rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
-    _write(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
+    _typeset(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
 
 
-def _write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+def _typeset(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
     """Write text at a position in inches."""
     width, height = figure.get_size_inches()
     figure.text(x / width, y / height, plain(text), **style)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.fingerprints import sha256_of_bytes
@@ -39,10 +40,9 @@ from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
 from train.data.splits import TEST_SPLITS, leave_out_missing
-from train.devices import check_precision, resolve_device
+from train.devices import check_training_precision, choose_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
-from train.loop import Remark
 from train.reports.evaluation_folder import EVALUATION
 from train.reports.published import ENSEMBLES, rows_of_paper
 from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of
@@ -190,8 +190,8 @@ def reproduce(
         ImagepivotError: an argument or the data is wrong, or an existing result has other data or settings; nothing was trained.
     """
     Folder(job.output).check_writable()
-    device = resolve_device(job.device)
-    check_precision(job.precision, device)
+    device = choose_device(job.device)
+    check_training_precision(job.precision, device)
     corpora, skipped = corpora_of(job)
     tasks = list(_tasks(job, corpora))
     for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skipped, *_check_data(tasks, job))):
@@ -295,7 +295,7 @@ def _run_all(tasks: Sequence[Task], job: ReproduceJob) -> Iterator[tuple[Task, F
 
 def _devices(job: ReproduceJob) -> list[str]:
     """Return a device for each parallel run."""
-    device = resolve_device(job.device)
+    device = choose_device(job.device)
     if device.type == "cpu":
         return ["cpu"] * (job.workers or os.cpu_count() or 1)
     devices = [str(device)]
@@ -322,7 +322,7 @@ def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | Non
         overrides = [f"{key}={value}" for key, value in sorted(task.job.overrides.items())]
         common = {**task.identity, "preset": task.preset, "overrides": overrides}
         scores = json.loads((task.evaluation / EVALUATION).read_bytes())["scores"]
-        write_result(task.result, common | _content(task) | {"scores": scores})
+        write_result(task.result, common | _data_and_steps(task) | {"scores": scores})
     except ImagepivotError as error:
         return failure_of(type(error).__name__, str(error))
     if not task.members:
@@ -372,7 +372,7 @@ def failure_of(error: str, message: str, traceback: str = "") -> Failure:
     return Failure("fault", shorten(message, _MAX_CHARACTERS, placeholder=" ..."), traceback)
 
 
-def _content(task: Task) -> dict[str, Any]:
+def _data_and_steps(task: Task) -> dict[str, Any]:
     """Return data and numbers of steps of a run, or the data of an ensemble."""
     if task.members:
         first = read_result(task.members[0].result)

@@ -30,7 +30,7 @@ _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "m
 
 
 @dataclass(frozen=True)
-class Measurement:
+class RowMeasurement:
     """One measure of a row: the published number, if any, and the number of each run.
 
     Attributes:
@@ -82,7 +82,7 @@ class Line:
 
     row: PublishedRow
     runs: int
-    cells: Mapping[tuple[str, str], Measurement]
+    cells: Mapping[tuple[str, str], RowMeasurement]
     failed: int = 0
 
     @property
@@ -149,7 +149,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class PaperReport:
     """All tables of a paper.
 
     Attributes:
@@ -169,7 +169,7 @@ class Report:
         return tuple(run for row in self.rows for run in row.failed)
 
     @property
-    def begun(self) -> Report:
+    def begun(self) -> PaperReport:
         """The report without tables that have no trained rows."""
         begun = (section for section in self.sections if any(line.runs for line in section.lines))
         return replace(self, sections=tuple(begun))
@@ -232,7 +232,7 @@ def _describe(row: RowSummary) -> str:
     return "; ".join((*parts, f"best after {row.number('step')} {steps}", f"seeds: {row.seeds}"))
 
 
-def read_report(output: str, paper: str) -> Report:
+def read_report(output: str, paper: str) -> PaperReport:
     """Read the results in a folder, with the published numbers of a paper.
 
     Raises:
@@ -240,7 +240,7 @@ def read_report(output: str, paper: str) -> Report:
         DatasetError: a result is damaged.
     """
     rows = {preset: read_row(output, preset) for preset in presets_of_paper(paper)}
-    published = [replace(row, split=_split_of(row, rows[row.preset])) for row in rows_of_paper(paper)]
+    published = [replace(row, split=_measured_split(row, rows[row.preset])) for row in rows_of_paper(paper)]
     begun = tuple(row for row in rows.values() if row.results or row.failed)
     is_paper_split = all(score["split"] in TEST_SPLITS for row in begun for score in row.scores)
     sections, further = [], []
@@ -260,14 +260,14 @@ def read_report(output: str, paper: str) -> Report:
             of_split = f" of {split}" if len(splits) > 1 else ""
             title = f"{table.capitalize()} ({portion} captions{of_split}), not in the paper"
             further.append(Section(title, columns, _lines(other_rows, rows)))
-    return Report(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
+    return PaperReport(paper, _notes(begun, is_paper_split=is_paper_split), tuple(sections), tuple(further), begun)
 
 
 def _place(score: Mapping[str, Any]) -> tuple[str, str, str]:
     return score["language"], score["portion"], score["split"]
 
 
-def _split_of(row: PublishedRow, summary: RowSummary) -> str:
+def _measured_split(row: PublishedRow, summary: RowSummary) -> str:
     """Return the paper's split if it is measured, or another one."""
     paper = dict(zip(_SETS, TEST_SPLITS, strict=True)).get(row.portion)
     splits = [split for *place, split in map(_place, summary.scores) if place == [row.language, row.portion]]
@@ -307,7 +307,7 @@ def _line(row: PublishedRow, summary: RowSummary, best: set[tuple[Any, str, str]
     cells = {}
     for direction, measure in SCORES:
         place = *row.place, direction
-        cells[direction, measure] = Measurement(
+        cells[direction, measure] = RowMeasurement(
             published=row.numbers.get((direction, measure)),
             values=tuple(float(score[direction][measure]) for score in scores),
             chance=dict(zip(MEASURES, chance.get(direction, ()), strict=False)).get(measure),

@@ -135,12 +135,12 @@ def features_for(preset: str, config: Config, datasets: Mapping[str, Dataset]) -
     sorts = (sort for pattern, sort in _SORTS.items() if fnmatchcase(preset, pattern))
     wanted = next(sorts, "vector" if _takes(config, (1,)) else "regions")
     for location, dataset in datasets.items():
-        if _sort(dataset) in (wanted, "") and _takes(config, feature_spec(dataset).shape):
+        if _feature_kind(dataset) in (wanted, "") and _takes(config, feature_spec(dataset).shape):
             return location, ""
     return "", f"{_EXAMPLES[wanted]} (--features FOLDER, which may be repeated)"
 
 
-def _sort(dataset: Dataset) -> str:
+def _feature_kind(dataset: Dataset) -> str:
     """Return the sort of features, a key of `_EXAMPLES`; empty if unknown."""
     if len(feature_spec(dataset).shape) == 1:
         return "vector"

@@ -58,7 +58,7 @@ class Difference:
 
     Attributes:
         place: where the rows were measured.
-        rows: the two rows, keys in the argument of `differences`.
+        rows: the two rows, keys in the argument of `compare_rows`.
         difference: difference of the first row to the second, in percentage points.
         p_value: two-sided, over images, adjusted for all differences of a comparison.
         seed_p_value: two-sided, over seeds, adjusted likewise; None without two runs of each row.
@@ -83,7 +83,7 @@ class Difference:
         }
 
 
-def differences(place: Any, rows: Mapping[Any, Queries], *, max_rows_of_all_pairs: int = 4) -> Iterator[Difference]:
+def compare_rows(place: Any, rows: Mapping[Any, Queries], *, max_rows_of_all_pairs: int = 4) -> Iterator[Difference]:
     """Test rows of the same queries by key, without adjustment, see `adjust`.
 
     A few rows are tested in all pairs, more rows each against the best of a recall.
@@ -125,7 +125,7 @@ def best_rows(place: Any, rows: Mapping[Any, Queries]) -> set[tuple[Any, str, An
 
     Each row is tested against the best, with Holm's correction over the rows of a recall.
     """
-    results, tests = set(), list(differences(place, rows, max_rows_of_all_pairs=0))
+    results, tests = set(), list(compare_rows(place, rows, max_rows_of_all_pairs=0))
     for measure in RECALLS:
         adjusted = adjust([test for test in tests if test.measure == measure])
         results |= not_worse(adjusted) | {(place, measure, test.rows[0]) for test in adjusted}

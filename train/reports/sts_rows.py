@@ -10,14 +10,14 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import redact
 from schemas.parameters import EncodedParameters
-from train.devices import resolve_device
+from train.devices import choose_device
 from train.evaluation.evaluation import Count, no_progress
 from train.evaluation.search import Tokenize
 from train.evaluation.sts import StsSystem, score_overlap, score_sts
 from train.evaluation.sts_data import StsPairs, read_sts
 from train.jobs import ReproduceJob
 from train.reports.published import STS_PAPERS, PublishedSts, StsPaper, tasks_of
-from train.reports.reproduce_report import Measurement
+from train.reports.reproduce_report import RowMeasurement
 from train.reports.row_results import finished_runs
 from train.runs.run import open_run
 
@@ -47,11 +47,11 @@ class StsRows:
     tasks: tuple[str | None, ...]
     rows: tuple[StsRow, ...]
 
-    def measurement(self, row: StsRow, index: int) -> Measurement:
+    def measurement(self, row: StsRow, index: int) -> RowMeasurement:
         """Return the values of a row on a data set: Pearson's r times 100, if defined."""
         values = (system.correlations[index].pearson for system in row.measured)
         published = row.published.values.get(self.tasks[index])
-        return Measurement(published, tuple(value for value in values if value is not None))
+        return RowMeasurement(published, tuple(value for value in values if value is not None))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -115,7 +115,7 @@ def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on
     for published in table.rows[1:]:
         systems, refused = [], published.unmeasured
         for folder in finished_runs(job.output, published.preset) if published.preset else ():
-            run, name = open_run(folder, device=resolve_device(job.device)), f"{published.preset}/{folder.name}"
+            run, name = open_run(folder, device=choose_device(job.device)), f"{published.preset}/{folder.name}"
             try:
                 systems.append(score_sts(run, data, tokenize, name=name, **options))
             except UsageError as error:

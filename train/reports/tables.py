@@ -19,7 +19,7 @@ from train.evaluation.scores import Average, Score, averages
 from train.evaluation.statistics import MetricIntervals
 from train.evaluation.sts import StsResult, StsSystem
 from train.evaluation.sts_data import StsPairs
-from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, Gallery, Scores
+from train.reports.comparison import EVALUATED, SCORES, SUM, ComparedRow, Comparison, GalleryScores, RankedGallery
 from train.reports.gold_ranks import GoldRanks, RankedCaption
 from train.reports.published import GOLD_COLUMNS, STS_PAPERS, TASKS, tasks_of
 from train.reports.row_results import ABSENT
@@ -37,7 +37,7 @@ _FEW_IMAGES = 6  # The median is outside of the range of five draws in 6.25 % of
 
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
-    """Return tables of scores, means, cross-lingual retrieval and all right items."""
+    """Return tables of scores, means, cross-lingual retrieval and all correct items."""
     return [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
 
 
@@ -114,7 +114,7 @@ def _cross_lingual_table(scores: Sequence[Score]) -> Table:
 
 
 def _relevance_table(scores: Sequence[Score]) -> Table:
-    """Return a table of measures over all right items; recalls for files only."""
+    """Return a table of measures over all correct items; recalls for files only."""
     rows: list[Row] = []
     for score in scores:
         for definition, relevance in score.relevance.items():
@@ -127,15 +127,15 @@ def _relevance_table(scores: Sequence[Score]) -> Table:
                 rows.append((captions, queries, *cells[3:], *(cells[:3] if name else ())))
     recalls = _RECALLS if any(len(score.relevance) > 1 for score in scores) else ()
     columns = ["captions", "queries", *number_columns("nDCG@10", "R-Prec.", "mAP@R", spec=".1f"), *recalls]
-    return Table(columns, rows, "all right items", ["in percent, in brackets those of chance"])
+    return Table(columns, rows, "all correct items", ["in percent, in brackets those of chance"])
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
+def run_comparison_tables(comparison: Comparison) -> list[Table]:
     """Return tables of differing settings, progress, scores and tests."""
-    return [_differences(comparison), _progress(comparison), _scores(comparison), _tests(comparison)]
+    return [_settings_table(comparison), _progress(comparison), _scores(comparison), _tests(comparison)]
 
 
-def _differences(comparison: Comparison) -> Table:
+def _settings_table(comparison: Comparison) -> Table:
     # Runs that differ only in their seeds share a column.
     columns: dict[ComparedRow, list[int]] = {}
     for index, run in enumerate(comparison.runs):
@@ -175,7 +175,7 @@ def _scores(comparison: Comparison) -> Table:
     marked = not_worse(comparison.tests)
     for gallery in comparison.galleries:
         rows.append((Cell((gallery.name, gallery.size), style="bold"),))
-        lines: list[tuple[ComparedRow | None, str, Scores, str]] = []
+        lines: list[tuple[ComparedRow | None, str, GalleryScores, str]] = []
         for run in (run for run in comparison.runs if gallery in run.measured):
             row = comparison.row_of(run)
             lines.append((None if len(row.runs) > 1 else row, run.name, run.measured[gallery].scores, ""))
@@ -197,11 +197,11 @@ def _scores(comparison: Comparison) -> Table:
 
 def _score_rows(
     comparison: Comparison,
-    gallery: Gallery,
+    gallery: RankedGallery,
     marked: Collection[tuple[Any, str, ComparedRow]],
     row: ComparedRow | None,
     label: str,
-    scores: Scores,
+    scores: GalleryScores,
     style: str,
 ) -> list[Row]:
     """Return a row of scores, and one of their intervals, if known.
@@ -323,14 +323,14 @@ def write_sts(result: StsResult, output: str) -> list[str]:
     Raises:
         DatasetError: a file cannot be written.
     """
-    numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_numbers(result)))
+    numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_sts_correlation_rows(result)))
     systems = (system.name for system in result.systems)
-    pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_pairs(result)))
+    pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_sts_pair_rows(result)))
     report = to_json(sts_report(result), indent=2) + "\n"
     return _write(output, {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()})
 
 
-def _numbers(result: StsResult) -> Iterator[Row]:
+def _sts_correlation_rows(result: StsResult) -> Iterator[Row]:
     for system in result.systems:
         for pairs, correlations in zip(result.data, system.correlations, strict=True):
             values = (None if value is None else round(value, 4) for value in (correlations.pearson, correlations.spearman))
@@ -342,7 +342,7 @@ def _numbers(result: StsResult) -> Iterator[Row]:
                 yield "published", name, "", pairs.name, len(pairs), value
 
 
-def _pairs(result: StsResult) -> Iterator[Row]:
+def _sts_pair_rows(result: StsResult) -> Iterator[Row]:
     for index, pairs in enumerate(result.data):
         similarities = [system.similarities[index].tolist() for system in result.systems]
         for line, score, first, second, *values in zip(
@@ -392,15 +392,16 @@ def write_sts_rows(rows: StsRows, output: str) -> list[str]:
 
 def gold_rank_tables(ranks: GoldRanks) -> list[Table]:
     """Return tables of ranks of single captions, and of all captions."""
-    tallies: list[Row] = []
-    for tally in ranks.tallies:
-        shares = (None if share is None else f"{share:.1f} %" for share in (tally.better, tally.worse))
-        tallies.append((tally.language, tally.column, tally.captions, f"{tally.median_rank:g}", *shares))
+    rows: list[Row] = []
+    for comparison in ranks.comparisons:
+        shares = (None if share is None else f"{share:.1f} %" for share in (comparison.better, comparison.worse))
+        group = comparison.language, comparison.column, comparison.captions
+        rows.append((*group, f"{comparison.median_rank:g}", *shares))
     columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
     return [
         _caption_table("Table 3: the captions of the paper", ranks.published),
         _caption_table("Table 3: where PIVOT and PARALLEL gain most over OE, as the paper chooses", ranks.examples),
-        Table(columns, tallies, "Table 3: all captions"),
+        Table(columns, rows, "Table 3: all captions"),
     ]
 
 

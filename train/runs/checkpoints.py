@@ -27,7 +27,7 @@ from schemas.parameters import EncodedParameters
 from schemas.pickle_growth import check_growth
 from schemas.storage.folder import Folder
 from train.config.models import ModelConfig
-from train.config.sections import settings_of
+from train.config.sections import parse_settings
 from train.losses import LossSums
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, RetrievalModel
@@ -120,7 +120,7 @@ def checkpoint_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     and content digests (``content: captions``).
     """
     return {
-        **settings_of(checkpoint.config),
+        **parse_settings(checkpoint.config),
         "seed": checkpoint.seed,
         "precision": checkpoint.precision,
         **{f"missing features: {split}": item.get("images") for split, item in checkpoint.missing_features.items()},
@@ -170,12 +170,12 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     """
     location = folder.path_of(name)
     with folder.open(name) as file:
-        content = _load(file, location)
+        content = _load_checked(file, location)
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise DatasetError(f"{location} is not a checkpoint of a run: give the folder that imagepivot train wrote")
     version = content.pop("version", 0)
     if not isinstance(version, int):
-        raise damaged(location, f"version is {version!r}")
+        raise unusable(location, f"version is {version!r}")
     if version > _VERSION:
         raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
     if version < _VERSION:
@@ -183,29 +183,31 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     return _checkpoint(content, location)
 
 
-def damaged(location: str, reason: str) -> DatasetError:
+def unusable(location: str, reason: str) -> DatasetError:
     """Return the error for a checkpoint that cannot be used."""
     return DatasetError(
         f"{location} is damaged, or not a checkpoint ({reason}): copy the run again, or delete it to train it again"
     )
 
 
-def _load(file: pa.NativeFile, location: str) -> Any:
+def _load_checked(file: pa.NativeFile, location: str) -> Any:
     """Check the checksums of a file of ``torch.save``, and return its content."""
     try:
         with zipfile.ZipFile(file) as archive:
             # Torch does not read parts that are marked as folders, and leaves their tensors uninitialized.
             part = archive.testzip() or next((info.filename for info in archive.infolist() if info.external_attr), None)
     except _UNREADABLE as error:
-        raise damaged(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
+        raise unusable(location, "the file is empty" if file.size() == 0 else "it is not a whole zip archive") from error
     if part is not None:
-        raise damaged(location, f"its part {part!r} is not as it was written")
+        raise unusable(location, f"its part {part!r} is not as it was written")
     try:
         check_growth(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         # Torch's own message advises to disable ``weights_only``.
-        raise damaged(location, "it holds something else than numbers, text and tensors, or parts of it are missing") from error
+        raise unusable(
+            location, "it holds something else than numbers, text and tensors, or parts of it are missing"
+        ) from error
 
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
@@ -213,30 +215,30 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     content = {"untrained": (), "sample_outputs": {}, **content}  # Checkpoints of version 0.2 have no such fields.
     known = {item.name for item in fields(Checkpoint)}
     if missing := sorted(known - content.keys()):
-        raise damaged(location, f"{missing[0]} is missing")
+        raise unusable(location, f"{missing[0]} is missing")
     if unknown := sorted(map(str, content.keys() - known)):
-        raise damaged(location, f"{unknown[0]!r} is unknown")
+        raise unusable(location, f"{unknown[0]!r} is unknown")
     for name in ("optimizer", "sampler"):
         if not isinstance(content[name], (dict, type(None))):
-            raise damaged(location, f"{name} is of type {type(content[name]).__name__}")
+            raise unusable(location, f"{name} is of type {type(content[name]).__name__}")
     model = content["model"]
     if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
-        raise damaged(location, "model does not map names to tensors")
+        raise unusable(location, "model does not map names to tensors")
     tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
-        raise damaged(location, "tokens are not text")
+        raise unusable(location, "tokens are not text")
     hints = hints_of(Checkpoint)
     try:
         for name in known - {"model", "optimizer", "sampler", "tokens"}:
             content[name] = convert(content[name], hints[name], name, error=DatasetError)
         EncodedParameters.from_json(content["captions"])
     except (DatasetError, ValueError) as error:
-        raise damaged(location, str(error)) from error
+        raise unusable(location, str(error)) from error
     if set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
-        raise damaged(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
+        raise unusable(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
     start = content["started_from"]
     if start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256")):
-        raise damaged(location, f"started_from is {start!r}")
+        raise unusable(location, f"started_from is {start!r}")
     return Checkpoint(**content)
 
 
@@ -253,11 +255,11 @@ def stored_model(config: ModelConfig, checkpoint: Checkpoint, source: str) -> Re
     """
     size = checkpoint.dimensions.vocabulary_size
     if size != len(checkpoint.tokens):
-        raise damaged(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
+        raise unusable(source, f"the model has {size:,} tokens, the vocabulary {len(checkpoint.tokens):,}")
     try:
         model = build_model(config, checkpoint.dimensions, checkpoint.seed)
     except (*_MISMATCH_ERRORS, UsageError, MemoryError) as error:
-        raise damaged(source, "no model has its dimensions") from error
+        raise unusable(source, "no model has its dimensions") from error
     restore_model(model, checkpoint.model, source)
     return model
 
@@ -277,7 +279,7 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor], source: str) ->
         elif not torch.isfinite(values).all():
             problems.append(f"{name} holds values that are not finite")
     if problems:
-        raise damaged(source, "; ".join(problems[:_MAX_PROBLEMS]))
+        raise unusable(source, "; ".join(problems[:_MAX_PROBLEMS]))
     model.load_state_dict(state)
 
 
@@ -297,19 +299,19 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
                 raise ValueError(f"step of parameter {index} is {values['step']!r}")
         optimizer.load_state_dict(dict(state))
     except _MISMATCH_ERRORS as error:
-        raise damaged(source, f"the state of its optimizer does not fit the model: {error}") from error
+        raise unusable(source, f"the state of its optimizer does not fit the model: {error}") from error
 
 
-def restore_sampler(restore: Callable[[Mapping[str, Any]], None], state: Mapping[str, Any], source: str) -> None:
+def restore_sampler(restore: Callable[[Mapping[str, Any]], None], position: Mapping[str, Any], source: str) -> None:
     """Restore the position of a sampler with its function ``restore``.
 
     Raises:
-        DatasetError: the state does not fit the sampler.
+        DatasetError: the position does not fit the sampler.
     """
     try:
-        restore(state)
+        restore(position)
     except _MISMATCH_ERRORS as error:
-        raise damaged(source, f"the state of its sampler does not fit the data: {type(error).__name__}: {error}") from error
+        raise unusable(source, f"the position of its sampler does not fit the data: {type(error).__name__}: {error}") from error
 
 
 def _dtype_and_shape(values: Tensor) -> str:

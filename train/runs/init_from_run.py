@@ -88,7 +88,9 @@ def init_from_run(model: RetrievalModel, tokens: Sequence[str], run: Run) -> Wei
             problems.append(f"{name} is {list(ours[name].shape)}, there {list(theirs[source].shape)}")
     wanted = {*sources.values()}
     problems += [
-        f"{name} is only there" for name in theirs if name not in wanted and not any(_within(name, module) for module in unused)
+        f"{name} is only there"
+        for name in theirs
+        if name not in wanted and not any(_is_below(name, module) for module in unused)
     ]
     if problems:
         raise UsageError(
@@ -136,12 +138,12 @@ def _counterparts(model: RetrievalModel, run: Run) -> dict[str, str | None]:
 def _source(name: str, modules: Mapping[str, str | None]) -> str | None:
     """Return the counterpart of a parameter; None if it stays random."""
     for module, source in modules.items():
-        if _within(name, module):
+        if _is_below(name, module):
             return None if source is None else source + name.removeprefix(module)
     return name
 
 
-def _within(name: str, module: str) -> bool:
+def _is_below(name: str, module: str) -> bool:
     return name.startswith(f"{module}.")
 
 

@@ -15,9 +15,9 @@ from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.models import UnknownKindError
-from train.config.sections import Config, differences, from_toml
+from train.config.sections import Config, config_differences, from_toml
 from train.models.retrieval_model import RetrievalModel
-from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, damaged, read_checkpoint, stored_model
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, stored_model, unusable
 from train.runs.history import LOG, read_history
 from train.runs.log import CONFIG, CURVES, METRICS
 
@@ -92,7 +92,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
     try:
         vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
     except ValueError as error:
-        raise damaged(source, str(error)) from error
+        raise unusable(source, str(error)) from error
     model = stored_model(config.model, stored, source)
     return Run(
         folder=run_folder,
@@ -118,7 +118,7 @@ def _stored_config(checkpoint: Checkpoint, source: str) -> Config:
     except UnknownKindError:
         raise
     except UsageError as error:
-        raise damaged(source, str(error)) from error
+        raise unusable(source, str(error)) from error
 
 
 def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
@@ -158,7 +158,7 @@ def holds_a_run(folder: Folder) -> UsageError:
 
 def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
     """Return whether an ended run is complete, and was trained on equal content."""
-    if _changed(old, new) or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
+    if _changed_contents(old, new) or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
         return False
     history = read_history(folder)
     timings = [entry["step"] for entry in history.of("timing")]
@@ -196,7 +196,7 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
     """
     source = folder.path_of(LAST)
     before = _stored_config(old, source)
-    changes = differences(before.lasting, from_toml(new.config, "the configuration").lasting)
+    changes = config_differences(before.lasting, from_toml(new.config, "the configuration").lasting)
     for name in ("seed", "precision"):
         if getattr(old, name) != getattr(new, name):
             changes.append(f"{name}: was {getattr(old, name)}, now {getattr(new, name)}")
@@ -223,11 +223,11 @@ def check_same_run(old: Checkpoint, new: Checkpoint, folder: Folder, *, allow_ch
 
 def contents_since(old: Checkpoint, new: Checkpoint) -> dict[str, str]:
     """Return the contents of a resumed run, with former ones that have changed."""
-    before = {f"{name} until step {old.progress.step}": digest for name, (digest, _) in _changed(old, new).items()}
+    before = {f"{name} until step {old.progress.step}": digest for name, (digest, _) in _changed_contents(old, new).items()}
     return {**old.contents, **before, **new.contents}
 
 
-def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
+def _changed_contents(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
     """Return old and new digests of changed datasets and modules, by name."""
     names = sorted(old.contents.keys() & {*new.contents, MODULES})
     pairs = {name: (old.contents[name], new.contents.get(name, "none")) for name in names}
@@ -235,7 +235,7 @@ def _changed(old: Checkpoint, new: Checkpoint) -> dict[str, tuple[str, str]]:
 
 
 def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_changed: bool) -> list[str]:
-    changed = _changed(old, new)
+    changed = _changed_contents(old, new)
     if not changed:
         return []
     digests = "; ".join(f"{name}: was {was[:12]}..., now {now[:12]}..." for name, (was, now) in changed.items())

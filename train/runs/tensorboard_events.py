@@ -18,7 +18,7 @@ from typing import Any
 from schemas.conversion import dump
 from schemas.errors import UsageError
 from schemas.storage.storage_errors import create_folder, storage_errors
-from train.config.sections import settings_of
+from train.config.sections import parse_settings
 
 EVENTS = "tensorboard"
 """Subfolder of the events in the folder of a run."""
@@ -61,7 +61,7 @@ class EventFile:
         code_block = "".join(f"    {line}\n" for line in config.splitlines())
         self._add(step=step, summary=text_pb("config", code_block))
         settings = {
-            name: dump(value) if isinstance(value, (dict, list)) else value for name, value in settings_of(config).items()
+            name: dump(value) if isinstance(value, (dict, list)) else value for name, value in parse_settings(config).items()
         }
         self._add(step=step, summary=hparams_pb({**settings, **hparams}))
 

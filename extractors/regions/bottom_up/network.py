@@ -27,7 +27,7 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
 from extractors.computing.fusion import fold_norm
-from extractors.regions.boxes import STRIDE, anchor_grid, cell_anchors, clip, decode, is_larger, nms
+from extractors.regions.boxes import STRIDE, anchor_grid, apply_deltas, cell_anchors, clip, is_larger, nms
 
 CLASSES = 1600
 """Number of classes, without the background (id 0): line n of the file is class n."""
@@ -95,7 +95,7 @@ class RegionProposals(nn.Module):
         objects = self.scores(hidden).unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w], background first
         shifts = self.deltas(hidden).unflatten(1, (-1, 4))  # [B, A, 4, h, w]
         anchors = anchor_grid(self.anchors, *maps.shape[2:])
-        boxes = decode(anchors, shifts.permute(0, 3, 4, 1, 2).reshape(len(maps), -1, 4))
+        boxes = apply_deltas(anchors, shifts.permute(0, 3, 4, 1, 2).reshape(len(maps), -1, 4))
         boxes = clip(boxes, width, height)
         large = is_larger(boxes, _MIN_SIDE * scale[:, None])
         probabilities = torch.where(large, objects.permute(0, 2, 3, 1).flatten(1), -1)
@@ -162,7 +162,7 @@ class Detector(nn.Module):
         self.head = Head()
 
 
-def pool(maps: Tensor, boxes: Tensor) -> Tensor:
+def pool_regions(maps: Tensor, boxes: Tensor) -> Tensor:
     """Max-pool each region to 14×14 cells with Caffe's rounding.
 
     Args:
@@ -177,7 +177,7 @@ def pool(maps: Tensor, boxes: Tensor) -> Tensor:
     return pooled
 
 
-def build() -> Detector:
+def build_detector() -> Detector:
     """Build the detector with random weights, see `initialize`."""
     with torch.device("meta"):  # Skip torch's initialization, which takes seconds.
         detector = Detector()
@@ -187,7 +187,7 @@ def build() -> Detector:
     return detector
 
 
-def fold_norms(model: nn.Module) -> None:
+def fold_frozen_norms(model: nn.Module) -> None:
     """Fold each batch norm into the preceding convolution in place, in float64."""
     for module in list(model.modules()):
         for conv_name, norm_name in (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")):

@@ -69,7 +69,7 @@ def send(pixels: Tensor, device: torch.device) -> Original:
     """Upload an RGB image, uint8 ``[3, H0, W0]``, with its coefficients in one copy."""
     height, width = pixels.shape[1:]
     columns, rows = resized_wh(width, height)
-    coefficients = _coefficients(width, height)
+    coefficients = _packed_coefficients(width, height)
     packed = upload(torch.cat((coefficients.view(torch.uint8), pixels.permute(1, 2, 0).reshape(-1))), device)
     size = coefficients.nbytes
     scale, mean, down, across = packed[:size].view(torch.float64).split((1, 3, 3 * rows, 3 * columns))
@@ -78,15 +78,15 @@ def send(pixels: Tensor, device: torch.device) -> Original:
 
 
 @lru_cache(maxsize=64)  # Images of a collection have few sizes.
-def _coefficients(width: int, height: int) -> Tensor:
+def _packed_coefficients(width: int, height: int) -> Tensor:
     """Return scale, mean, rows and columns of an `Original` as one float64 vector."""
     scale = scale_of(width, height)
     columns, rows = resized_wh(width, height)
     scalars = torch.tensor((scale, *_MEAN_BGR), dtype=torch.float64)
-    return torch.cat((scalars, _neighbours(rows, height, scale), _neighbours(columns, width, scale)))
+    return torch.cat((scalars, _packed_ends(rows, height, scale), _packed_ends(columns, width, scale)))
 
 
-def _neighbours(resized: int, length: int, scale: float) -> Tensor:
+def _packed_ends(resized: int, length: int, scale: float) -> Tensor:
     centres = ((torch.arange(resized, dtype=torch.float64) + 0.5) / scale - 0.5).clamp(0, length - 1)
     first = centres.floor()
     second = (first + 1).clamp(max=length - 1)
@@ -94,7 +94,7 @@ def _neighbours(resized: int, length: int, scale: float) -> Tensor:
     return torch.cat((first.long().view(torch.float64), second.long().view(torch.float64), weight))
 
 
-def prepare(image: Original) -> Tensor:
+def preprocess_image(image: Original) -> Tensor:
     """Subtract the mean and resize: float32 ``[1, 3, H, W]``, channels B, G, R."""
     top, bottom = image.rows[:2].view(torch.int64)
     left, right = image.columns[:2].view(torch.int64)

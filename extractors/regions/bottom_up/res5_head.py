@@ -81,7 +81,7 @@ class PlainStage(LastStage):
 
     def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
         """Compute features, see `LastStage.finish`."""
-        return self._head(_regions(shared[0], index))
+        return self._head(_gather_regions(shared[0], index))
 
 
 class MergedStage(LastStage):
@@ -105,11 +105,11 @@ class MergedStage(LastStage):
     def share(self, bins: Tensor) -> tuple[Tensor, ...]:
         """Apply the first convolution with its ReLU, and that of the shortcut."""
         pixels = _pixels(bins)
-        return _rows(self._blocks[0][0](pixels)), _rows(self._shortcut(pixels))
+        return _to_rows(self._blocks[0][0](pixels)), _to_rows(self._shortcut(pixels))
 
     def finish(self, shared: tuple[Tensor, ...], index: Tensor) -> Tensor:
         """Compute features, see `LastStage.finish`."""
-        hidden, maps = (_regions(table, index) for table in shared)
+        hidden, maps = (_gather_regions(table, index) for table in shared)
         return self._run_blocks(hidden, maps).to(torch.float32).mean(dim=(2, 3))
 
     def _run_blocks(self, hidden: Tensor, values: Tensor) -> Tensor:
@@ -181,15 +181,15 @@ class GroupedStage(MergedStage):
         """Compute features, see `LastStage.finish`."""
         order = index.view(-1, _SIDE, 2, _SIDE, 2).permute(2, 4, 0, 1, 3).flatten()
         hidden, values = (_pixels(table.index_select(0, order)) for table in shared)  # [1, C, M * 49, 1]
-        return _rows(self._run_blocks(hidden, values)).view(4, len(index), _SIDE**2, -1).mean(dim=(0, 2))
+        return _to_rows(self._run_blocks(hidden, values)).view(4, len(index), _SIDE**2, -1).mean(dim=(0, 2))
 
 
 def _convolve_phases(b_t: Tensor, a_t: Tensor, products: FusedConv2d, bias: Tensor, values: Tensor) -> Tensor:
     """Apply a 3×3 convolution and a ReLU to ``[1, C, M * 49, 1]``."""
-    rows = _rows(values).unflatten(0, (-1, _SIDE**2))  # [M, 49, C]
+    rows = _to_rows(values).unflatten(0, (-1, _SIDE**2))  # [M, 49, C]
     phases, _, channels = rows.shape
     transformed = torch.bmm(b_t.expand(phases, -1, -1), rows)  # [M, K, C]
-    filtered = _rows(products(_pixels(transformed.view(phases, -1)))).view(transformed.shape)
+    filtered = _to_rows(products(_pixels(transformed.view(phases, -1)))).view(transformed.shape)
     outputs = torch.bmm(a_t.expand(phases, -1, -1), filtered)
     return _pixels(outputs.add_(bias).relu_().view(-1, channels))
 
@@ -228,12 +228,12 @@ def _pixels(rows: Tensor) -> Tensor:
     return rows.view(1, len(rows), 1, -1).permute(0, 3, 1, 2)
 
 
-def _rows(pixels: Tensor) -> Tensor:
+def _to_rows(pixels: Tensor) -> Tensor:
     """Invert `_pixels`."""
     return pixels.permute(0, 2, 3, 1).flatten(0, 2)
 
 
-def _regions(table: Tensor, index: Tensor) -> Tensor:
+def _gather_regions(table: Tensor, index: Tensor) -> Tensor:
     """Gather rows ``[B, C]`` to regions ``[N, C, 14, 14]``, channels last."""
     return table.index_select(0, index.flatten()).view(*index.shape, -1).permute(0, 3, 1, 2)
 

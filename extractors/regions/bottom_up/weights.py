@@ -32,7 +32,7 @@ from torch import Tensor
 
 from extractors.regions.boxes import cell_anchors
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import COUNTER, Choice, format_of, read_entries
+from extractors.weights.checkpoints import COUNTER, Choice, checkpoint_format, read_entries
 from schemas.errors import InputError
 
 _BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101 by Caffe's stage number.
@@ -102,7 +102,7 @@ def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]
     Raises:
         InputError: the file is unsafe, corrupt, incomplete, or of another model.
     """
-    if format_of(path) == "caffe":
+    if checkpoint_format(path) == "caffe":
         entries = {f"{layer}[{i}]": blob for layer, blobs in read_layers(path).items() for i, blob in enumerate(blobs)}
         return _from_caffe(entries, path)
     entries = read_entries(path, choice, arrays=True)

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.regions.bottom_up.network import ATTRIBUTES
-from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
+from extractors.regions.bottom_up.preprocessing import preprocess_image, resized_wh, scale_of, send
 from extractors.regions.boxes import cell_anchors, nms
 from schemas.process.devices import upload
 
@@ -193,13 +193,13 @@ def load_config(path: Path) -> Any:
     return cfg
 
 
-def build(cfg: Any) -> nn.Module:
+def build_detectron2(cfg: Any) -> nn.Module:
     """Build the model of a config with random weights, on torch's default device."""
     return META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
 
 
 class VisualGenomeNetwork:
-    """Detector of bottom-up attention, from `build` and `CONFIG`."""
+    """Detector of bottom-up attention, from `build_detectron2` and `CONFIG`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -212,7 +212,7 @@ class VisualGenomeNetwork:
 
     def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Upload, resize and normalise `pixels`: float32 ``[1, 3, H, W]``."""
-        return prepare(send(pixels, device))
+        return preprocess_image(send(pixels, device))
 
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
         """Return proposals ``[P, 4]`` of ``[1, channels, h, w]``, in pixels of the input."""

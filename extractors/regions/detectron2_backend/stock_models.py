@@ -28,8 +28,8 @@ from torch import Tensor
 from extractors.base import Description
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
-from extractors.regions.detectron2_backend.networks import StockNetwork, build, load_config
-from extractors.weights.checkpoints import COUNTER, Choice, read_state
+from extractors.regions.detectron2_backend.networks import StockNetwork, build_detectron2, load_config
+from extractors.weights.checkpoints import COUNTER, Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
@@ -66,7 +66,7 @@ def spec(name: str) -> FeatureSpec:
     config, _ = _paths(_PREFIX + name)
     return FeatureSpec(
         name=_PREFIX + name,
-        shape=(RegionOptions().max_regions, 8 * _config(config).MODEL.RESNETS.RES2_OUT_CHANNELS),
+        shape=(RegionOptions().max_regions, 8 * _supported_config(config).MODEL.RESNETS.RES2_OUT_CHANNELS),
         source=f"detectron2, github.com/facebookresearch/detectron2: {config.stem}, mean of the last stage over each region",
     )
 
@@ -78,9 +78,11 @@ def find_weights(spec: FeatureSpec, request: str) -> Weights:
         raise UsageError(
             f"weights are given twice, as {weights!r} in the extractor's name and with --weights {request!r}: leave --weights out"
         )
-    cfg = _config(config)
+    cfg = _supported_config(config)
     architecture = Architecture(
-        build=partial(build, cfg), read=partial(_read, cfg=cfg), without_default="name a checkpoint behind the '+'"
+        build=partial(build_detectron2, cfg),
+        read=partial(_read_model_state, cfg=cfg),
+        without_default="name a checkpoint behind the '+'",
     )
     return resolve_weights(weights, architecture)
 
@@ -92,16 +94,16 @@ def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     config, _ = _paths(spec.name)
     named = replace(spec, name=f"{_PREFIX}{config.stem}-{options.count}", shape=(options.max_regions, spec.shape[1]))
     parameters = settings.parameters(weights, name=named.name, config=_settings(config), regions=options.parameters())
-    classes = _config(config).MODEL.ROI_HEADS.NUM_CLASSES
+    classes = _supported_config(config).MODEL.ROI_HEADS.NUM_CLASSES
     return Description(named, parameters, kind="regions", batch_size=_BATCH, classes=classes)
 
 
 def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> Detectron2Regions:
     """Create the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
-    cfg = _config(_paths(settings.spec.name)[0])
+    cfg = _supported_config(_paths(settings.spec.name)[0])
     with torch.random.fork_rng(devices=[]):
-        model = build(cfg)
+        model = build_detectron2(cfg)
     model.load_state_dict(weights.state)
     return Detectron2Regions(description, settings, StockNetwork(model, cfg.INPUT), device)
 
@@ -116,7 +118,7 @@ def _paths(name: str) -> tuple[Path, str]:
     return local_path(match["config"]), match["weights"]
 
 
-def _config(path: Path) -> Any:
+def _supported_config(path: Path) -> Any:
     """Read a config, and check that its model is supported."""
     cfg = _read_config(path, load_config)
     for key, allowed in _REQUIRED.items():
@@ -151,9 +153,9 @@ def _read_config(path: Path, read: Callable[[Any], Any]) -> Any:
         ) from error
 
 
-def _read(path: Path, choice: Choice | None = None, *, cfg: Any) -> dict[str, Tensor]:
+def _read_model_state(path: Path, choice: Choice | None = None, *, cfg: Any) -> dict[str, Tensor]:
     """Read a state dict with the model's names, without entries that are not weights."""
-    state = read_state(path, choice)
+    state = read_state_dict(path, choice)
     for i, expected in enumerate(build_anchor_generator(cfg, [ShapeSpec(stride=_STRIDE)]).cell_anchors):
         anchors = state.pop(f"{_ANCHORS}{i}", expected)
         # detectron2 0.5 and later would ignore the file's anchors.

@@ -171,7 +171,7 @@ def write_array(
                 taken = pa.Table.from_batches([batch]).take(wanted)
                 values = np.stack([np.asarray(dataset.values(taken[name], name)) for name in columns], axis=-1)
                 values = values.reshape(len(wanted), *shape)
-                converted = _convert(values, dtype, l2=l2, image_ids=[image_ids[index] for index in wanted])
+                converted = _cast(values, dtype, l2=l2, image_ids=[image_ids[index] for index in wanted])
                 for index, values_of_row in zip(wanted, converted, strict=True):
                     for row in rows[image_ids[index]]:
                         file.seek(start + row * row_bytes)
@@ -179,7 +179,7 @@ def write_array(
             meter.add(images=len(wanted))
 
 
-def _convert(values: np.ndarray, dtype: str, *, l2: bool, image_ids: Sequence[str]) -> np.ndarray:
+def _cast(values: np.ndarray, dtype: str, *, l2: bool, image_ids: Sequence[str]) -> np.ndarray:
     if l2:
         values = values.astype(np.float32)
         norms = np.sqrt(np.einsum("...d,...d->...", values, values))[..., np.newaxis]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, get_args
@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.image_lists import apply_rule
-from pipelines.exchange.jobs import ExportJob, IdRule, ImportJob, format_options
+from pipelines.exchange.jobs import ExportJob, ImportJob, ListIdRule, format_options
 from pipelines.running.meter import Meter
+from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import REGIONS
@@ -42,7 +43,7 @@ class Staging:
     overwrite: bool
     made_from: MadeFrom
     meter: Meter
-    on_warning: Callable[[str], None]
+    on_warning: Remark
 
     @contextlib.contextmanager
     def files(
@@ -117,7 +118,7 @@ def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
         InputError: a sidecar is damaged.
         UsageError: the files were exported with different options.
     """
-    sidecars = [_read(path) for path in paths]
+    sidecars = [_read_sidecar(path) for path in paths]
     if not any(sidecars):
         return job
     options = {name for name, value in {"id_rule": job.id_rule, **format_options(job)}.items() if value in (None, ())}
@@ -140,7 +141,7 @@ def apply_sidecars(job: ImportJob, paths: Sequence[Path]) -> ImportJob:
     return replace(job, **changes)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_sidecar(path: Path) -> dict[str, Any]:
     sidecar = path.with_name(sidecar_name(path.name))
     if not sidecar.is_file():
         return {}
@@ -155,13 +156,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _is_valid(option: str, value: object) -> bool:
     if option == "id_rule":
-        return value in get_args(IdRule)
+        return value in get_args(ListIdRule)
     if option == "max_regions":
         return type(value) is int and value > 0
     return option in _FILES and isinstance(value, str) and PurePath(value).name == value
 
 
-def read_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
+def read_selected_captions(job: ExportJob, *columns: str, unique: tuple[str, ...] = ()) -> pa.Table:
     """Read the selected captions, sorted by image id, language, portion and index.
 
     The columns are those besides key and split. Each ``unique`` label has one value in the selection.

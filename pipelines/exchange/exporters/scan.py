@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids, write_lines
-from pipelines.exchange.exporters.base import Staging, options_for, read_captions
+from pipelines.exchange.exporters.base import Staging, options_for, read_selected_captions
 from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
@@ -29,7 +29,7 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]
     Images are sorted by id, features have the shape ``[D]`` or ``[R, D]``. The captions must be of one language and portion.
     """
     column = feature_column(dataset)
-    parts = _parts(job, dataset, staging)
+    parts = _captions_by_split(job, dataset, staging)
     names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
     listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
     options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
@@ -42,9 +42,9 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]
     return staging.paths(names)
 
 
-def _parts(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.ChunkedArray]]:
+def _captions_by_split(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.ChunkedArray]]:
     """Return image ids and caption lines by the layout's name of each split."""
-    table = read_captions(job, job.text, unique=("language", "portion"))
+    table = read_selected_captions(job, job.text, unique=("language", "portion"))
     parts: dict[str, tuple[list[str], pa.ChunkedArray]] = {}
     for split in sorted(pc.unique(table["split"]).to_pylist()):
         name = job.split_names.get(split, split)

@@ -46,12 +46,12 @@ def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
     with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
         for batch in dataset.batches(batch_size=_BATCH_ROWS):
             for row in range(batch.num_rows):
-                file.write(_line(batch, row, _COLUMNS[job.columns]))
+                file.write(_tsv_line(batch, row, _COLUMNS[job.columns]))
             staging.meter.add(images=batch.num_rows)
     return staging.paths(["regions.tsv"])
 
 
-def _line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:
+def _tsv_line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:
     regions = batch.column("num_regions")[row].as_py()
     fields = []
     for name in columns:

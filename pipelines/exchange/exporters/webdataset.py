@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import feature_column
-from pipelines.exchange.exporters.base import Staging, read_captions
+from pipelines.exchange.exporters.base import Staging, read_selected_captions
 from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError
@@ -33,19 +33,19 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
     caption are skipped.
     """
     feature_column(dataset)
-    captions = read_captions(job, "text", "tokens") if job.captions else None
+    captions = read_selected_captions(job, "text", "tokens") if job.captions else None
     captions_of = None if captions is None else _by_image(captions)
     names = [f"part-{shard:05d}.tar" for shard in range(dataset.num_shards)]
     skipped, num_images = [], 0
     with staging.files(names, obsolete="part-*.tar") as files:
         for shard, path in enumerate(files):
             with path.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                for row in _rows(dataset, shard):
+                for row in _sample_rows(dataset, shard):
                     image_captions = None if captions_of is None else captions_of(row["image_id"])
                     if image_captions == []:
                         skipped.append(row["image_id"])
                         continue
-                    for name, data in _sample(dataset, row, image_captions):
+                    for name, data in _sample_files(dataset, row, image_captions):
                         info = tarfile.TarInfo(f"{row['image_id']}.{name}")  # Its defaults: no time, no owner, mode 644.
                         info.size = len(data)
                         tar.addfile(info, io.BytesIO(data))
@@ -61,7 +61,7 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
     return staging.paths(names)
 
 
-def _rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
+def _sample_rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
     for batch in dataset.shard_batches(shard):
         table = pa.Table.from_batches([batch])
         columns = {name: dataset.values(table[name], name) for name in table.column_names}
@@ -76,7 +76,7 @@ def _rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _sample(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
+def _sample_files(dataset: Dataset, row: dict[str, Any], captions: list[dict[str, Any]] | None) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of the files of an image, sorted by name."""
     has_regions = dataset.kind == "regions"
     if has_regions:

@@ -56,7 +56,7 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
     _check_values(values)
     shape, regions = values.arrays[0].shape[1:], job.max_regions or REGIONS
     if job.boxes:
-        _check_regions(values, boxes, sizes, regions)
+        _check_region_arrays(values, boxes, sizes, regions)
         shape = (regions, *shape[1:])
     ids = ImageIds(job.id_rule or "name", job.karpathy, job.karpathy_key)
     image_ids: list[str] = []
@@ -70,7 +70,7 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
         if not job.boxes:
             return {"feature": values.take(rows)}
         sizes_wh = sizes.take(rows) if job.sizes else np.zeros((len(rows), 2))
-        return _regions(values.take(rows), boxes.take(rows), sizes_wh, regions)
+        return _region_columns(values.take(rows), boxes.take(rows), sizes_wh, regions)
 
     return FeatureFiles(
         "regions" if job.boxes else "features",
@@ -117,7 +117,7 @@ class _Rows:
         return values
 
 
-def _regions(values: np.ndarray, boxes: np.ndarray, sizes: np.ndarray, regions: int) -> dict[str, np.ndarray]:
+def _region_columns(values: np.ndarray, boxes: np.ndarray, sizes: np.ndarray, regions: int) -> dict[str, np.ndarray]:
     """Return the columns of regions; trailing regions of zeros are padding."""
     boxes = boxes.astype(np.float32)
     used: np.ndarray = np.any(values, axis=2) | np.any(boxes, axis=2)
@@ -163,7 +163,7 @@ def _check_values(values: _Rows) -> None:
             )
 
 
-def _check_regions(values: _Rows, boxes: _Rows, sizes: _Rows, max_regions: int) -> None:
+def _check_region_arrays(values: _Rows, boxes: _Rows, sizes: _Rows, max_regions: int) -> None:
     first, name = values.arrays[0], values.paths[0].name
     if first.ndim != 3:
         raise InputError(f"{name} has shape {first.shape}, expected [N, R, D] as --boxes is given")

@@ -36,12 +36,12 @@ def open_hdf5(job: ImportJob) -> FeatureFiles:
     path = local_file(job.sources[0])
     list_path = local_file(job.ids[0]) if job.ids else None
     try:
-        return _open(job, _Contents(h5py, path, h5py.File(path, "r")), list_path)
+        return _open_features(job, _Contents(h5py, path, h5py.File(path, "r")), list_path)
     except _ERRORS as error:
         raise InputError(f"{job.sources[0]!r} cannot be read as HDF5: {error}: copy the file again if it is damaged") from error
 
 
-def _open(job: ImportJob, contents: _Contents, list_path: Path | None) -> FeatureFiles:
+def _open_features(job: ImportJob, contents: _Contents, list_path: Path | None) -> FeatureFiles:
     """Find the arrays of an open file, check their shapes and read the image ids."""
     h5py, path = contents.h5py, contents.path
     node = contents.node(job.array or "/")
@@ -214,7 +214,7 @@ def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tupl
     """Return the paths of all arrays below a group, and their shape and dtype."""
     names: list[str] = []
     first: Any = None
-    for name, array in _walk(contents, group, (group,)):  # Only the first array stays open.
+    for name, array in _walk_arrays(contents, group, (group,)):  # Only the first array stays open.
         contents.check_written(contents.place(name), array)
         names.append(name)
         first = array if first is None else first
@@ -229,7 +229,7 @@ def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tupl
     return names, tuple(first.shape), first.dtype
 
 
-def _walk(contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
+def _walk_arrays(contents: _Contents, group: Any, parents: tuple[Any, ...], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and array of every link to an array."""
     for name in group:
         place, item = contents.place(path + name), contents.child(group, name)
@@ -238,4 +238,4 @@ def _walk(contents: _Contents, group: Any, parents: tuple[Any, ...], path: str =
         elif isinstance(item, contents.h5py.Group):
             if item in parents:
                 raise InputError(f"{place} is a link to a group around it: delete the link")
-            yield from _walk(contents, item, (*parents, item), f"{path}{name}/")
+            yield from _walk_arrays(contents, item, (*parents, item), f"{path}{name}/")

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-from pipelines.exchange.image_lists import CAPTION_NUMBER, apply_rule, local_file, make_image_id, read_lines
-from pipelines.exchange.jobs import IdRule, KarpathyKey
+from pipelines.exchange.image_lists import CAPTION_NUMBER, apply_rule, lines_of, local_file, make_image_id
+from pipelines.exchange.jobs import KarpathyKey, ListIdRule
 from pipelines.inputs.files import inventory, iter_json
 from pipelines.inputs.ids import image_id_of
 from schemas.errors import InputError
@@ -24,7 +24,7 @@ class ImageIds:
         InputError: the file is missing or invalid, see `read_karpathy_numbers`.
     """
 
-    def __init__(self, rule: IdRule, karpathy: str = "", key: KarpathyKey = "imgid") -> None:
+    def __init__(self, rule: ListIdRule, karpathy: str = "", key: KarpathyKey = "imgid") -> None:
         self._rule, self._key = rule, key
         self._entries: dict[str, str] = {}
         self._karpathy = local_file(karpathy) if karpathy else None
@@ -78,9 +78,7 @@ class ImageIds:
         Raises:
             InputError: it is not UTF-8, or a line is invalid, see `read`.
         """
-        return [
-            self.read(line, place=f"{path.name}, line {line_number}") for line_number, line in enumerate(read_lines(path), 1)
-        ]
+        return [self.read(line, place=f"{path.name}, line {line_number}") for line_number, line in enumerate(lines_of(path), 1)]
 
 
 def read_karpathy_numbers(path: Path, key: KarpathyKey) -> dict[int, str]:

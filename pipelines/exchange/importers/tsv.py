@@ -124,7 +124,7 @@ class _TsvFiles:
 
     def _parse(self, entry: _Line, line: bytes) -> dict[str, Any]:
         place, names = self.place(entry), self.columns[entry.file]
-        parts = _split(line)
+        parts = _split_cells(line)
         if len(parts) != len(names):
             raise InputError(f"{place} has {len(parts)} columns, expected {len(names)} ({', '.join(names)})")
         fields = dict(zip(names, parts, strict=True))
@@ -138,7 +138,7 @@ class _TsvFiles:
         row: dict[str, Any] = {"image_id": image_id, "width": width, "height": height, "num_regions": boxes}
         for name, (dtype, values) in {**_ARRAYS, "features": (_FLOAT, None)}.items():
             if name in fields:
-                row[name] = _decode(fields[name], dtype, boxes, values, place=place, name=name)
+                row[name] = _decode_base64(fields[name], dtype, boxes, values, place=place, name=name)
         for name in ("class_ids", "attribute_ids"):
             if name in row:
                 ids = row[name]
@@ -172,18 +172,18 @@ class _TsvFiles:
         return columns
 
 
-def _split(line: bytes) -> list[bytes]:
+def _split_cells(line: bytes) -> list[bytes]:
     return line.rstrip(b"\r\n").split(b"\t")
 
 
 def _is_header(line: bytes) -> bool:
-    parts = _split(line)
+    parts = _split_cells(line)
     return parts[0] in (b"image_id", b"img_id") and b"num_boxes" in parts  # The id of an image may be "image_id".
 
 
 def _columns_of(line: bytes, path: Path) -> list[str]:
     """Return the column names from the header, or by their number."""
-    parts = _split(line)
+    parts = _split_cells(line)
     by_count: dict[int, Sequence[str]] = {len(columns): columns for columns in (BOTTOM_UP, LXMERT)}
     names = [part.decode(errors="replace") for part in parts] if _is_header(line) else by_count.get(len(parts), ())
     names = [_NAMES.get(name, name) for name in names]
@@ -196,7 +196,7 @@ def _columns_of(line: bytes, path: Path) -> list[str]:
     return names
 
 
-def _decode(text: bytes, dtype: np.dtype, boxes: int, width: int | None, *, place: str, name: str) -> np.ndarray:
+def _decode_base64(text: bytes, dtype: np.dtype, boxes: int, width: int | None, *, place: str, name: str) -> np.ndarray:
     """Decode an array ``[boxes, width]``; the width None is that of the data."""
     try:
         data = base64.b64decode(text, validate=True)

@@ -70,7 +70,7 @@ def open_tars(job: ImportJob) -> FeatureFiles:
                         f"{sample.place} has a feature {feature.dtype} {feature.shape}, the first sample {first.dtype} "
                         f"{first.shape}: import features of one kind together, others into another dataset"
                     )
-                row = _regions(streams[sample.path], sample, feature) if has_regions else {"feature": feature}
+                row = _regions_of(streams[sample.path], sample, feature) if has_regions else {"feature": feature}
                 for name, value in row.items():
                     values.setdefault(name, []).append(value)
         return {name: np.stack(column) for name, column in values.items()}
@@ -87,7 +87,7 @@ def open_tars(job: ImportJob) -> FeatureFiles:
     )
 
 
-def _regions(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) -> dict[str, Any]:
+def _regions_of(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) -> dict[str, Any]:
     """Return the columns of a sample of regions."""
     boxes = _array(stream, sample, _BOXES)
     try:

@@ -27,7 +27,7 @@ TRANSLATION = "translation"
 INDEX_ADVICE = "Remove one of them, or leave out the index so that captions are numbered in their order"
 RENAME = "rename one of them, here and on the disk, or write a table with ids of your own (--format table)"
 
-_MAX_TALLY = 10_000
+_MAX_COMBINATIONS = 10_000
 _NO_LABEL = re.compile(f"[/{CONTROLS}\ud800-\udfff]")
 
 
@@ -190,7 +190,7 @@ class PathSource(CaptionSource):
         )
 
 
-class Tally:
+class LabelCombinations:
     """The combinations of language, portion and split in a file."""
 
     def __init__(self, location: str) -> None:
@@ -205,10 +205,10 @@ class Tally:
         """
         if kind in self._seen:
             return
-        if len(self._seen) >= _MAX_TALLY:
+        if len(self._seen) >= _MAX_COMBINATIONS:
             raise InputError(
-                f"{self._location!r} has more than {_MAX_TALLY} combinations of language, portion and split, the latest {kind!r}: "
-                f"is one of them read from the wrong column?"
+                f"{self._location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, the latest "
+                f"{kind!r}: is one of them read from the wrong column?"
             )
         self._seen.add(kind)
 

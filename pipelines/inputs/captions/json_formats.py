@@ -17,11 +17,11 @@ from typing import Any
 from pipelines.inputs.captions.base import (
     COMPARABLE,
     RENAME,
+    LabelCombinations,
     Part,
     PathSource,
     RawCaption,
     Selection,
-    Tally,
     check_label,
     check_text,
     find_files,
@@ -67,19 +67,19 @@ class KarpathySource(PathSource):
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions image by image."""
         location = self.folder.path_of(part.name)
-        tally = Tally(location)
+        combinations = LabelCombinations(location)
         position = 0
         places = f"{location!r}, image number "
         for position, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
             image_id, split, texts = _parse_image(image, self.ids, place=f"{places}{position}")
             if texts:
-                tally.add((part.language, part.portion, split))
+                combinations.add((part.language, part.portion, split))
             if selection.takes(part.language, part.portion, split):
                 for index, text in enumerate(texts):
                     yield RawCaption(image_id, part.language, part.portion, index, split, text)
         if not position:
             raise InputError(f"{location!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
-        tally.require(selection)
+        combinations.require(selection)
 
 
 def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list[str]]:

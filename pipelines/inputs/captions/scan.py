@@ -53,7 +53,7 @@ class ScanSource(CaptionSource):
             place = repr(folder.path_of(name))
             if not name.removesuffix(".gz").endswith(_ENDING):
                 raise InputError(f"{place} is not named 'SPLIT{_ENDING}', so its split is unknown: rename it")
-            split = check_label(_split_of(name), ours="split", place=place, advice=f"rename it 'SPLIT{_ENDING}'")
+            split = check_label(_stem(name), ours="split", place=place, advice=f"rename it 'SPLIT{_ENDING}'")
             if splits.setdefault(split, name) != name:
                 raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
             lists.append(next((list_ for list_ in (f"{split}_ids.txt", f"{split}_ids.txt.gz") if list_ in present), ""))
@@ -70,7 +70,7 @@ class ScanSource(CaptionSource):
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file of captions."""
         parts = [
-            Part(name=name, images=images, language=self.language, portion=COMPARABLE, split=_split_of(name))
+            Part(name=name, images=images, language=self.language, portion=COMPARABLE, split=_stem(name))
             for name, images in zip(self.names, self.lists, strict=True)
         ]
         return self._select(parts, selection)
@@ -113,5 +113,5 @@ class ScanSource(CaptionSource):
             yield from repeat(image_id, captions // images)
 
 
-def _split_of(name: str) -> str:
+def _stem(name: str) -> str:
     return name.removesuffix(".gz").removesuffix(_ENDING)

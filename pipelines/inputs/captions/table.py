@@ -20,17 +20,17 @@ from pipelines.inputs.captions.base import (
     COMPARABLE,
     EVERYTHING,
     CaptionSource,
+    LabelCombinations,
     Part,
     RawCaption,
     Selection,
-    Tally,
     check_label,
     check_text,
     tables_of,
 )
 from pipelines.inputs.dialects import Dialect
 from pipelines.inputs.files import kind_of, list_files
-from pipelines.inputs.tables import Batch, Table, check_dialect, type_of
+from pipelines.inputs.tables import InputTable, TableBatch, check_dialect, type_of
 from schemas.errors import InputError, UsageError
 from schemas.keys import CONTROLS, check_image_id, check_language
 from schemas.storage.folder import Folder, file_at
@@ -50,7 +50,7 @@ class TableSource(CaptionSource):
     """The captions of one table."""
 
     folder: Folder
-    table: Table
+    table: InputTable
     language: str
     ids = "name"
 
@@ -68,7 +68,7 @@ class TableSource(CaptionSource):
         folder, name = file_at(location)
         type_of(name)
         check_dialect(name, dialect)
-        table = Table(folder, name, TABLE_COLUMNS, _REQUIRED, tuple(sorted(columns.items())), dialect)
+        table = InputTable(folder, name, TABLE_COLUMNS, _REQUIRED, tuple(sorted(columns.items())), dialect)
         return cls(folder, table, language)
 
     def parameters(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class TableSource(CaptionSource):
             raise
 
     def _tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
-        tally = Tally(self.folder.path_of(part.name))
+        combinations = LabelCombinations(self.folder.path_of(part.name))
         start, stop = part.range or (0, 0)
         is_first = not start
         for batch in self.table.batches((start, stop) if part.range else None):
@@ -115,12 +115,12 @@ class TableSource(CaptionSource):
                 kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")
                 for kind in kinds.unique().to_pylist():
                     language, portion, split = kind.split("/")  # They have no slash.
-                    tally.add((language, portion, split))
+                    combinations.add((language, portion, split))
                 yield _selected(table, selection)
         if not part.range:
-            tally.require(selection)
+            combinations.require(selection)
 
-    def _table(self, batch: Batch) -> pa.Table | None:
+    def _table(self, batch: TableBatch) -> pa.Table | None:
         """Return the captions of a batch; None if a value is unusual."""
         columns = {name: pa.repeat(value, batch.rows) for name, value in self._defaults.items()}
         columns["index"] = pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
@@ -173,7 +173,7 @@ def _check_kind(value: object, *, ours: str, place: str = "") -> str:
         raise InputError(f"{place}: the language {error}") from error
 
 
-def _check_lists(texts: pa.ChunkedArray, batch: Batch) -> None:
+def _check_lists(texts: pa.ChunkedArray, batch: TableBatch) -> None:
     """Check that the first captions are not all lists in the form of text, as in CSV."""
     if len(texts) and pc.all(pc.match_substring_regex(texts, _LIST)).as_py():
         name, example = batch.names["text"], texts[0].as_py()[:80]

@@ -32,7 +32,7 @@ from pipelines.inputs.images.folders import FolderSource
 from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from pipelines.inputs.tars import tar_members
 from schemas.errors import DatasetError, InputError
-from schemas.footers import ShardRows, check_memory, max_memory, text_bytes
+from schemas.footers import ShardRows, check_expansion, max_memory, text_bytes
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
@@ -335,14 +335,14 @@ def _read_paths(file: pa.NativeFile, rows: ShardRows, column: str, location: str
     """Return the path of each row of a file; None for a missing path."""
     struct, _, field = column.partition(".")
     if rows.schema.field(struct).type.get_field_index(field) < 0:
-        check_memory(8 * rows.metadata.num_rows, file.size(), location)
+        check_expansion(8 * rows.metadata.num_rows, file.size(), location)
         return [None] * rows.metadata.num_rows
     paths, size = [], 0
     table = pq.ParquetFile(file, metadata=rows.metadata, read_dictionary=[column])
     for group in range(table.num_row_groups):
         values = pc.struct_field(table.read_row_group(group, columns=[column]).column(0), field)
         size += 8 * len(values) + sum(map(text_bytes, values.chunks))
-        check_memory(size, file.size(), location)
+        check_expansion(size, file.size(), location)
         paths += values.cast(pa.string()).to_pylist()
     return paths
 

@@ -78,14 +78,14 @@ class SkippedFiles:
         else:
             is_companion = extension in _COMPANIONS or (not extension and bool(_COMPANION_NAMES.fullmatch(pure.name)))
         if is_companion:
-            _count(self.companions, pure)
+            _count_kind(self.companions, pure)
         else:
-            _count(self.files, pure)
+            _count_kind(self.files, pure)
             self.file = min(self.file or path, path)
 
     def add_unmatched(self, path: str) -> None:
         """Count a file outside the pattern."""
-        _count(self.unmatched, PurePosixPath(path))
+        _count_kind(self.unmatched, PurePosixPath(path))
 
     def add_link(self, path: str) -> None:
         """Count a link to a folder."""
@@ -126,7 +126,7 @@ class SkippedFiles:
         return InputError(message)
 
 
-def _count(kinds: Counter[str], path: PurePosixPath) -> None:
+def _count_kind(kinds: Counter[str], path: PurePosixPath) -> None:
     # A name that is not UTF-8 could not be printed.
     extension = path.suffix.lower().encode("utf-8", "backslashreplace").decode()
     kind = "hidden" if path.name.startswith(".") else extension or "no extension"

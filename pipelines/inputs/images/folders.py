@@ -14,11 +14,11 @@ from itertools import islice
 
 from pipelines.inputs.ids import IdRule, id_of_path
 from pipelines.inputs.images.base import ImageRef, ImageSource, SkippedFiles, crosses_folders, is_image
-from pipelines.inputs.tables import Table
-from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, version_of
+from pipelines.inputs.tables import InputTable
+from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, web_version
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.storage.folder import Entry, Folder, file_at, object_at
+from schemas.storage.folder import FileInfo, Folder, file_at, object_at
 from schemas.storage.locations import check_location, is_remote, is_web_address, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
@@ -55,7 +55,7 @@ class FolderSource(ImageSource):
             raise skipped.no_images(self.location)
         object.__setattr__(self, "skipped", skipped)  # Not a field, since sources are compared by value.
 
-    def _entries(self, skipped: SkippedFiles) -> Iterator[Entry]:
+    def _entries(self, skipped: SkippedFiles) -> Iterator[FileInfo]:
         """Yield the files of the pattern, or those that hold images."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
         for entry in self.folder.list(skipped.add_link):
@@ -117,7 +117,7 @@ class ImageTable(ImageSource):
         table: the table; relative addresses start in its folder.
     """
 
-    table: Table
+    table: InputTable
     access: WebAccess = PUBLIC_ACCESS
 
     @property
@@ -165,7 +165,7 @@ class ImageTable(ImageSource):
 
     def _version(self, ref: ImageRef) -> str:
         if is_web_address(ref.uri):
-            return version_of(ref.uri, self.access)
+            return web_version(ref.uri, self.access)
         size, version = self._status(ref.uri)
         return f"{version} {size}" if version else ""
 
@@ -220,6 +220,6 @@ class ImageTable(ImageSource):
 
 
 @lru_cache(maxsize=64)
-def _first_addresses(table: Table) -> tuple[str, ...]:
+def _first_addresses(table: InputTable) -> tuple[str, ...]:
     """Return the addresses in the first rows of a table."""
     return tuple(row["uri"] for _, row in islice(table.rows(), _FIRST_ROWS) if isinstance(row["uri"], str))

@@ -8,18 +8,18 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from pipelines.inputs.images.base import ImageRef, ImageSource
+from schemas.errors import InputError
 from schemas.escapes import redact_address
-from schemas.fingerprints import sha256_of_file, sum_digests
+from schemas.fingerprints import sha256_of_bytes, sha256_of_json, sum_digests
 from schemas.keys import shard_of
-from schemas.storage.folder import TEMPORARY_MARK, Folder
+from schemas.storage.folder import TEMPORARY_MARK, Folder, file_at
 from schemas.storage.storage_errors import storage_errors
 
 REFS_SCHEMA = pa.schema(
@@ -28,6 +28,8 @@ REFS_SCHEMA = pa.schema(
 """Columns of references in Arrow."""
 
 _ROWS = 1 << 13
+# The largest batch of `ref_chunks.chunk_refs`: chunks of a part are no smaller than those of a whole listing.
+_PART_REFS = 1 << 20
 _SAMPLES = 8
 _COPIED_BYTES = 16 << 20
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
@@ -99,12 +101,16 @@ def _hexadecimal(number: int) -> str:
 
 
 class CachedListing:
-    """References in a compressed temporary file, deleted with this object."""
+    """References in a temporary file, deleted with this object.
+
+    The file consists of parts, which workers read separately.
+    """
 
     def __init__(self) -> None:
         with storage_errors(tempfile.gettempdir()):
             self._file = tempfile.NamedTemporaryFile(prefix="imagepivot-listing-", suffix=".arrow")  # noqa: SIM115
         self.path = self._file.name
+        self._ranges: list[tuple[int, int]] = []
 
     def tee(self, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
         """Yield references, and write them to the file.
@@ -113,14 +119,27 @@ class CachedListing:
             DatasetError: the disk is full.
         """
         refs = iter(refs)
-        with storage_errors(self.path), pa.ipc.new_stream(self._file, REFS_SCHEMA, options=_OPTIONS) as writer:
-            while rows := list(islice(refs, _ROWS)):
-                columns = dict(zip(ImageRef._fields, zip(*rows, strict=True), strict=True))
-                writer.write_batch(pa.RecordBatch.from_pydict(columns, REFS_SCHEMA))
-                yield from rows
+        with storage_errors(self.path):
+            for first in refs:
+                part, start = chain([first], islice(refs, _PART_REFS - 1)), self._file.tell()
+                with pa.ipc.new_stream(self._file, REFS_SCHEMA, options=_OPTIONS) as writer:
+                    while rows := list(islice(part, _ROWS)):
+                        columns = dict(zip(ImageRef._fields, zip(*rows, strict=True), strict=True))
+                        writer.write_batch(pa.RecordBatch.from_pydict(columns, REFS_SCHEMA))
+                        yield from rows
+                self._ranges.append((start, self._file.tell() - start))
         self._file.flush()
 
-    def share(self, folder: Folder) -> SharedListing:
+    def parts(self) -> tuple[ListingPart, ...]:
+        """Return the parts of the file, for workers on this machine."""
+        folder, name = file_at(self.path)
+        digests = (sha256_of_bytes(folder.read_range(name, *part)) for part in self._ranges)
+        is_whole = len(self._ranges) == 1
+        return tuple(
+            ListingPart(folder, name, *part, digest, is_whole) for part, digest in zip(self._ranges, digests, strict=True)
+        )
+
+    def share(self, folder: Folder) -> tuple[ListingPart, ...]:
         """Copy the file into the output folder, for other machines.
 
         It has the name of a temporary file: the commit of the dataset deletes it, or the next run into the folder.
@@ -128,38 +147,46 @@ class CachedListing:
         Raises:
             DatasetError: the folder cannot be written.
         """
-        with Path(self.path).open("rb") as file:
-            digest = sha256_of_file(file)
-            name = f".listing-{digest[:16]}{TEMPORARY_MARK}0"
-            file.seek(0)
-            with folder.replace(name) as copy:
-                shutil.copyfileobj(file, copy, _COPIED_BYTES)
-        return SharedListing(folder, name, digest)
+        parts = self.parts()
+        name = f".listing-{sha256_of_json([part.sha256 for part in parts])[:16]}{TEMPORARY_MARK}0"
+        with Path(self.path).open("rb") as file, folder.replace(name) as copy:
+            shutil.copyfileobj(file, copy, _COPIED_BYTES)
+        return tuple(replace(part, folder=folder, name=name) for part in parts)
 
 
 @dataclass(frozen=True)
-class SharedListing:
-    """A listing in the output folder, and its digest."""
+class ListingPart:
+    """Up to a million references of a listing: a range of a file, and its digest.
+
+    Attributes:
+        is_whole: whether the listing has no other part.
+    """
 
     folder: Folder
     name: str
+    start: int
+    size: int
     sha256: str
+    is_whole: bool
 
     def refs(self, images: ImageSource) -> Iterator[ImageRef]:
-        """Yield the references; list images again if the file is missing or changed."""
-        with tempfile.NamedTemporaryFile(prefix="imagepivot-listing-", suffix=".arrow") as copy:
-            with storage_errors(copy.name):
-                with suppress(FileNotFoundError):
-                    for start in range(0, self.folder.size(self.name) or 0, _COPIED_BYTES):
-                        copy.write(self.folder.read_range(self.name, start, _COPIED_BYTES))
-                copy.flush()
-                copy.seek(0)
-            is_same = sha256_of_file(cast("BinaryIO", copy)) == self.sha256
-            yield from read_listing(copy.name) if is_same else images.refs()
+        """Yield the references; list images again if the only part is missing or changed.
 
-
-def read_listing(path: str) -> Iterator[ImageRef]:
-    """Yield the references in the file of a `CachedListing`."""
-    with storage_errors(path), pa.OSFile(path) as file, pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            yield from (ImageRef(*fields) for fields in zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        Raises:
+            InputError: one of several parts is.
+        """
+        data = b""
+        with suppress(FileNotFoundError):
+            data = self.folder.read_range(self.name, self.start, self.size)
+        if sha256_of_bytes(data) == self.sha256:
+            with pa.ipc.open_stream(data) as reader:
+                for batch in reader:
+                    columns = (column.to_pylist() for column in batch.columns)
+                    yield from (ImageRef(*fields) for fields in zip(*columns, strict=True))
+        elif self.is_whole:
+            yield from images.refs()
+        else:
+            raise InputError(
+                f"{self.folder.path_of(self.name)!r}, the listing of this run, is missing or changed: another run wrote into the "
+                "folder, or its rules delete new files. Run the same command again; finished shards are kept"
+            )

@@ -13,7 +13,7 @@ from pipelines.inputs.ids import IdRule, check_id_rule
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind, archives_in, holds_image_bytes
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
-from pipelines.inputs.tables import Table, check_columns, check_dialect, is_table
+from pipelines.inputs.tables import InputTable, check_columns, check_dialect, is_table
 from pipelines.inputs.web import PUBLIC_ACCESS, WebAccess
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder, file_at
@@ -89,7 +89,7 @@ def _open(path: str, ids: IdRule) -> ImageSource:
     if archive is not None:
         return (ImagesInTars if archive == "tar" else ImagesInParquet)(folder, pattern=pattern, ids=ids)
     if is_table(name):
-        return ImageTable(Table(folder, name, TABLE_COLUMNS, TABLE_COLUMNS))
+        return ImageTable(InputTable(folder, name, TABLE_COLUMNS, TABLE_COLUMNS))
     return ImagesInFolder(folder, pattern=pattern, ids=ids)
 
 

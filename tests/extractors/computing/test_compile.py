@@ -25,11 +25,11 @@ from torch._dynamo.utils import counters
 from torch.profiler import profile
 name, size, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(threads)
-extractor = extractors.load(name, weights="random:0", compile=True)
+extractor = extractors.load_extractor(name, weights="random:0", compile=True)
 images = torch.randint(0, 256, (5, *extractor._input_shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 with profile() as done:
     found = np.concatenate([extractor.extract(part) for part in images.split(size)])
-plain = extractors.load(name, weights="random:0").extract(images)
+plain = extractors.load_extractor(name, weights="random:0").extract(images)
 print(json.dumps({
     "digest": hashlib.sha256(found.tobytes()).hexdigest(),
     "difference": float(abs(found - plain).max() / abs(plain).max()),
@@ -80,7 +80,7 @@ def test_check_compile_without_compiler_raises_on_cpu(monkeypatch):
     with pytest.raises(
         UsageError, match=r"needs a C\+\+ compiler, but /no/such/compiler is not installed.*leave --compile out"
     ):
-        extractors.load("resnet50-pool", weights="/no/such/weights", compile=True)
+        extractors.load_extractor("resnet50-pool", weights="/no/such/weights", compile=True)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match=r"but g\+\+ or clang\+\+ or c\+\+ is not installed"):

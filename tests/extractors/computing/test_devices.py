@@ -208,7 +208,7 @@ def test_cast_layers_equals_autocast():
 def test_compile_on_gpu_is_close_to_plain():
     pixels = torch.randint(0, 256, (5, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     plain, compiled = (
-        extractors.load("resnet50-pool", weights="random:0", device="cuda", compile=compile).extract(pixels)
+        extractors.load_extractor("resnet50-pool", weights="random:0", device="cuda", compile=compile).extract(pixels)
         for compile in (False, True)  # noqa: A001
     )
     assert abs(compiled - plain).max() <= 1e-4 * abs(plain).max()

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageFile, features
 
 from extractors.images import decoding
-from extractors.images.decoding import FORMATS, DecodeError, decode, format_of
+from extractors.images.decoding import FORMATS, DecodeError, decode_image, image_format
 
 pillow_heif.register_heif_opener()  # For writing the files of the tests.
 RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
@@ -26,7 +26,7 @@ def encode(image: Image.Image, format: str = "PNG", **options) -> bytes:  # noqa
 
 
 def pixels(data: bytes) -> np.ndarray:
-    image = decode(data)
+    image = decode_image(data)
     assert image.mode == "RGB"
     return np.asarray(image)
 
@@ -51,12 +51,12 @@ def noise(height: int = 64, width: int = 48) -> Image.Image:
 
 def reason_of(data: bytes, match: str = r"\w", **options) -> str:
     with pytest.raises(DecodeError, match=match) as caught:
-        decode(data, **options)
+        decode_image(data, **options)
     return caught.value.reason
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA", "ICO"])
-def test_decode_lossless_formats_equal_stored_rgb(format):  # noqa: A002
+def test_decode_image_lossless_formats_equal_stored_rgb(format):  # noqa: A002
     image = noise()
     options = {"WEBP": {"lossless": True}, "ICO": {"sizes": [image.size]}}.get(format, {})
     np.testing.assert_array_equal(pixels(encode(image, format, **options)), np.asarray(image))
@@ -68,13 +68,13 @@ def test_jpeg_is_decoded_at_full_size_as_pillow_does():
 
 
 @pytest.mark.parametrize("mode", ["L", "1"])
-def test_decode_grey_is_replicated(mode):
+def test_decode_image_grey_is_replicated(mode):
     values = RAMP if mode == "L" else np.where(RAMP > 100, 255, 0).astype(np.uint8)
     np.testing.assert_array_equal(pixels(encode(Image.fromarray(values).convert(mode))), replicated(values))
 
 
 @pytest.mark.parametrize("transparency", [None, 1, b"\x80\x00\xff"])
-def test_decode_palette_ignores_transparency(transparency, recwarn):
+def test_decode_image_palette_ignores_transparency(transparency, recwarn):
     image = Image.new("P", (3, 1))
     image.putpalette([255, 0, 0, 0, 128, 0, 1, 2, 3])
     image.putdata([0, 1, 2])
@@ -105,26 +105,26 @@ def test_16_bit_rgb_and_grey_with_alpha_give_the_high_byte():
 
 
 @pytest.mark.parametrize("chunk", [{"tRNS": b"\x42\x42"}, {"gAMA": b"\x00\x01\x86\xa0"}, {"sBIT": b"\x0c"}])
-def test_decode_png_ignores_transparency_gamma_and_significant_bits(chunk):
+def test_decode_image_png_ignores_transparency_gamma_and_significant_bits(chunk):
     """Samples of fewer significant bits are scaled to all bits by who writes the file (PNG 13.12)."""
     values = np.arange(16) * 0x111  # 12 bits
     row = b"\x00" + (values << 4 | values >> 8).astype(">u2").tobytes()
     assert pixels(png(16, 1, 16, 0, row, **chunk))[0, :, 0].tolist() == [17 * value for value in range(16)]
 
 
-def test_decode_32_bit_grey_within_16_bits_is_scaled():
+def test_decode_image_32_bit_grey_within_16_bits_is_scaled():
     fitting = Image.fromarray(np.array([[0, 257, 65535]], dtype=np.int32))
     assert pixels(encode(fitting, "TIFF")).tolist() == [[[0] * 3, [1] * 3, [255] * 3]]
 
 
-def test_decode_cmyk_jpeg_is_inverted_with_and_without_adobe_marker():
+def test_decode_image_cmyk_jpeg_is_inverted_with_and_without_adobe_marker():
     data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
     at = data.index(b"\xff\xee")
     (length,) = struct.unpack_from(">H", data, at + 2)
     np.testing.assert_array_equal(pixels(data[:at] + data[at + 2 + length :]), pixels(data))
 
 
-def test_decode_cmyk_tiff_and_adobe_inverted_jpeg_have_intended_colour():
+def test_decode_image_cmyk_tiff_and_adobe_inverted_jpeg_have_intended_colour():
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     assert pixels(encode(red, "TIFF")).tolist() == [[[255, 0, 0]] * 16] * 16
     jpeg = encode(red, "JPEG", quality=100)
@@ -154,7 +154,7 @@ def jp2(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("format", ["AVIF", "HEIF"])
-def test_decode_lossy_formats_are_near_original(format):  # noqa: A002
+def test_decode_image_lossy_formats_are_near_original(format):  # noqa: A002
     values = np.add.outer(np.arange(64), np.arange(64))[:, :, None] + np.array([0, 60, 120])
     image = Image.fromarray(values.astype(np.uint8))
     assert np.abs(pixels(encode(image, format, quality=95)).astype(int) - np.asarray(image)).max() < 12
@@ -182,21 +182,21 @@ def test_ppm_is_scaled_to_its_maximum():
     np.testing.assert_array_equal(pixels(data), np.round(colours / 257))
 
 
-def test_decode_15_bit_tga_begins_at_the_bottom():
+def test_decode_image_15_bit_tga_begins_at_the_bottom():
     header = struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 16, 0)
     rows = struct.pack("<HHHH", 0x7C00, 0x03E0, 0x001F, 0x7FFF)  # Red and green, above them blue and white.
     assert pixels(header + rows + bytes(26)).tolist() == [[[0, 0, 255], [255, 255, 255]], [[255, 0, 0], [0, 255, 0]]]
 
 
-def test_decode_tga_palette_is_applied():
+def test_decode_image_tga_palette_is_applied():
     header = struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 8, 0x20)
     palette = b"\x00\x00\xff" + b"\x00\x80\x00"  # Blue, green, red.
     assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
 
 
-def test_decode_icon_reads_largest_image():
+def test_decode_image_icon_reads_largest_image():
     image = Image.new("RGBA", (48, 48), (10, 20, 30, 0))
-    decoded = decode(encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)]))
+    decoded = decode_image(encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)]))
     assert (decoded.size, decoded.getpixel((5, 5))) == ((48, 48), (10, 20, 30))
 
 
@@ -204,7 +204,7 @@ def test_grey_of_jpeg_2000_has_up_to_16_bits():
     np.testing.assert_array_equal(pixels(jp2(RAMP_16)), replicated(np.round(RAMP_16 / 257).astype(np.uint8)))
 
 
-def test_decode_jpeg_2000_12_bit_grey_is_scaled():
+def test_decode_image_jpeg_2000_12_bit_grey_is_scaled():
     values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     # The encoder stores the distance from the middle: of these values in 16 bits it is that of `values` in 12 bits.
     data = bytearray(encode(Image.fromarray(values + 32768 - 2048), "JPEG2000", no_jp2=True))
@@ -238,12 +238,12 @@ def jpeg_2000_of_4_bits() -> bytes:
     ],
     ids=["negative grey of 32 bits", "grey beyond 16 bits", "floats of a PFM", "JPEG 2000 of 4 bits"],
 )
-def test_decode_samples_of_other_ranges_are_unsupported(data):
+def test_decode_image_samples_of_other_ranges_are_unsupported(data):
     assert reason_of(data) == "unsupported"
 
 
 @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO", "AVIF", "HEIF"])
-def test_decode_several_frames_reads_the_first_or_primary(format):  # noqa: A002
+def test_decode_image_several_frames_reads_the_first_or_primary(format):  # noqa: A002
     frames = [Image.new("RGB", (64, 64), color) for color in ((200, 0, 0), (0, 0, 200))]
     options = {"primary_index": 1} if format == "HEIF" else {}
     data = encode(frames[0], format, save_all=True, append_images=frames[1:], **options)
@@ -300,7 +300,7 @@ def bmp(bits: int, compression: int, masks: bytes = b"") -> bytes:
         struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 16, 0x20) + bytes(18) + b"TRUEVISION-XFILE.\x00",
     ],
 )
-def test_decode_bmp_and_tga_variants_without_pillow_support_are_unsupported(data):
+def test_decode_image_bmp_and_tga_variants_without_pillow_support_are_unsupported(data):
     assert reason_of(data, r"has a layout that is not supported \(.+\): convert it to 8-bit RGB") == "unsupported"
 
 
@@ -322,7 +322,7 @@ def test_exif_orientation_is_not_applied(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     for format in ("PNG", "JPEG"):  # noqa: A001
-        rotated = decode(encode(noise(), format, exif=exif))
+        rotated = decode_image(encode(noise(), format, exif=exif))
         assert rotated.size == (48, 64)
         np.testing.assert_array_equal(np.asarray(rotated), pixels(encode(noise(), format)))
 
@@ -333,28 +333,28 @@ def test_orientation_of_tiff_is_part_of_the_format():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"<html>not found</html>", b"%PDF-1.4 ...", b"GIF"])
-def test_decode_other_bytes_are_not_an_image(data):
+def test_decode_image_other_bytes_are_not_an_image(data):
     assert reason_of(data) == ("not_an_image" if data else "empty")
 
 
 @pytest.mark.parametrize("format", ["EPS", "PDF", "PCX", "SGI", "DDS"])
-def test_decode_other_formats_are_not_an_image(format):  # noqa: A002
+def test_decode_image_other_formats_are_not_an_image(format):  # noqa: A002
     assert reason_of(encode(noise(), format)) == "not_an_image"
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("part", [0.5, 0.9])
-def test_decode_cut_file_fails(format, part):  # noqa: A002
+def test_decode_image_cut_file_fails(format, part):  # noqa: A002
     data = encode(noise(), format)
     reason = reason_of(data[: int(len(data) * part)])
     assert reason == "truncated" or (reason == "decode_error" and format not in ("JPEG", "PNG", "GIF", "BMP", "PPM", "TGA"))
 
 
-def test_decode_damaged_header_is_decode_error():
+def test_decode_image_damaged_header_is_decode_error():
     assert reason_of(b"\x89PNG\r\n\x1a\n" + bytes(50), "begin like PNG, but the header cannot be read") == "decode_error"
 
 
-def test_decode_png_with_another_checksum_of_pixels_is_decode_error():
+def test_decode_image_png_with_another_checksum_of_pixels_is_decode_error():
     data = encode(noise())
     at = data.index(b"IEND") - 8
     assert reason_of(data[:at] + bytes(4) + data[at + 4 :], "checksum of the pixel data differs") == "decode_error"
@@ -362,20 +362,20 @@ def test_decode_png_with_another_checksum_of_pixels_is_decode_error():
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
 @pytest.mark.parametrize("format", FORMATS)
-def test_decode_random_damage_gives_pixels_or_a_reason(format):  # noqa: A002
+def test_decode_image_random_damage_gives_pixels_or_a_reason(format):  # noqa: A002
     clean, random = encode(noise(16, 16), format), np.random.default_rng(1)
     for _ in range(200):
         data = bytearray(clean)
         for at in random.integers(0, len(data), 3):
             data[at] = random.integers(0, 256)
         try:
-            assert decode(bytes(data), max_pixels=10**6).mode == "RGB"
+            assert decode_image(bytes(data), max_pixels=10**6).mode == "RGB"
         except DecodeError as error:
             assert error.reason != "empty"  # noqa: PT017
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_decode_max_pixels_are_counted_in_the_header():
+def test_decode_image_max_pixels_are_counted_in_the_header():
     bomb = png(10_000, 10_000, 8, 2, b"")  # has no pixels: decoding it would fail for another reason
     assert reason_of(bomb, "10000×10000 pixels, expected at most 99999999 in all", max_pixels=99_999_999) == "too_large"
     assert reason_of(bomb, max_pixels=100_000_000) != "too_large"
@@ -383,7 +383,7 @@ def test_decode_max_pixels_are_counted_in_the_header():
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("is_icon", [False, True])
-def test_decode_default_limit_equals_pillow_limit(is_icon, monkeypatch):
+def test_decode_image_default_limit_equals_pillow_limit(is_icon, monkeypatch):
     bomb = png(20_000, 20_000, 8, 2, b"")
     if is_icon:
         bomb = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(bomb), 22) + bomb
@@ -392,10 +392,10 @@ def test_decode_default_limit_equals_pillow_limit(is_icon, monkeypatch):
     assert reason_of(bomb) == "too_large"
 
 
-def test_decode_pillow_tolerating_truncation_raises(monkeypatch):
+def test_decode_image_pillow_tolerating_truncation_raises(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(Exception, match="LOAD_TRUNCATED_IMAGES is True in this process"):
-        decode(encode(noise()))
+        decode_image(encode(noise()))
 
 
 def test_decode_error_can_be_pickled():
@@ -408,8 +408,8 @@ def test_decode_error_unknown_reason_raises():
         DecodeError("other", "")
 
 
-def test_decode_jpeg_closes_its_file():
-    image = decode(encode(Image.new("RGB", (40, 30), (200, 30, 90)), "JPEG"))
+def test_decode_image_jpeg_closes_its_file():
+    image = decode_image(encode(Image.new("RGB", (40, 30), (200, 30, 90)), "JPEG"))
     assert (image.mode, image.size, getattr(image, "fp", None)) == ("RGB", (40, 30), None)
 
 
@@ -418,15 +418,15 @@ def encode_as(format: str, mode: str = "RGB", **options) -> bytes:  # noqa: A002
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_format_of_files_from_pillow_is_detected(name):
-    assert format_of(encode_as(name)) == name
+def test_image_format_of_files_from_pillow_is_detected(name):
+    assert image_format(encode_as(name)) == name
     assert Image.open(io.BytesIO(encode_as(name))).format == name
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-def test_format_of_ppm_variants_is_ppm(mode):
-    assert format_of(encode_as("PPM", mode)) == "PPM"
-    assert format_of(b"P1\n# by hand\n1 1\n0\n") == "PPM"
+def test_image_format_of_ppm_variants_is_ppm(mode):
+    assert image_format(encode_as("PPM", mode)) == "PPM"
+    assert image_format(b"P1\n# by hand\n1 1\n0\n") == "PPM"
 
 
 @pytest.mark.parametrize(
@@ -436,10 +436,10 @@ def test_format_of_ppm_variants_is_ppm(mode):
         *((mode, {"compression": "tga_rle"}) for mode in ("L", "LA", "P", "RGB", "RGBA")),
     ],
 )
-def test_format_of_tga_needs_no_footer(mode, options):
+def test_image_format_of_tga_needs_no_footer(mode, options):
     data = encode_as("TGA", mode, **options)
     assert data.endswith(b"TRUEVISION-XFILE.\x00")
-    assert format_of(data) == format_of(data[:-26]) == "TGA"
+    assert image_format(data) == image_format(data[:-26]) == "TGA"
 
 
 @pytest.mark.parametrize(
@@ -462,23 +462,23 @@ def test_format_of_tga_needs_no_footer(mode, options):
         struct.pack("<BBBHHBHHHHBB", 3, 0, 1, 0, 0, 0, 0, 0, 5, 5, 8, 0),  # TGA of indices without a palette
     ],
 )
-def test_format_of_other_files_is_none(data):
-    assert format_of(data) is None
+def test_image_format_of_other_files_is_none(data):
+    assert image_format(data) is None
 
 
-def test_format_of_container_reads_all_brands():
+def test_image_format_of_container_reads_all_brands():
     def box(*brands: bytes) -> bytes:
         return struct.pack(">I", 12 + 4 * len(brands)) + b"ftyp" + brands[0] + bytes(4) + b"".join(brands[1:])
 
-    assert format_of(box(b"mif1", b"miaf", b"avif")) == "AVIF"
-    assert format_of(box(b"mif1", b"miaf", b"heic")) == "HEIF"
-    assert format_of(box(b"mif1")) == "HEIF"
-    assert format_of(box(b"isom", b"mp42") + b"avif") is None
+    assert image_format(box(b"mif1", b"miaf", b"avif")) == "AVIF"
+    assert image_format(box(b"mif1", b"miaf", b"heic")) == "HEIF"
+    assert image_format(box(b"mif1")) == "HEIF"
+    assert image_format(box(b"isom", b"mp42") + b"avif") is None
 
 
-def test_decode_heic_without_the_extra_names_it(monkeypatch):
+def test_decode_image_heic_without_the_extra_names_it(monkeypatch):
     data = encode_as("HEIF")
-    assert decode(data).size == (32, 32)
+    assert decode_image(data).size == (32, 32)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     decoding._register_heif.cache_clear()
     try:
@@ -489,7 +489,7 @@ def test_decode_heic_without_the_extra_names_it(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["AVIF", "WEBP"])
-def test_decode_pillow_without_codec_is_unsupported(monkeypatch, name):
+def test_decode_image_pillow_without_codec_is_unsupported(monkeypatch, name):
     supported = [feature for feature in features.get_supported() if feature != name.lower()]
     monkeypatch.setattr(features, "get_supported", lambda: supported)
     assert reason_of(encode_as(name), rf"bytes are {name}, and this build of Pillow has no decoder for it") == "unsupported"
@@ -499,25 +499,25 @@ def test_decode_pillow_without_codec_is_unsupported(monkeypatch, name):
     ("name", "options", "codec"),
     [("JPEG2000", {}, "jpeg2k"), ("TIFF", {"compression": "tiff_lzw"}, "libtiff")],
 )
-def test_decode_missing_codec_is_unsupported(monkeypatch, name, options, codec):
+def test_decode_image_missing_codec_is_unsupported(monkeypatch, name, options, codec):
     data = encode_as(name, **options)
     monkeypatch.delattr(Image.core, f"{codec}_decoder")
     assert reason_of(data, rf"cannot decode the {name} file .*decoder {codec} not available") == "unsupported"
 
 
-def test_decode_jpeg_2000_with_a_box_of_64_bits_is_decode_error():
+def test_decode_image_jpeg_2000_with_a_box_of_64_bits_is_decode_error():
     """Reproduces a file whose box, of 2**64 - 1 bytes, ended a run with an OverflowError."""
     header = b"\0\0\0\x0cjP  \r\n\x87\n" + struct.pack(">I4s4sI4s", 20, b"ftyp", b"jp2 ", 0, b"jp2 ")
     with pytest.raises(DecodeError, match=r"the JPEG2000 file of 112 bytes is damaged \(OverflowError") as caught:
-        decode(header + struct.pack(">I4sQ", 1, b"xxxx", 2**64 - 1) + bytes(64))
+        decode_image(header + struct.pack(">I4sQ", 1, b"xxxx", 2**64 - 1) + bytes(64))
     assert caught.value.reason == "decode_error"
 
 
-def test_decode_without_memory_for_the_pixels_is_too_large(monkeypatch):
+def test_decode_image_without_memory_for_the_pixels_is_too_large(monkeypatch):
     def fail(image):
         raise MemoryError
 
     monkeypatch.setattr(decoding, "_to_rgb", fail)
     with pytest.raises(DecodeError, match="its pixels do not fit into this process's memory") as caught:
-        decode(encode(noise()))
+        decode_image(encode(noise()))
     assert caught.value.reason == "too_large"

@@ -8,7 +8,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from extractors.images.decoding import DecodeError, decode
+from extractors.images.decoding import DecodeError, decode_image
 
 END = b"\xff\xd9"
 DEPTHS = np.mgrid[0:256, 0:256]
@@ -37,7 +37,7 @@ def warning_of(data: bytes) -> str:
 
 def reason_of(data: bytes) -> str:
     with pytest.raises(DecodeError, match=r"the JPEG file .*fetch it again") as caught:
-        decode(data)
+        decode_image(data)
     return caught.value.reason
 
 
@@ -142,49 +142,49 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_decode_jpeg_that_lost_pixels_fails(case):
+def test_decode_image_jpeg_that_lost_pixels_fails(case):
     damage, options, warning, reason = LOSSES[case]
     data = jpeg(**options)
-    np.testing.assert_array_equal(np.asarray(decode(data)), by_pillow(data))
+    np.testing.assert_array_equal(np.asarray(decode_image(data)), by_pillow(data))
     assert warning in warning_of(damage(data))
     assert reason_of(damage(data)) == reason
 
 
 @pytest.mark.parametrize("case", HARMLESS)
-def test_decode_jpeg_with_harmless_warning_gives_all_pixels(case):
+def test_decode_image_jpeg_with_harmless_warning_gives_all_pixels(case):
     change, warning = HARMLESS[case]
     whole = jpeg()
     data = change(whole)
     assert warning in warning_of(data)
-    np.testing.assert_array_equal(np.asarray(decode(data)), by_pillow(data))
+    np.testing.assert_array_equal(np.asarray(decode_image(data)), by_pillow(data))
     if case != "ADOBE_XFORM":
-        np.testing.assert_array_equal(np.asarray(decode(data)), by_pillow(whole))
+        np.testing.assert_array_equal(np.asarray(decode_image(data)), by_pillow(whole))
 
 
 @pytest.mark.parametrize("change", [of_jfif_7, of_adobe_transform_7, of_zero_scan_parameters, of_header_garbage])
 @pytest.mark.parametrize("damage", [closed, hole, zeros, sparse, sparse_and_closed])
-def test_decode_jpeg_harmless_warning_hides_no_loss(change, damage):
+def test_decode_image_jpeg_harmless_warning_hides_no_loss(change, damage):
     assert reason_of(change(damage(jpeg()))) in ("truncated", "decode_error")
 
 
 @pytest.mark.parametrize("tail", [b"abc", bytes(5000), END, jpeg(quality=5)])
-def test_decode_jpeg_ignores_bytes_behind_the_end(tail):
-    np.testing.assert_array_equal(np.asarray(decode(jpeg() + tail)), by_pillow(jpeg()))
+def test_decode_image_jpeg_ignores_bytes_behind_the_end(tail):
+    np.testing.assert_array_equal(np.asarray(decode_image(jpeg() + tail)), by_pillow(jpeg()))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True, "restart_marker_blocks": 3}, {"quality": 5}])
-def test_decode_jpeg_equals_pillow(mode, options):
+def test_decode_image_jpeg_equals_pillow(mode, options):
     image = Image.open(io.BytesIO(jpeg(quality=99))).convert(mode)
     for subsampling in range(3):
         for size in [(1, 1), (7, 9), (33, 16), (250, 131)]:
             buffer = io.BytesIO()
             image.crop((0, 0, *size)).save(buffer, "JPEG", subsampling=subsampling, **options)
-            np.testing.assert_array_equal(np.asarray(decode(buffer.getvalue())), by_pillow(buffer.getvalue()))
+            np.testing.assert_array_equal(np.asarray(decode_image(buffer.getvalue())), by_pillow(buffer.getvalue()))
 
 
-def test_decode_jpeg_photographs_equal_pillow(photos):
+def test_decode_image_jpeg_photographs_equal_pillow(photos):
     paths = sorted((photos / "images").glob("*.jpg"))
     assert len(paths) == 12
     for path in paths:
-        np.testing.assert_array_equal(np.asarray(decode(path.read_bytes())), by_pillow(path.read_bytes()))
+        np.testing.assert_array_equal(np.asarray(decode_image(path.read_bytes())), by_pillow(path.read_bytes()))

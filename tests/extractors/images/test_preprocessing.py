@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from extractors.images.decoding import DecodeError, decode
+from extractors.images.decoding import DecodeError, decode_image
 from extractors.images.preprocessing import check_resized, resize, resize_and_crop, ten_crop
 from extractors.whole_image.resnet50 import PREPROCESSING
 
@@ -49,7 +49,7 @@ def test_resize_and_crop_photographs_equal_torchvision(photos):
     for file in files:
         with Image.open(file) as image:
             expected = torchvision_crop(image.convert("RGB"))
-        assert torch.equal(resize_and_crop(decode(file.read_bytes()), PREPROCESSING), expected), file.name
+        assert torch.equal(resize_and_crop(decode_image(file.read_bytes()), PREPROCESSING), expected), file.name
 
 
 def test_normalizer_equals_torchvision():

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from extractors.images import resizing
-from extractors.images.decoding import decode
+from extractors.images.decoding import decode_image
 from extractors.images.preprocessing import Preprocessing, cropped_pixels, resize_and_crop
 from extractors.images.resizing import can_resize_exactly, resize_exactly
 
@@ -107,7 +107,7 @@ def test_resize_and_crop_photographs_equal_pillow(photos):
     files = sorted((photos / "images").iterdir())
     assert len(files) == 18
     for file in files:
-        image = decode(file.read_bytes())
+        image = decode_image(file.read_bytes())
         for plan in (
             Preprocessing(resize_short=256, crop=224, **NUMBERS),
             Preprocessing(resize_short=235, crop=224, interpolation="bicubic", **NUMBERS),

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from extractors.images.decoding import DecodeError, decode
+from extractors.images.decoding import DecodeError, decode_image
 
 BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES, PLANES = 258, 259, 262, 266, 277, 284
 COLOR_MAP, SUBSAMPLING, EXTRA_SAMPLES, SAMPLE_FORMAT = 320, 530, 338, 339
@@ -48,14 +48,14 @@ def grey(order: str, values, kind: str, *, compressed: bool = False, **tags) -> 
 
 def row_of(data: bytes) -> list[int]:
     """The first row, after a check that it is grey."""
-    row = np.asarray(decode(data))[0]
+    row = np.asarray(decode_image(data))[0]
     assert (row == row[:, :1]).all()
     return row[:, 0].tolist()
 
 
 def message_of(data: bytes) -> str:
     with pytest.raises(DecodeError, match="convert") as caught:
-        decode(data)
+        decode_image(data)
     assert caught.value.reason == "unsupported"
     return str(caught.value)
 
@@ -172,13 +172,13 @@ def test_tiff_colours_are_decoded_or_unsupported(order, planes, compressed, extr
     if planes == 2 and not compressed and (kind == "u2" or extra in [(0,), (1,)]):
         assert message_of(data)
     else:
-        np.testing.assert_array_equal(np.asarray(decode(data))[0], COLOURS)
+        np.testing.assert_array_equal(np.asarray(decode_image(data))[0], COLOURS)
 
 
 def test_tiff_premultiplied_colours_are_divided_by_alpha():
     values = np.concatenate([COLOURS * 128 // 255, np.full((16, 1), 128)], axis=-1)
     tags = {BITS: [8] * 4, PHOTOMETRIC: 2, SAMPLES: 4, EXTRA_SAMPLES: 1}
-    found = np.asarray(decode(tiff("<", [samples("<", values, "u1")], tags)))[0]
+    found = np.asarray(decode_image(tiff("<", [samples("<", values, "u1")], tags)))[0]
     assert np.abs(found.astype(int) - COLOURS).max() <= 2
 
 
@@ -189,7 +189,7 @@ def test_tiff_8_bit_palette_equals_opencv(order, factor):
     palette = np.zeros((3, 256), int)
     palette[:, :16] = COLOURS.T * factor
     data = tiff(order, [bytes(range(16))], {BITS: 8, PHOTOMETRIC: 3, SAMPLES: 1, COLOR_MAP: palette.flatten().tolist()})
-    np.testing.assert_array_equal(np.asarray(decode(data))[0], COLOURS)
+    np.testing.assert_array_equal(np.asarray(decode_image(data))[0], COLOURS)
     np.testing.assert_array_equal(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[0, :, ::-1], COLOURS)
 
 
@@ -227,5 +227,5 @@ def test_tiff_corrupt_and_unsupported_files_have_different_reasons():
     whole = grey("<", RAMP, "u1")
     for data in (whole[:4] + b"\xff\xff\xff\x7f" + whole[8:], whole[:40]):
         with pytest.raises(DecodeError, match="the header cannot be read: the file is damaged or was cut off") as caught:
-            decode(data)
+            decode_image(data)
         assert caught.value.reason == "decode_error"

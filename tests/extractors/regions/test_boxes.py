@@ -10,10 +10,10 @@ import torchvision
 from extractors.regions import boxes as boxes_module
 from extractors.regions.boxes import (
     anchor_grid,
+    apply_deltas,
     best_scores_after_nms,
     cell_anchors,
     clip,
-    decode,
     first_true,
     iou,
     is_larger,
@@ -54,11 +54,11 @@ def test_anchor_grid_order_is_row_column_anchor():
     assert grid.tolist() == expected
 
 
-def test_decode_equals_formula_in_float64():
+def test_apply_deltas_equals_formula_in_float64():
     generator = np.random.default_rng(0)
     anchors, deltas = random_boxes(generator, 200), torch.from_numpy(generator.normal(size=(200, 4)).astype(np.float32))
     for (left, top, right, bottom), (dx, dy, dw, dh), found in zip(
-        anchors.tolist(), deltas.tolist(), decode(anchors, deltas).tolist(), strict=True
+        anchors.tolist(), deltas.tolist(), apply_deltas(anchors, deltas).tolist(), strict=True
     ):
         wide, tall = right - left + 1, bottom - top + 1
         x, y = left + wide / 2 + dx * wide, top + tall / 2 + dy * tall
@@ -71,8 +71,8 @@ def test_decode_equals_formula_in_float64():
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-3)
 
 
-def test_decode_limits_growth():
-    (found,) = decode(torch.tensor([[0.0, 0.0, 15.0, 15.0]]), torch.tensor([[0.0, 0.0, 50.0, 4.0]])).tolist()
+def test_apply_deltas_limits_growth():
+    (found,) = apply_deltas(torch.tensor([[0.0, 0.0, 15.0, 15.0]]), torch.tensor([[0.0, 0.0, 50.0, 4.0]])).tolist()
     assert found[2] - found[0] == pytest.approx(1000, rel=1e-5)
     assert found[3] - found[1] == pytest.approx(16 * math.exp(4), rel=1e-5)
 

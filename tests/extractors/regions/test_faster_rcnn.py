@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import extractors
-from extractors import DecodeError, ExtractorRequest, decode
+from extractors import DecodeError, ExtractorRequest, decode_image
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network, res5_head
@@ -171,7 +171,7 @@ def test_extract_does_not_depend_on_batch_and_threads(extractor):
 @pytest.mark.slow
 def test_extract_adaptive_number_of_regions():
     options = RegionOptions(min_regions=2, max_regions=4, score_threshold=0.01)
-    adaptive = extractors.load("faster-rcnn-36", weights="random:0", regions=options)
+    adaptive = extractors.load_extractor("faster-rcnn-36", weights="random:0", regions=options)
     assert (adaptive.spec.name, adaptive.spec.shape) == ("faster-rcnn-2-4", (4, 2048))
     assert "2 to 4 best regions" in adaptive.spec.source
     found = regions(adaptive, picture(*THIN))
@@ -304,7 +304,7 @@ def test_half_backbone_is_close(extractor, weights):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool", "head", "gather_regions"])
+@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool_regions", "head", "gather_regions"])
 def test_out_of_memory_in_each_stage_halves_the_images(extractor, monkeypatch, stage):
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
     expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])
@@ -343,9 +343,9 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
 @pytest.mark.slow
 def test_load_invalid_request_raises():
     with pytest.raises(InputError, match="no default weights for this extractor: no package distributes them"):
-        extractors.load("faster-rcnn-36")
+        extractors.load_extractor("faster-rcnn-36")
     with pytest.raises(UsageError, match="--compile needs a GPU"):
-        extractors.load("faster-rcnn-36", weights="random:0", compile=True)
+        extractors.load_extractor("faster-rcnn-36", weights="random:0", compile=True)
     with pytest.raises(UsageError, match="but --precision is fp32: pass bf16 or fp16"):
         ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True)).describe()
     with pytest.raises(UsageError, match="--half-backbone does not work with detectron2"):
@@ -355,7 +355,7 @@ def test_load_invalid_request_raises():
 @pytest.mark.cluster
 def test_extract_photograph_equals_reference(extractor, state, photos, monkeypatch):
     """Compare all 300 proposals, and the 36 best regions among 40 of them: features of 300 would take a minute."""
-    image = decode((photos / "images" / "china.jpg").read_bytes())
+    image = decode_image((photos / "images" / "china.jpg").read_bytes())
     expected = reference_detector.detect(state, np.asarray(image), proposals=40)
     assert len(expected["proposals"]) == 300
     assert len(set(expected["class_ids"].tolist())) > 1
@@ -372,7 +372,7 @@ def test_extract_photograph_equals_reference(extractor, state, photos, monkeypat
 @pytest.mark.cluster
 def test_bf16_is_close_with_equal_proposals(extractor):
     image = picture(*THIN)
-    half = extractors.load("faster-rcnn-36", weights="random:0", precision="bf16")
+    half = extractors.load_extractor("faster-rcnn-36", weights="random:0", precision="bf16")
     assert half.fingerprint != extractor.fingerprint
     (found, _), (boxes, maps) = (proposed(e, e.preprocess(image)) for e in (half, extractor))
     assert torch.equal(found, boxes)
@@ -390,7 +390,7 @@ def reference_pool(maps, boxes):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_gpu_agrees_with_cpu(extractor, precision):
     images = [picture(640, 480), picture(500, 375, seed=1)]
-    on_gpu = extractors.load("faster-rcnn-36", weights="random:0", device="cuda", precision=precision)
+    on_gpu = extractors.load_extractor("faster-rcnn-36", weights="random:0", device="cuda", precision=precision)
     expected, found = regions(extractor, *images), regions(on_gpu, *images)
     assert found["num_regions"].tolist() == expected["num_regions"].tolist()
     if precision == "fp32":
@@ -402,7 +402,7 @@ def test_gpu_agrees_with_cpu(extractor, precision):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_agrees(extractor):
-    compiled = extractors.load("faster-rcnn-36", weights="random:0", device="cuda", compile=True)
+    compiled = extractors.load_extractor("faster-rcnn-36", weights="random:0", device="cuda", compile=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = regions(compiled, picture(640, 480))

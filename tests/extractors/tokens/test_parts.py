@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from extractors.tokens.transformer import parts_of, vectors_of
+from extractors.tokens.transformer import parts_of, pool_parts
 
 CLS, SEP = 101, 102
 
@@ -20,7 +20,7 @@ def test_parts_of_empty_caption_has_begin_and_end():
     (part,) = parts([])
     assert (part.ids, part.starts.tolist()) == ((CLS, SEP), [])
     states = np.array([[1, 2], [3, 4]], np.float32)
-    np.testing.assert_array_equal(vectors_of([part], [states], "mean"), states)
+    np.testing.assert_array_equal(pool_parts([part], [states], "mean"), states)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_parts_of_long_caption_are_split_between_tokens(positions, expected):
     assert sum(len(part.starts) for part in found) == 4
 
 
-def test_vectors_of_pools_sub_words():
+def test_pool_parts_pools_sub_words():
     rng = np.random.default_rng(0)
     sizes = [[1, 3, 2], [4]]
     found = parts([[7] * size for part in sizes for size in part], positions=8)
@@ -46,7 +46,7 @@ def test_vectors_of_pools_sub_words():
     states = [rng.standard_normal((len(part.ids), 5)).astype(np.float32) for part in found]
     groups = [states[0][1:2], states[0][2:5], states[0][5:7], states[1][1:5]]
     for pooling, pooled in (("mean", [group.mean(axis=0) for group in groups]), ("first", [group[0] for group in groups])):
-        vectors = vectors_of(found, states, pooling)
+        vectors = pool_parts(found, states, pooling)
         assert (vectors.dtype, vectors.shape) == (np.float32, (6, 5))
         np.testing.assert_array_equal(vectors[[0, -1]], [states[0][0], states[1][-1]])
         np.testing.assert_allclose(vectors[1:-1], np.stack(pooled), atol=1e-6)

@@ -108,7 +108,7 @@ def test_load_after_describe_reads_once(request_, reads):
 def test_load_uses_stored_weights_of_its_request_only(tmp_path, reads):
     ExtractorRequest(NAME, weights=saved(tmp_path, "a.pth", seed=1)).describe()
     path = saved(tmp_path, "b.pth", seed=2)
-    extractor = extractors.load(NAME, weights=path)
+    extractor = extractors.load_extractor(NAME, weights=path)
     assert reads["parsed"] == 2
     assert torch.equal(extractor.state["conv1.weight"], torch.load(path)["conv1.weight"])
 
@@ -119,7 +119,7 @@ def test_load_file_changed_after_describe_is_read_again(tmp_path, reads, kind):
     before = ExtractorRequest(NAME, weights=path).describe()
     Path(path).unlink()
     saved(tmp_path, kind, seed=2)
-    after = extractors.load(NAME, weights=path)
+    after = extractors.load_extractor(NAME, weights=path)
     assert reads["hashed"] == 2
     assert after.fingerprint != before.fingerprint
     assert after.fingerprint == ExtractorRequest(NAME, weights=path).describe().fingerprint
@@ -130,13 +130,13 @@ def test_load_file_deleted_after_describe_raises(tmp_path):
     ExtractorRequest(NAME, weights=path).describe()
     Path(path).unlink()
     with pytest.raises(InputError, match="there is no weights file"):
-        extractors.load(NAME, weights=path)
+        extractors.load_extractor(NAME, weights=path)
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_load_later_file_changes_do_not_affect_model(tmp_path, kind):
     path = saved(tmp_path, kind)
-    extractor = extractors.load(NAME, weights=path)
+    extractor = extractors.load_extractor(NAME, weights=path)
     before = {name: tensor.clone() for name, tensor in extractor.state.items()}
     with Path(path).open("r+b") as file:
         file.write(bytes(Path(path).stat().st_size))
@@ -179,7 +179,7 @@ def test_store_weights_unused_weights_are_dropped(tmp_path, monkeypatch, reads):
     while resolve._stored and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not resolve._stored
-    extractors.load(NAME, weights=path)
+    extractors.load_extractor(NAME, weights=path)
     assert reads["parsed"] == 2
 
 

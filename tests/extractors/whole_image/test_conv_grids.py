@@ -28,13 +28,13 @@ def seeded(name: str) -> torch.nn.Module:
 @pytest.fixture(scope="module", params=NAMES)
 def pair(request) -> tuple[FeatureMapExtractor, torch.nn.Module]:
     """An extractor, and torchvision's model with the same seed."""
-    return extractors.load(request.param, weights="random:0"), seeded(request.param)
+    return extractors.load_extractor(request.param, weights="random:0"), seeded(request.param)
 
 
 @pytest.fixture(scope="module")
 def images(photos) -> list[Image.Image]:
     noise = np.random.default_rng(3).integers(0, 256, (90, 300, 3), dtype=np.uint8)
-    return [extractors.decode((photos / "images" / "chelsea.png").read_bytes()), Image.fromarray(noise)]
+    return [extractors.decode_image((photos / "images" / "chelsea.png").read_bytes()), Image.fromarray(noise)]
 
 
 def independent(model: torch.nn.Module, name: str, images: list[Image.Image]) -> np.ndarray:

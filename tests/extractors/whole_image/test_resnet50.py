@@ -15,7 +15,7 @@ from tests.threads import threads_of_torch
 
 @pytest.fixture(scope="module")
 def extractor() -> resnet50.ResNet50Pool:
-    return extractors.load("resnet50-pool", weights="random:0")
+    return extractors.load_extractor("resnet50-pool", weights="random:0")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def files(photos) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def crops(extractor, files) -> torch.Tensor:
-    return extractor.collate([extractor.preprocess(extractors.decode(file.read_bytes())) for file in files])
+    return extractor.collate([extractor.preprocess(extractors.decode_image(file.read_bytes())) for file in files])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def independent(files) -> torch.Tensor:
 @pytest.mark.slow
 def test_preprocess_single_threaded_equals_preprocess(extractor, files, crops):
     for file, expected in zip(files, crops, strict=True):
-        assert torch.equal(extractor.preprocess_single_threaded(extractors.decode(file.read_bytes())), expected)
+        assert torch.equal(extractor.preprocess_single_threaded(extractors.decode_image(file.read_bytes())), expected)
 
 
 @pytest.mark.slow

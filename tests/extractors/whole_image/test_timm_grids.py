@@ -31,7 +31,7 @@ def unpooled(name: str, images: list[Image.Image]) -> torch.Tensor:
 
 
 def cells(name: str, images: list[Image.Image]) -> np.ndarray:
-    extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=True)
+    extractor = extractors.load_extractor(f"timm:{name}", weights="random:0", unpooled=True)
     found = extractor.extract(extractor.collate([extractor.preprocess(image) for image in images]))
     assert (found.dtype, found.shape[1:]) == (np.float32, extractor.spec.shape)
     return found
@@ -44,7 +44,7 @@ def test_unpooled_convolutional_network_is_row_major(images):
     for y in range(5):
         for x in range(5):
             assert np.abs(found[:, 5 * y + x] - expected[:, :, y, x]).max() < 1e-5 * np.abs(expected).max()
-    pooled = extractors.load(f"timm:{CONVOLUTIONAL}", weights="random:0")
+    pooled = extractors.load_extractor(f"timm:{CONVOLUTIONAL}", weights="random:0")
     vectors = pooled.extract(pooled.collate([pooled.preprocess(image) for image in images]))
     assert np.abs(found.mean(axis=1) - vectors).max() < 1e-5 * np.abs(vectors).max()
 
@@ -85,7 +85,7 @@ def test_unpooled_changes_spec_and_fingerprint():
     assert grid.parameters == {**pooled.parameters, "grid": [10, 10]}
     assert grid.spec.name == name
     assert grid.spec.source.endswith("not pooled, 10x10 in row-major order")
-    assert grid == extractors.load(name, weights="random:0", unpooled=True).description
+    assert grid == extractors.load_extractor(name, weights="random:0", unpooled=True).description
     assert ExtractorRequest(name, unpooled=True).spec() == grid.spec
 
 

@@ -27,7 +27,7 @@ TINY = f"timm:{MODELS[1]}"
 def images(photos) -> list[Image.Image]:
     files = sorted((photos / "images").iterdir())
     odd = [noise(*size) for size in ((1, 1), (20, 300), (301, 21), (160, 160), (167, 169))]
-    return [extractors.decode(file.read_bytes()) for file in files[:3]] + odd
+    return [extractors.decode_image(file.read_bytes()) for file in files[:3]] + odd
 
 
 def seeded(name: str, seed: int = 0) -> torch.nn.Module:
@@ -40,7 +40,7 @@ def seeded(name: str, seed: int = 0) -> torch.nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_extract_equals_timm(name, images):
-    extractor = extractors.load(f"timm:{name}", weights="random:0")
+    extractor = extractors.load_extractor(f"timm:{name}", weights="random:0")
     model = seeded(name)
     config = resolve_model_data_config(model)
     pixels = [extractor.preprocess(image) for image in images]
@@ -68,11 +68,11 @@ def test_extract_equals_timm(name, images):
 )
 def test_preprocess_all_transforms_equal_timm(change, images, monkeypatch):
     monkeypatch.setattr(timm_models, "resolve_data_config", lambda **given: resolve_data_config(**given) | change)
-    extractor = extractors.load(f"timm:{MODELS[0]}", weights="random:0")
+    extractor = extractors.load_extractor(f"timm:{MODELS[0]}", weights="random:0")
     config = resolve_data_config(pretrained_cfg=timm.models.get_pretrained_cfg(MODELS[0]).to_dict()) | change
     transform = create_transform(**config, is_training=False, normalize=False)
     is_plain = set(change) == {"crop_pct"} or change == {"interpolation": "bilinear"}
-    assert extractor.preprocessor.func is (cropped_pixels if is_plain else timm_models._array)
+    assert extractor.preprocessor.func is (cropped_pixels if is_plain else timm_models._transformed_pixels)
     for image in images[:3]:
         expected = transform(image)
         assert torch.equal(extractor.preprocess(image), expected)
@@ -84,7 +84,7 @@ def test_preprocess_all_transforms_equal_timm(change, images, monkeypatch):
 @pytest.mark.parametrize("unpooled", [False, True])
 @pytest.mark.parametrize("name", MODELS[:2])
 def test_timm_features_do_not_depend_on_threads_and_batch(name, unpooled, images):
-    extractor = extractors.load(f"timm:{name}", weights="random:0", unpooled=unpooled)
+    extractor = extractors.load_extractor(f"timm:{name}", weights="random:0", unpooled=unpooled)
     batch = extractor.collate([extractor.preprocess(image) for image in images])
     expected = extractor.extract(batch)
     for threads, size in ((1, 8), (2, 3), (3, 1)):
@@ -135,7 +135,7 @@ def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
         model = timm.create_model(name, pretrained=False)
     path = tmp_path / f"w{suffix}"
     save_file(model.state_dict(), path) if suffix == ".safetensors" else torch.save(model.state_dict(), path)
-    extractor = extractors.load(f"timm:{name}", weights=str(path))
+    extractor = extractors.load_extractor(f"timm:{name}", weights=str(path))
     assert extractor.parameters["untrained"] is False
     batch = extractor.preprocess(noise(200, 180))[None]
     model.reset_classifier(0)
@@ -145,7 +145,7 @@ def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
         expected = model.eval()(values).numpy()
     np.testing.assert_allclose(extractor.extract(batch), expected, atol=1e-5 * np.abs(expected).max())
     torch.save(model.state_dict(), tmp_path / "headless.pth")
-    headless = extractors.load(f"timm:{name}", weights=str(tmp_path / "headless.pth"))
+    headless = extractors.load_extractor(f"timm:{name}", weights=str(tmp_path / "headless.pth"))
     assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
 
 
@@ -172,7 +172,7 @@ def test_find_weights_original_names_are_converted(tmp_path):
 def test_load_weights_of_other_model_raise(tmp_path, name):
     torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
     with pytest.raises(InputError, match=r"are not this model's|is of another model than"):
-        extractors.load(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+        extractors.load_extractor(f"timm:{name}", weights=str(tmp_path / "w.pth"))
 
 
 def test_load_default_weights_equal_file(monkeypatch, tmp_path):
@@ -183,7 +183,7 @@ def test_load_default_weights_equal_file(monkeypatch, tmp_path):
         return trained if pretrained else original(name, pretrained=False, num_classes=0)
 
     monkeypatch.setattr(timm_models.timm, "create_model", create)
-    parameters = extractors.load(TINY).parameters
+    parameters = extractors.load_extractor(TINY).parameters
     assert parameters["weights"] == {"sha256": state_sha256(trained.state_dict())}
     assert parameters["untrained"] is False
     save_file(trained.state_dict(), tmp_path / "model.safetensors")
@@ -209,12 +209,12 @@ def test_describe_default_weights_without_network_raises(monkeypatch, error):
 
 def test_load_preserves_random_state():
     before = torch.random.get_rng_state()
-    extractors.load(TINY, weights="random:3")
+    extractors.load_extractor(TINY, weights="random:3")
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_preprocess_too_thin_image_raises_decode_error():
-    extractor = extractors.load(TINY, weights="random:0")
+    extractor = extractors.load_extractor(TINY, weights="random:0")
     with pytest.raises(DecodeError, match="expected at most") as caught:
         extractor.preprocess(Image.new("RGB", (60_000, 1)))
     assert caught.value.reason == "too_large"
@@ -250,12 +250,12 @@ def test_trained_efficientnet_equals_timm_and_classifies_photographs(photos, tmp
     with torch.inference_mode():
         maps = model.forward_features(torch.stack([transform(picture) for picture in pictures]))
         expected, scores = model.forward_head(maps, pre_logits=True), model.forward_head(maps).softmax(dim=1)
-    extractor = extractors.load(f"timm:{name}", weights=path, device="cpu")
+    extractor = extractors.load_extractor(f"timm:{name}", weights=path, device="cpu")
     found = extractor.extract(torch.stack([extractor.preprocess(picture) for picture in pictures]))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert scores.argmax(dim=1).tolist() == [967, 872, 339]  # Espresso, tripod, sorrel.
     shuffled = tmp_path / "sorted.safetensors"
     save_file({key: state[key].contiguous() for key in sorted(state)}, shuffled)
-    assert extractors.load(f"timm:{name}", weights=str(shuffled), device="cpu").description == extractor.description
+    assert extractors.load_extractor(f"timm:{name}", weights=str(shuffled), device="cpu").description == extractor.description
     with pytest.raises(InputError, match=r"are not this model's: .*missing"):
-        extractors.load("timm:resnet18", weights=path, device="cpu")
+        extractors.load_extractor("timm:resnet18", weights=path, device="cpu")

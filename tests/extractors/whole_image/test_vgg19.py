@@ -29,7 +29,7 @@ def weights() -> Weights:
     """Weights of the usual sizes; torchvision takes seconds to draw its own, and does so in one test."""
     random = torch.Generator().manual_seed(0)
     with torch.device("meta"):
-        model = vgg19.build()
+        model = vgg19.build_vgg19()
     for layer in model.to_empty(device="cpu").requires_grad_(False).modules():
         if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
             bound = (6 / layer.weight[0].numel()) ** 0.5
@@ -41,7 +41,7 @@ def weights() -> Weights:
 @pytest.fixture(scope="module")
 def images(photos) -> list[Image.Image]:
     odd = np.random.default_rng(5).integers(0, 256, (*ODD_WH[::-1], 3), dtype=np.uint8)
-    return [extractors.decode((photos / "images" / "chelsea.png").read_bytes()), Image.fromarray(odd)]
+    return [extractors.decode_image((photos / "images" / "chelsea.png").read_bytes()), Image.fromarray(odd)]
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +328,7 @@ def test_vgg19_caffe_default_weights_raise_with_sources():
     with pytest.raises(
         InputError, match=r"no default weights .*VGG_ILSVRC_19_layers\.caffemodel .*vgg19-d01eb7cb\.pth .*random:0"
     ):
-        extractors.load("vgg19-10crop-caffe")
+        extractors.load_extractor("vgg19-10crop-caffe")
 
 
 def test_architecture_default_and_refused_files():

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from pipelines.commands import app as cli
 from pipelines.commands import results
-from pipelines.commands.results import finish
+from pipelines.commands.results import finish_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
 from schemas.writing.reuse_policy import FailureLimit
@@ -180,16 +180,16 @@ def manifest(rows: int, failed: int = 0) -> Manifest:
     return Manifest("features", "abcdef0123456789", {}, (), {}, (entry,), failures, reasons)
 
 
-def test_finish_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
+def test_finish_dataset_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
     monkeypatch.setattr(results.time, "monotonic", lambda: results._started + 95)
     digests = {"images": 9, "content": "0" * 64}
     parameters = {"extractor": {"untrained": True}}
-    finish(replace(manifest(1234), statistics=digests, parameters=parameters), "out[1]")
+    finish_dataset(replace(manifest(1234), statistics=digests, parameters=parameters), "out[1]")
     assert capsys.readouterr() == (
-        "features: 1,234 rows in 1 shards in out[1] (0 failed, 0.0 kB, 1 min 35 s, untrained weights)\n",
+        "features: 1,234 rows in 1 shard in out[1] (0 failed, 0.0 kB, 1 min 35 s, untrained weights)\n",
         "",
     )
-    finish(manifest(10), "out", changes={"new": 2, "changed": 1, "removed": 3})
+    finish_dataset(manifest(10), "out", changes={"new": 2, "changed": 1, "removed": 3})
     assert capsys.readouterr().out.splitlines()[1] == "update: 2 new, 1 changed, 3 removed, 7 kept"
 
 
@@ -204,7 +204,7 @@ def test_finish_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
 )
 def test_update_that_rewrites_much_for_little_says_so(capsys, size, rewritten, changed, said):
     shards = tuple(ShardEntry(f"part-{index:05d}-of-00100.parquet", size, "0" * 64, 10_000) for index in range(100))
-    finish(replace(manifest(0), shards=shards), "out", changes={"changed": changed, "rewritten": rewritten})
+    finish_dataset(replace(manifest(0), shards=shards), "out", changes={"changed": changed, "rewritten": rewritten})
     err = capsys.readouterr().err
     assert err.startswith(said) if said else err == ""
 
@@ -212,10 +212,10 @@ def test_update_that_rewrites_much_for_little_says_so(capsys, size, rewritten, c
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])
 def test_more_failures_than_allowed_are_exit_code_3(capsys, most, code):
     if code is None:
-        finish(manifest(7, 5), "o[red]t", FailureLimit(str(most)))
+        finish_dataset(manifest(7, 5), "o[red]t", FailureLimit(str(most)))
     else:
         with pytest.raises(typer.Exit) as caught:
-            finish(manifest(7, 5), "o[red]t", FailureLimit(str(most)))
+            finish_dataset(manifest(7, 5), "o[red]t", FailureLimit(str(most)))
         assert caught.value.exit_code == code
     err = capsys.readouterr().err
     assert err == "5 inputs failed: 4 empty, 1 truncated. They are listed by: imagepivot inspect 'o[red]t' --failures\n"

@@ -49,7 +49,7 @@ def test_all_failures(call, folder, tmp_path):
 def test_validate_as_json(call, folder):
     assert json.loads(call("validate", folder, "--json")[1]) == {
         "dataset": str(folder),
-        "holds": True,
+        "valid": True,
         "problems": [],
         "remarks": [],
     }
@@ -59,7 +59,7 @@ def test_validate_as_json(call, folder):
     path.write_bytes(data)
     code, out, err = call("validate", folder, "--json")
     found = json.loads(out)
-    assert (code, err, found["holds"]) == (1, "", False)
+    assert (code, err, found["valid"]) == (1, "", False)
     assert found["problems"]
     assert any("part-" in problem for problem in found["problems"])
 

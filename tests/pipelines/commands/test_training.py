@@ -360,7 +360,7 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
     embed = ("embed", folder, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
     for _ in range(2):
         last, counts = progress_of(*embed)
-        assert (last["what"], last["unit"]) == ("embed", "vectors")
+        assert (last["task"], last["unit"]) == ("embed", "vectors")
         assert last["done"] == last["total"] == images + captions
         assert counts["shards"] == 6
     last, counts = progress_of("search", folder, "en1", "--tokenized", "--language", "en", "--features", toy.features)
@@ -425,7 +425,7 @@ def reproduce(command, toy_2016, tmp_path):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     out, notes = reproduce("--rows", "vse-de", "--memory-map", tmp_path / "map", output="~/o")

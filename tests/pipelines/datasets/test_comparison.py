@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.datasets.comparison import Comparison, KeySample, ParameterDifference, compare_datasets, comparison_tables
+from pipelines.datasets.comparison import DatasetComparison, KeySample, ParameterDifference, compare_datasets, comparison_tables
 from pipelines.jobs import DiffJob
 from schemas import kinds
 from schemas.dataset import Dataset, open_dataset
@@ -60,11 +60,11 @@ def caption_rows() -> list[dict]:
     ]
 
 
-def compare(a: Dataset, b: Dataset, tolerance: float = 0.0) -> Comparison:
+def compare(a: Dataset, b: Dataset, tolerance: float = 0.0) -> DatasetComparison:
     return compare_datasets(DiffJob(a.folder.location, b.folder.location, tolerance))
 
 
-def rows_of(comparison: Comparison) -> list[list]:
+def rows_of(comparison: DatasetComparison) -> list[list]:
     """The rows of all tables without their empty cells."""
     return [[value for value in row if value] for table in comparison_tables(comparison) for row in table.values]
 

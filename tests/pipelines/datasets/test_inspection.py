@@ -1,9 +1,13 @@
+import io
+import itertools
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from pipelines.datasets.inspection import describe, describe_json, failures_table, statistics_table
+from pipelines.datasets.inspection import describe_dataset, describe_json, failures_table, statistics_tables
+from schemas.console.tables import render_tables
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import Manifest
@@ -33,7 +37,7 @@ def failure(key: str, reason: str, message: str) -> dict[str, str]:
 
 def test_overview_has_every_value_of_the_manifest(tmp_path):
     dataset = make_features(tmp_path / "[red]f", untrained=True)
-    overview, columns, *_ = describe(dataset)
+    overview, columns, *_ = describe_dataset(dataset)
     assert overview.title == str(tmp_path / "[red]f")
     rows = overview.values
     assert rows[0] == ["note", "untrained: the weights of fake (random:0) are random, the features mean nothing"]
@@ -51,22 +55,22 @@ def test_overview_has_every_value_of_the_manifest(tmp_path):
     assert ["from", "2 more files, all in the manifest"] in rows
     assert "pyarrow" in rows[-1][1]
     assert [row[:2] for row in columns.rows] == [("image_id", "string"), ("feature", "float[6]")]
-    assert describe(make_features(tmp_path / "trained"))[0].values[0] == ["kind", "features"]
+    assert describe_dataset(make_features(tmp_path / "trained"))[0].values[0] == ["kind", "features"]
 
 
 def test_sample_rows_are_those_of_the_first_shards(tmp_path):
     dataset = make_features(tmp_path / "f", names=[f"image{n}" for n in range(9)])
-    sample = describe(dataset, rows=7)[-1]
+    sample = describe_dataset(dataset, rows=7)[-1]
     assert [row[0] for row in sample.rows] == dataset.image_ids()[:7]
     assert sample.rows[0][1] == "[0.000, 0.125, 0.250, 0.375, ...] 6 values"
-    assert [table.title for table in describe(dataset, rows=0) if table.rows] == [str(tmp_path / "f"), "columns"]
-    assert describe(make_features(tmp_path / "none", names=()))[-1].rows == []
+    assert [table.title for table in describe_dataset(dataset, rows=0) if table.rows] == [str(tmp_path / "f"), "columns"]
+    assert describe_dataset(make_features(tmp_path / "none", names=()))[-1].rows == []
 
 
 def test_failures_are_counted_by_reason_with_the_first_of_each(tmp_path):
     failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
     dataset = make_features(tmp_path / "f", failures=failures)
-    table = describe(dataset)[3]
+    table = describe_dataset(dataset)[3]
     assert (table.title, table.rows[0]) == ("3 failures", ("empty", 1, "folder/[bold]x.jpg", "no bytes"))
     assert table.rows[1] in [("truncated", 2, f"folder/[bold]{key}.jpg", "ends") for key in "yz"]
     assert table.notes == [f"all of them: imagepivot inspect {tmp_path}/f --failures"]
@@ -83,7 +87,7 @@ def test_statistics_of_captions(tmp_path):
         }
     }
     manifest = Manifest("captions", "0" * 64, {}, (), {}, (), statistics=statistics)
-    assert statistics_table(manifest).rows == [
+    assert statistics_tables(manifest)[0].rows == [
         ("comparable", "train", "en", "1,000", "7"),
         ("translation", "val", "fr", "2", "12,345"),
     ]
@@ -101,37 +105,56 @@ def test_statistics_of_a_vocabulary(tmp_path):
         "unknown": {"de": {"train": 0.05}, "en": {"train": 0.125, "val": 0.5}},
         "reserved": {"en": {"val": 1234}},
     }
-    table = statistics_table(write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics))
-    assert table.headings == ["", "de", "en", "sum", "union"]
-    assert [row[:3] for row in table.values] == [
-        ["tokens in the vocabulary", "2", "3"],
-        ["different tokens counted", "3,000", "4"],
-        ["of them singletons", "1", "0"],
-        ["occurrences counted", "8", "9"],
-        ["Jaccard with de", None, "0.6250"],
-        ["<unk> in train", "5.00%", "12.50%"],
-        ["<unk> in val", None, "50.00%"],
-        ["reserved tokens in val", "0", "1,234"],
+    table, unknown, overlaps = statistics_tables(write_rows(tmp_path / "v", "vocabulary", [], statistics=statistics))
+    assert table.headings == ["language", "tokens", "types", "singletons", "occurrences"]
+    assert table.values == [
+        ["de", "2", "3,000", "1", "8"],
+        ["en", "3", "4", "0", "9"],
+        ["sum", "5", None, None, None],
+        ["union", "4", None, None, None],
     ]
-    assert table.values[0][3:] == ["5", "4"]
+    assert unknown.headings == ["language", "split", "<unk>", "reserved tokens"]
+    assert unknown.values == [
+        ["de", "train", "5.00%", None],
+        ["en", "train", "12.50%", None],
+        ["en", "val", "50.00%", 1234],
+    ]
+    assert (overlaps.headings, overlaps.values) == (["", "de"], [["en", 0.625]])
+
+
+def test_statistics_of_a_vocabulary_of_fourteen_languages_fit_a_terminal(tmp_path):
+    languages = [f"l{letter}" for letter in "abcdefghijklmn"]
+    counts = dict.fromkeys(languages, 12_345_678)
+    statistics = {
+        **dict.fromkeys(("tokens", "types", "singletons", "occurrences"), counts),
+        "sum": 14 * 12_345_678,
+        "union": 99_999_999,
+        "jaccard": {f"{a}/{b}": 0.999 for a, b in itertools.combinations(languages, 2)},
+        "unknown": {language: {"test_2017_mscoco": 0.5} for language in languages},
+    }
+    manifest = Manifest("vocabulary", "0" * 64, {}, (), {}, (), statistics=statistics)
+    console = Console(width=80, file=io.StringIO())
+    render_tables(console, statistics_tables(manifest))
+    lines = console.file.getvalue().splitlines()
+    assert len([line for line in lines if "ln" in line]) == 3  # A row of each table: none is folded.
+    assert max(map(len, lines)) <= 80
 
 
 def test_statistics_of_other_kinds_are_names_and_numbers(tmp_path):
-    assert statistics_table(make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest).values == [
-        ["captions cut", "1,234"]
-    ]
+    (table,) = statistics_tables(make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest)
+    assert table.values == [["captions cut", "1,234"]]
 
 
 def test_statistics_table_without_statistics_is_empty():
     for kind in ("features", "word-vectors"):
-        assert statistics_table(Manifest(kind, "0" * 64, {}, (), {}, ())).rows == []
+        assert [table.rows for table in statistics_tables(Manifest(kind, "0" * 64, {}, (), {}, ()))] == [[]]
 
 
 def test_key_of_a_caption_is_not_broken_into_columns(tmp_path):
     key = {"image_id": "scene-00003", "language": "de", "portion": "translation", "index": 0, "split": "train"}
     row = {**key, "text": "Eine Katze schläft.", "tokens": ["eine", "katze", "schläft", "."]}
     write_rows(tmp_path / "c", "captions", [row, {**row, "index": 1}])
-    sample = describe(open_dataset(tmp_path / "c"))[-1]
+    sample = describe_dataset(open_dataset(tmp_path / "c"))[-1]
     first = (("scene-00003", "de", "translation", "0", "train"), "Eine Katze schläft.", "eine katze schläft .")
     assert sample.headings == ["image_id, language, portion, index, split", "text", "tokens"]
     assert list(sample.rows[:2]) == [first, ()]
@@ -140,7 +163,7 @@ def test_key_of_a_caption_is_not_broken_into_columns(tmp_path):
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def test_describe_json_has_all_content_of_the_tables(tmp_path):
+def test_describe_dataset_json_has_all_content_of_the_tables(tmp_path):
     failures = [failure("x", "empty", "no bytes"), failure("y", "truncated", "ends"), failure("z", "truncated", "ends")]
     dataset = make_features(tmp_path / "f", untrained=True, failures=failures, statistics={"images": 3})
     described = json.loads(json.dumps(describe_json(dataset, rows=2)))
@@ -205,5 +228,5 @@ def test_json_of_regions_has_boxes_and_labels(tmp_path):
 )
 def test_statistics_of_another_shape_are_shown_as_they_are(kind, statistics):
     manifest = Manifest(kind, "0" * 64, {}, (), {}, (), statistics=statistics)
-    names = [row[0] for row in statistics_table(manifest).values]
+    names = [row[0] for row in statistics_tables(manifest)[0].values]
     assert all(name.replace("_", " ") in names for name in statistics)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.demo.run import write_scenes
-from pipelines.demo.scene_captions import captions
+from pipelines.demo.scene_captions import captions_of_scene
 from pipelines.demo.scenes import make_scenes
 from schemas.errors import DatasetError, UsageError
 
@@ -39,7 +39,7 @@ def test_table_holds_the_captions(folder):
     made = {
         (image_id, caption.language, caption.portion, str(caption.index)): caption.text
         for image_id, scene in make_scenes(30)
-        for caption in captions(scene)
+        for caption in captions_of_scene(scene)
     }
     assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["text"] for row in rows_of(folder)} == made
 

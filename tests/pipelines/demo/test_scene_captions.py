@@ -4,8 +4,8 @@ import string
 
 import pytest
 
-from pipelines.demo.scene_captions import FULL_TEMPLATES, LANGUAGES, caption, captions, template_count
-from pipelines.demo.scenes import Group, Scene, make_scenes
+from pipelines.demo.scene_captions import FULL_TEMPLATES, LANGUAGES, caption, captions_of_scene, template_count
+from pipelines.demo.scenes import Scene, ShapeGroup, make_scenes
 
 # Frames of template 1: the position is left, the background white.
 SINGLE_FRAMES = {
@@ -95,7 +95,7 @@ RELATED = {
 
 
 def single(shape, colour, size, count, position="left", background="white"):
-    return Scene(background=background, groups=(Group(shape, colour, size, count, position),))
+    return Scene(background=background, groups=(ShapeGroup(shape, colour, size, count, position),))
 
 
 @pytest.mark.parametrize(("language", "shape"), [(language, shape) for language, shapes in OBJECTS.items() for shape in shapes])
@@ -109,8 +109,10 @@ def test_shape_as_the_object(language, shape):
 )
 def test_shape_after_a_relation(language, position, shape):
     opposite = {"left": "right", "top": "bottom"}[position]
-    here = Group("circle", "red", "small", 1, position)
-    said = [caption(Scene("white", (here, Group(shape, "green", "large", count, opposite))), language, 1) for count in (1, 2)]
+    here = ShapeGroup("circle", "red", "small", 1, position)
+    said = [
+        caption(Scene("white", (here, ShapeGroup(shape, "green", "large", count, opposite))), language, 1) for count in (1, 2)
+    ]
     assert said == [DOUBLE_FRAMES[language, position].format(phrase) for phrase in RELATED[language, position][shape]]
 
 
@@ -154,7 +156,7 @@ def test_without_sizes():
 
 
 def test_two_groups_in_each_direction():
-    scene = Scene("grey", (Group("ring", "red", "small", 2, "bottom"), Group("cross", "blue", "large", 1, "top")))
+    scene = Scene("grey", (ShapeGroup("ring", "red", "small", 2, "bottom"), ShapeGroup("cross", "blue", "large", 1, "top")))
     assert caption(scene, "en", 5) == "Two small red rings below a large blue cross."
     assert caption(scene, "en", 8) == "A large blue cross above two small red rings."
     assert caption(scene, "de", 8) == "Ein großes blaues Kreuz über zwei kleinen roten Ringen."
@@ -188,8 +190,8 @@ def test_templates_give_clean_sentences(language):
 
 def test_portions():
     for _, scene in make_scenes(40, seed=1):
-        made = captions(scene)
-        assert made == captions(scene)
+        made = captions_of_scene(scene)
+        assert made == captions_of_scene(scene)
         keys = [(sentence.language, sentence.portion, sentence.index) for sentence in made]
         comparable = [(language, "comparable", index) for language in ("en", "de") for index in range(5)]
         assert keys == comparable + [(language, "translation", 0) for language in ("en", "de", "fr", "cs")]
@@ -206,14 +208,19 @@ def test_portions():
 
 @pytest.mark.slow
 def test_translations_tell_scenes_apart():
-    told = {sentence.text for _, scene in make_scenes(500) for sentence in captions(scene) if sentence.portion == "translation"}
+    told = {
+        sentence.text
+        for _, scene in make_scenes(500)
+        for sentence in captions_of_scene(scene)
+        if sentence.portion == "translation"
+    }
     assert len(told) == 4 * 500
 
 
 def test_languages_choose_independently():
     same = total = 0
     for _, scene in make_scenes(200):
-        made = {(sentence.language, sentence.portion, sentence.index): sentence.text for sentence in captions(scene)}
+        made = {(sentence.language, sentence.portion, sentence.index): sentence.text for sentence in captions_of_scene(scene)}
         patterns = {
             language: [caption(scene, language, template, with_size=size) for size in (True, False) for template in range(9)]
             for language in ("en", "de")

@@ -5,15 +5,15 @@ import pytest
 from PIL import Image, ImageChops
 
 from pipelines.demo.run import write_scenes
-from pipelines.demo.scene_captions import captions
+from pipelines.demo.scene_captions import captions_of_scene
 from pipelines.demo.scenes import (
     BACKGROUNDS,
     COLOURS,
     POSITIONS,
     SHAPES,
     SIZES,
-    Group,
     Scene,
+    ShapeGroup,
     draw,
     layout,
     make_scenes,
@@ -24,7 +24,7 @@ TOLERANCE = 42  # Of each channel: shapes are shaded and pictures compressed.
 
 
 def single(shape="circle", colour="red", size="large", count=1, position="left", background="white", variant=0):
-    return Scene(background=background, groups=(Group(shape, colour, size, count, position),), variant=variant)
+    return Scene(background=background, groups=(ShapeGroup(shape, colour, size, count, position),), variant=variant)
 
 
 def patches(picture, colour):
@@ -136,7 +136,7 @@ def test_scenes_are_distinct_and_numbered():
 
 
 def test_captions_of_seed_0_never_change():
-    text = "".join(f"{caption.text}\n" for _, scene in make_scenes(300) for caption in captions(scene))
+    text = "".join(f"{caption.text}\n" for _, scene in make_scenes(300) for caption in captions_of_scene(scene))
     assert hashlib.sha256(text.encode()).hexdigest() == "d04c42820673c2564d5b1230487bc9862d55264523e6692d552f84a7de1a829c"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.importing import format_of, import_features
+from pipelines.exchange.importing import import_features, import_format
 from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
@@ -256,20 +256,20 @@ def test_import_job_refuses_invalid_options(options, message):
 
 
 @pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
-def test_format_of_refuses_unsupported_formats(location, name):
+def test_import_format_refuses_unsupported_formats(location, name):
     message = rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
     with pytest.raises(UsageError, match=message):
-        format_of(location)
+        import_format(location)
 
 
 def test_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
     names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
-    assert [format_of(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
+    assert [import_format(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
     with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
-        format_of("x.bin")
+        import_format("x.bin")
     (tmp_path / "data.mdb").write_bytes(b"")
     with pytest.raises(UsageError, match="import does not support LMDB yet"):
-        format_of(str(tmp_path))
+        import_format(str(tmp_path))
 
 
 # --- tsv -------------------------------------------------------------------------------------------------------------

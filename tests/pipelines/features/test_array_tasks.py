@@ -13,6 +13,7 @@ from pipelines.features.extraction import extract_features, list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
+from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
@@ -193,6 +194,16 @@ def test_dry_run_refuses_like_the_task(images, tmp_path):
 def test_invalid_task_is_refused(tmp_path, more, message):
     with pytest.raises(UsageError, match=message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
+
+
+def test_task_that_writes_shards_says_that_they_are_few(images, tmp_path, monkeypatch):
+    remarks = []
+    monkeypatch.setattr(events, "remark", lambda text, style="": remarks.append(text))
+    few = "5 shards are fewer than 4 for each of 2 workers"
+    for index, written in ((0, [few]), (0, []), (1, [few]), (1, [])):
+        run(images, tmp_path / "features", index)
+        assert [text.partition(":")[0] for text in remarks if "shards" in text] == written
+        remarks.clear()
 
 
 def test_task_on_a_remote_runner(images, tmp_path):

@@ -115,7 +115,7 @@ def test_rows_and_failures_are_those_of_threads(processes):
 def test_decoding_processes_large_pixels_equal_threads(processes, monkeypatch):
     monkeypatch.setattr(module, "_SHARED", 1000)
     small, data = DecodingProcesses(CROP, 1), photograph(3)
-    expected = resize_and_crop(extractors.decode(data), PREPROCESSING)
+    expected = resize_and_crop(extractors.decode_image(data), PREPROCESSING)
     for found in (processes.pixels(data), small.pixels(data), small.pixels(data)):
         assert torch.equal(found, expected)
         assert found.stride() == expected.stride()
@@ -126,7 +126,7 @@ def test_pixels_are_not_overwritten_by_those_of_the_next_image(processes):
     images = [photograph(number) for number in range(8)]
     with ThreadPoolExecutor(2) as pool:
         pixels = list(pool.map(processes.pixels, images))
-    assert all(map(torch.equal, pixels, (resize_and_crop(extractors.decode(image), PREPROCESSING) for image in images)))
+    assert all(map(torch.equal, pixels, (resize_and_crop(extractors.decode_image(image), PREPROCESSING) for image in images)))
 
 
 @pytest.mark.cluster
@@ -182,13 +182,13 @@ def test_image_that_crashes_a_process_is_tried_once_more_alone_and_then_a_failur
     assert lines.count("106 begins") == 2
     last = len(lines) - 1 - lines[::-1].index("106 begins")
     assert all(lines[:last].count(f"{width} begins") == lines[:last].count(f"{width} ends") for width in (105, 107))  # Alone.
-    assert torch.equal(own.pixels(images["15"]), resize_and_crop(extractors.decode(images["15"]), PREPROCESSING))
+    assert torch.equal(own.pixels(images["15"]), resize_and_crop(extractors.decode_image(images["15"]), PREPROCESSING))
 
 
 @pytest.mark.cluster
 def test_image_whose_second_attempt_succeeds_is_no_failure(tmp_path):
     own = crashing(tmp_path / "log", signal.SIGBUS, 1, 1)
-    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode(photograph(16)), PREPROCESSING))
+    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode_image(photograph(16)), PREPROCESSING))
 
 
 @pytest.mark.cluster
@@ -245,10 +245,10 @@ def test_processes_end_with_the_worker_however_it_ends(ends, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50-pool", "vgg19-10crop-caffe", "vgg19-grid"])
 def test_preprocessor_equals_preprocess(name):
-    extractor = extractors.load(name, weights="random:0", device="cpu")
+    extractor = extractors.load_extractor(name, weights="random:0", device="cpu")
     sent = pickle.dumps(extractor.preprocessor)
     assert len(sent) < 1000
-    image = extractors.decode(photograph(4))
+    image = extractors.decode_image(photograph(4))
     found, expected = torch.from_numpy(pickle.loads(sent)(image)), extractor.preprocess(image)
     assert torch.equal(found, expected)
     assert found.stride() == expected.stride()

@@ -126,7 +126,7 @@ def test_run_and_plan_are_refused_before_writing(images, tmp_path, monkeypatch, 
 
 def test_plan_is_shown(images, tmp_path):
     table = plan_table(plan_of(job_of(images, tmp_path / "f")))
-    assert table.title == "4 shards to do, 0 finished"
+    assert table.title == "4 shards to do, 0 finished; 8 images a shard"
     assert [row[0] for row in table.values] == [0, 1, 2, 3, "all"]
     assert table.rows[-1] == ("all", 30, 0, 0, "0.0")
 

@@ -13,9 +13,10 @@ import pytest
 from extractors import Description, ExtractorRequest, RegionOptions
 from pipelines.features.extraction import extract_features, list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
+from pipelines.inputs.images import listing
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder
-from pipelines.inputs.images.listing import Listing
+from pipelines.inputs.images.listing import Listing, ListingPart
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running import runner
@@ -160,6 +161,24 @@ def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_listing_in_parts_gives_the_same_bytes(images, tmp_path, monkeypatch):
+    extract_features(job_of(images, tmp_path / "one"), ONE)
+    monkeypatch.setattr(listing, "_PART_REFS", 15)
+    sizes = []
+    listed = ListingPart.refs
+
+    def refs(part, source):
+        part_refs = list(listed(part, source))
+        sizes.append(len(part_refs))
+        return part_refs
+
+    monkeypatch.setattr(ListingPart, "refs", refs)
+    extract_features(job_of(images, tmp_path / "parts"), Execution(beam_flags=("--runner=BundleBasedDirectRunner",)))
+    assert tree(tmp_path / "parts") == tree(tmp_path / "one")
+    assert sorted(sizes) == [10, 15, 15]
+
+
 @pytest.mark.parametrize("execution", [ONE, BY_BEAM])
 def test_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
     extract, calls = FakeExtractor.extract, []

@@ -11,7 +11,7 @@ import torch
 
 from extractors import Description, Extractor, ExtractorRequest
 from extractors.options import RegionOptions
-from pipelines.datasets.inspection import describe as inspect
+from pipelines.datasets.inspection import describe_dataset as inspect
 from pipelines.datasets.region_names import RegionNames
 from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features, list_images, plan_features

@@ -122,8 +122,8 @@ def test_listings_of_any_kind_and_the_dry_run_leave_the_images_out(images, tmp_p
     listing = list_images(job, keep=True)
     assert listing.count == plan_dry_run(job, listing).images == 18
     shared = listing.cached.share(Folder(str(tmp_path / "f")))
-    (tmp_path / "f" / shared.name).unlink()  # Then the images are listed again.
-    for kept in (listing, listing.cached.path, shared, ""):
+    (tmp_path / "f" / shared[0].name).unlink()  # Then the images are listed again.
+    for kept in (listing, listing.cached.parts(), shared, ()):
         assert sorted(ref.image_id for ref in listed_refs(job, kept)) == sorted(
             {f"i{number:02d}" for number in range(20)} - {*SKIPPED}
         )

@@ -15,11 +15,11 @@ import pytest
 from extractors import ExtractorRequest
 from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features, list_images
-from pipelines.features.ref_chunks import RefChunk, from_chunks, refs_in
+from pipelines.features.ref_chunks import RefChunk, from_chunks, listed_refs, refs_in
 from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
-from pipelines.inputs.images.listing import CachedListing, read_listing
+from pipelines.inputs.images.listing import CachedListing
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.images.staged_images import StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
@@ -202,7 +202,7 @@ def test_listing_for_remote_workers_is_cached(images, tmp_path):
     job = job_of(images, tmp_path / "f")
     assert list_images(job).cached is None
     listing = list_images(job, keep=True)
-    assert list(read_listing(listing.cached.path)) == list(job.images.refs())
+    assert list(listed_refs(job, listing)) == list(job.images.refs())
     extract_features(job, ELSEWHERE, listing=listing)
     assert validate(tmp_path / "f") == []
 

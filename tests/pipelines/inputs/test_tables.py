@@ -14,7 +14,7 @@ from pipelines.inputs import tables
 from pipelines.inputs.captions.base import EVERYTHING, Part, Selection
 from pipelines.inputs.captions.opening import open_source
 from pipelines.inputs.files import read_lines
-from pipelines.inputs.tables import Table
+from pipelines.inputs.tables import InputTable
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
@@ -27,11 +27,11 @@ def small(monkeypatch):
     monkeypatch.setattr(tables, "_CHUNK", 7)
     monkeypatch.setattr(tables, "_BATCH_ROWS", 5)
     yield
-    tables._ranges.cache_clear()
+    tables._table_ranges.cache_clear()
 
 
 def ranges_of(folder, name: str) -> list[tuple[int, int]]:
-    return Table(Folder(str(folder)), name, (), ()).ranges()
+    return InputTable(Folder(str(folder)), name, (), ()).ranges()
 
 
 def rows_of(seed: int, count: int = 150) -> list[dict[str, str]]:
@@ -59,7 +59,7 @@ def write(path, rows, *, end="\n", start=""):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
-def test_ranges_hold_all_rows_in_order(tmp_path, name, start, end):
+def test_table_ranges_hold_all_rows_in_order(tmp_path, name, start, end):
     rows = rows_of(seed=1)
     source = open_source("table", write(tmp_path / name, rows, end=end, start=start))
     parts = source.parts(EVERYTHING)
@@ -100,7 +100,7 @@ def test_quote_at_the_very_start_counts(tmp_path):
         assert ranges_of(tmp_path, "a.csv") == []
 
 
-def test_ranges_of_small_or_compressed_tables_are_empty(tmp_path):
+def test_table_ranges_of_small_or_compressed_tables_are_empty(tmp_path):
     path = write(tmp_path / "a.tsv", rows_of(seed=4))
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(path.read_bytes(), 0))
     write(tmp_path / "small.tsv", rows_of(seed=4, count=3))
@@ -144,7 +144,7 @@ def test_rows_of_parquet_are_placed_in_the_file(tmp_path):
 
 @pytest.mark.parametrize("start", ["", "sep=;\n", "\n\nsep=;\n\n"])
 @pytest.mark.parametrize("options", [{}, {"delimiter": ";"}, {"quoting": "none"}])
-def test_ranges_have_the_delimiter_of_the_head_of_the_table(tmp_path, start, options):
+def test_table_ranges_have_the_delimiter_of_the_head_of_the_table(tmp_path, start, options):
     rows = rows_of(seed=8)
     quote = '"' if options.get("quoting") == "none" else ""
     lines = [f"{row['image_id']};{quote}{row['text']}, {quote}" for row in rows]

@@ -22,7 +22,7 @@ from pipelines.inputs.web import (
     check_proxy,
     fetch,
     is_public,
-    version_of,
+    web_version,
 )
 from schemas.errors import UsageError
 from schemas.storage.locations import is_web_address
@@ -79,7 +79,7 @@ def test_fetch_sends_the_given_user_agent_to_every_hop(site):
     site.pages |= {"/a": status(302, Location="/b"), "/b": b"b"}
     agent = "my project/1.0 (mailto:zo\xeb@example.org)"
     access = WebAccess(allow_private_addresses=True, user_agent=agent)
-    assert (fetch(site.address("/a"), access), version_of(site.address("/b"), access)) == (b"b", "1")
+    assert (fetch(site.address("/a"), access), web_version(site.address("/b"), access)) == (b"b", "1")
     assert [headers["User-Agent"] for _, _, headers in site.requests] == [agent] * 3
 
 
@@ -94,7 +94,7 @@ def test_one_connection_serves_many_files_and_missing_ones(site):
     for _ in range(5):
         assert fetch(site.address("/a.jpg"), HERE) == b"a"
         assert reason(site.address("/none.jpg")) == "HTTP 404"
-    assert version_of(site.address("/a.jpg"), HERE) == "1"
+    assert web_version(site.address("/a.jpg"), HERE) == "1"
     assert site.connections == 1
 
 
@@ -350,11 +350,11 @@ def test_with_versions_returns_headers_in_order(site, pauses, tmp_path):
     assert pauses  # One server was asked again.
 
 
-def test_version_of_unreachable_server_is_empty(pauses):
+def test_web_version_of_unreachable_server_is_empty(pauses):
     with serve() as site:
         address = site.address("/a")
-    assert [version_of(text, HERE) for text in (address, "http://[bad")] == ["", ""]
-    assert version_of(address) == ""
+    assert [web_version(text, HERE) for text in (address, "http://[bad")] == ["", ""]
+    assert web_version(address) == ""
 
 
 # --- addresses that are not public ------------------------------------------------------------------------------------

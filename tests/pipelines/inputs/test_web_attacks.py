@@ -14,7 +14,7 @@ import zlib
 import pytest
 
 from pipelines.inputs import web
-from pipelines.inputs.web import FetchError, WebAccess, fetch, version_of
+from pipelines.inputs.web import FetchError, WebAccess, fetch, web_version
 from tests.pipelines.inputs.test_web import CHUNKED, HEADERS, endless, in_turn, status
 
 pytestmark = pytest.mark.usefixtures("no_proxies", "internet")
@@ -266,7 +266,7 @@ def test_answers_take_no_more_than_the_limit(site, name):
         tracemalloc.stop()
     assert result in (words if isinstance(words, tuple) else (words,))
     assert peak < 16 << 20
-    assert len(version_of(site.address("/a"), ACCESS)) <= 100
+    assert len(web_version(site.address("/a"), ACCESS)) <= 100
 
 
 def test_length_below_the_body_cuts_the_body(site):

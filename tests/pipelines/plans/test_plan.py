@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from pipelines.commands.app import app
-from pipelines.plans.plan import COMMANDS, StepError, build, command_lines, plan_names, read_plan, read_table
+from pipelines.plans.plan import COMMANDS, StepError, build, command_lines, plan_names, read_plan, read_plan_table
 from schemas.errors import UsageError
 from tests.pipelines.plans.conftest import PLAN
 
@@ -158,7 +158,7 @@ def test_plans_of_the_package_are_understood():
     assert plan_names() == ("coco", "demo", "flickr30k", "multi30k")
     for name in plan_names():
         plan = read_plan(name, LINE)
-        assert read_table(name)["description"]
+        assert read_plan_table(name)["description"]
         assert {step.command for step in plan.steps.values()} <= COMMANDS.keys()
 
 

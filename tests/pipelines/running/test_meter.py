@@ -130,7 +130,7 @@ def test_json_lines_for_programs(always):
     assert last.pop("seconds_left") >= 0
     assert datetime.fromisoformat(last.pop("time")).utcoffset() == timedelta(0)
     assert re.fullmatch(r"vgg19-10crop: 4 of 10 images, .*, 1 failed, bound by decoding", last.pop("message"))
-    fixed = {"severity": "INFO", "event": "progress", "what": "vgg19-10crop", "unit": "images", "bottleneck": "decoding"}
+    fixed = {"severity": "INFO", "event": "progress", "task": "vgg19-10crop", "unit": "images", "bottleneck": "decoding"}
     assert last == {"done": 4, "failed": 1, "total": 10, **fixed}
 
 
@@ -217,7 +217,7 @@ def test_metrics_have_the_shard_of_each_worker_until_the_end(tmp_path, monkeypat
         wait_for(lambda: "shards_total{" in file.read_text())
         metrics = read_metrics(file.read_text())
         meter.finalize(images=9, shards=3)
-    labels = frozenset({"run": "a", "what": "x", "unit": "images"}.items())
+    labels = frozenset({"run": "a", "task": "x", "unit": "images"}.items())
     assert metrics["imagepivot_running"] == metrics["imagepivot_shards_total"] == {labels: 1}
     assert metrics["imagepivot_work_seconds_total"] == {labels | {("part", "forward")}: 1.5}
     assert metrics["imagepivot_failed_total"][labels | {("reason", "empty")}] == 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipelines.inputs.captions.base import RawCaption, tables_of
 from pipelines.running.spill_files import to_ipc
 from pipelines.text.caption_shards import BLOCK_SCHEMA, blocks_of
-from pipelines.text.merge_sort import SortedRun, merge_runs, number_captions, partition_by_shard, row_key
+from pipelines.text.merge_sort import SortedRun, merge_runs, number_captions, partition_captions, row_key
 from schemas.kinds import CAPTIONS
 
 
@@ -62,4 +62,4 @@ def sort_captions(blocks: Iterable[pa.Table]) -> pa.Table:
 
 
 def runs_of(blocks: Iterable[pa.Table]) -> list[SortedRun]:
-    return [(row_key(rows), to_ipc(rows)) for block in blocks for _, rows in partition_by_shard(block, 1)]
+    return [(row_key(rows), to_ipc(rows)) for block in blocks for _, rows in partition_captions(block, 1)]

@@ -17,7 +17,7 @@ from pipelines.text.merge_sort import (
     make_sorted_runs,
     merge_runs,
     number_captions,
-    partition_by_shard,
+    partition_captions,
     read_run,
     row_key,
     spill_to_disk,
@@ -37,7 +37,7 @@ def key(row: dict) -> tuple:
 
 @pytest.mark.parametrize("shards", [1, 3, 50])
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_partition_by_shard_equals_a_plain_loop(monkeypatch, shards, size):
+def test_partition_captions_equals_a_plain_loop(monkeypatch, shards, size):
     monkeypatch.setattr(merge_sort, "RUN_BYTES", size)
     table = block(*random_captions(3))
     expected: dict[int, list[dict]] = defaultdict(list)
@@ -45,7 +45,7 @@ def test_partition_by_shard_equals_a_plain_loop(monkeypatch, shards, size):
         expected[shard_of(row["image_id"], shards)].append(row)
     found: dict[int, list[dict]] = defaultdict(list)
     numbers = []
-    for number, rows in partition_by_shard(table, shards):
+    for number, rows in partition_captions(table, shards):
         assert rows.num_rows == 1 or rows.nbytes <= 1.5 * size
         assert row_key(rows) == key(rows.to_pylist()[0])
         found[number] += rows.to_pylist()
@@ -55,20 +55,20 @@ def test_partition_by_shard_equals_a_plain_loop(monkeypatch, shards, size):
     assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
 
 
-def test_partition_by_shard_into_more_shards_adds_few_runs(monkeypatch):
+def test_partition_captions_into_more_shards_adds_few_runs(monkeypatch):
     monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
     table = block(*(caption(image_id=f"img{n}", text="a dog runs " * 3) for n in range(3000)))
-    few, many = (len(list(partition_by_shard(table, shards))) for shards in (1, 50))
+    few, many = (len(list(partition_captions(table, shards))) for shards in (1, 50))
     assert few > 100
     assert many <= few + 50
 
 
-def test_partition_by_shard_drops_skipped_shards():
+def test_partition_captions_drops_skipped_shards():
     table = block(*random_captions(4))
-    numbers = {number for number, _ in partition_by_shard(table, 5)}
-    assert {number for number, _ in partition_by_shard(table, 5, frozenset({0, 3}))} == numbers - {0, 3}
-    assert list(partition_by_shard(table, 5, frozenset(range(5)))) == []
-    assert list(partition_by_shard(BLOCK_SCHEMA.empty_table(), 5)) == []
+    numbers = {number for number, _ in partition_captions(table, 5)}
+    assert {number for number, _ in partition_captions(table, 5, frozenset({0, 3}))} == numbers - {0, 3}
+    assert list(partition_captions(table, 5, frozenset(range(5)))) == []
+    assert list(partition_captions(BLOCK_SCHEMA.empty_table(), 5)) == []
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------

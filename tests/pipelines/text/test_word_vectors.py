@@ -171,7 +171,7 @@ def test_another_dataset_is_no_vocabulary(job):
 def test_command_prints_the_coverage(job, call):
     code, printed, _ = call("word-vectors", job.vocabulary, *job.files, job.output, "--languages", "en,de")
     assert code == 0
-    assert "word-vectors: 8 rows in 1 shards" in printed
+    assert "word-vectors: 8 rows in 1 shard in" in printed
     assert "5 (71.43%)" in printed  # Types.
     assert "23 (85.19%)" in printed  # Occurrences.
     assert "ein 8" in printed

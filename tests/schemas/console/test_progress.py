@@ -119,7 +119,7 @@ def test_live_line_fits_the_terminal(width):
 def test_labels_of_metrics_are_escaped():
     name = 'a\\b"c\nd{}=, é'
     (samples,) = [read_metrics(Snapshot(name, "images", {}, 1.0).to_metrics(name, is_running=True))["imagepivot_done_total"]]
-    assert [dict(labels) for labels in samples] == [{"run": name, "what": name, "unit": "images"}]
+    assert [dict(labels) for labels in samples] == [{"run": name, "task": name, "unit": "images"}]
 
 
 def test_unknown_values_have_no_metric():

@@ -8,7 +8,6 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import object_store
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.storage.storage_errors import (
@@ -31,7 +30,7 @@ from tests.stores import MemoryBucket
 def bucket(monkeypatch):
     """A bucket in memory, behind every address: keys and contents."""
     bucket = MemoryBucket()
-    monkeypatch.setattr(object_store, "open_bucket", lambda address: bucket)
+    monkeypatch.setattr("schemas.storage.folder.open_bucket", lambda address: bucket)
     return bucket.objects
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.errors import DatasetError, UsageError
 from schemas.storage import object_store, s3
-from schemas.storage.folder import Folder, _ObjectFile, object_at
+from schemas.storage.folder import Folder, _ObjectFile, object_at, open_bucket
 from schemas.storage.locations import split_address
 from schemas.storage.s3 import S3Bucket
 from schemas.storage.storage_errors import (
@@ -64,7 +64,7 @@ def test_split_address_refuses_what_the_store_does_not_know(location, fault):
 
 @pytest.mark.parametrize(("scheme", "missing"), [("s3", "botocore"), ("gs", "google.auth")])
 def test_bucket_without_the_client_names_the_extra(monkeypatch, scheme, missing):
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     for module in (missing, "botocore.config"):
         monkeypatch.setitem(sys.modules, module, None)
     says = rf"^cannot use the bucket 'b': {missing}\S* is missing, .*: pip install 'imagepivot\[stores\]'$"
@@ -145,7 +145,7 @@ def answers(monkeypatch):
             return {**head, "ETag": "there", "Metadata": {"imagepivot-writer": self.writer}}
 
     client = Client()
-    monkeypatch.setattr(s3, "_connect", lambda address: client)
+    monkeypatch.setattr(s3, "_s3_client", lambda address: client)
     client.bucket = S3Bucket(split_address("s3://b")[0])
     monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
     return client
@@ -194,10 +194,10 @@ def answer_of_s3(status: int, code: str = "X"):
 
 
 def test_s3_expected_status_is_ignored_except_missing_bucket():
-    with s3._store_errors(404, 412):
+    with s3._s3_errors(404, 412):
         raise answer_of_s3(404, "NoSuchKey")
     for status, code, kind in ((404, "NoSuchBucket", NoSuchBucketError), (409, "Conflict", StoreError)):
-        with pytest.raises(kind, match=code), s3._store_errors(404, 412):
+        with pytest.raises(kind, match=code), s3._s3_errors(404, 412):
             raise answer_of_s3(status, code)
 
 
@@ -218,7 +218,7 @@ def test_failures_of_botocore_are_errors_by_class():
         (boto.ReadTimeoutError(endpoint_url="x"), StoreUnreachableError),
         (boto.InvalidRegionError(region_name="x y"), StoreError),
     ):
-        with pytest.raises(kind, match=re.escape(str(failure))) as caught, s3._store_errors():
+        with pytest.raises(kind, match=re.escape(str(failure))) as caught, s3._s3_errors():
             raise failure
         assert type(caught.value) is kind
 
@@ -241,7 +241,7 @@ def test_answers_of_google_are_errors_by_class():
         (ConnectTimeout("x"), StoreUnreachableError),
         (api.BadRequest("x"), StoreError),
     ):
-        with pytest.raises(kind, match="x") as caught, google_storage._store_errors():
+        with pytest.raises(kind, match="x") as caught, google_storage._google_errors():
             raise failure
         assert type(caught.value) is kind
 
@@ -288,7 +288,7 @@ def google(monkeypatch):
 
     bucket.blob, bucket.get_blob = lambda key: Blob(), get_blob
     client = SimpleNamespace(bucket=lambda name: bucket)
-    monkeypatch.setattr("schemas.storage.google_storage._connect", lambda options, **rest: client)
+    monkeypatch.setattr("schemas.storage.google_storage._google_client", lambda options, **rest: client)
     bucket.front = GoogleBucket(split_address("gs://b")[0])
     return bucket
 
@@ -324,13 +324,13 @@ def no_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     yield
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
 
 
 def client_of(location):
-    return object_store.open_bucket(split_address(location)[0])._client
+    return open_bucket(split_address(location)[0])._client
 
 
 def test_options_of_an_address_of_s3(no_settings, monkeypatch):
@@ -346,7 +346,7 @@ def test_options_of_an_address_of_s3(no_settings, monkeypatch):
     assert settings(f"{keys}?endpoint_override=http%3A%2F%2Fh:9&region=x") == ("http://h:9", "x")
     assert client_of(f"{keys}?tls_verify_certificates=false")._endpoint.http_session._verify is False
     assert client_of(f"{keys}?tls_ca_file_path=%2Fca.pem")._endpoint.http_session._verify == "/ca.pem"
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     assert settings(keys) == ("http://127.0.0.1:1", "eu-north-1")
@@ -361,9 +361,9 @@ def test_options_of_an_address_of_google(no_settings, monkeypatch):
     assert endpoint(anonymous) == "https://storage.googleapis.com"
     assert endpoint(f"{anonymous}?endpoint_override=h:9&scheme=http") == "http://h:9"
     assert client_of(f"{anonymous}?project_id=p").project == "p"
-    bucket = object_store.open_bucket(split_address(f"{anonymous}?retry_limit_seconds=3")[0])
+    bucket = open_bucket(split_address(f"{anonymous}?retry_limit_seconds=3")[0])
     assert bucket._options["retry"].timeout == 3
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
     assert endpoint("gs://b") == "http://127.0.0.1:1"
     assert endpoint("gs://anonymous@b?endpoint_override=h:9") == "https://h:9"
@@ -387,7 +387,7 @@ def test_credentials_of_a_profile(no_settings, monkeypatch, tmp_path):
     found = client_of("s3://b")._get_credentials()
     assert (found.access_key, found.secret_key, found.token) == ("id", "secret", "t")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    object_store._open_bucket.cache_clear()
+    open_bucket.cache_clear()
     with pytest.raises(DatasetError, match=r"access denied: check the credentials .* \(nobody\)"):
         Folder("s3://b").names()
 

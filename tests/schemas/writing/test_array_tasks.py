@@ -275,7 +275,7 @@ def test_files_of_other_tools_are_left_alone(toy, remarks):
     for index in (1, 2):
         run(toy, index)
     assert (toy.path / "index.json").read_bytes() == b"{}"
-    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: 'index.json'"] * 2
+    assert remarks == [f"ignored in {str(toy.path)!r}: 'index.json', not part of the dataset"] * 2
     assert validate(toy.path) == []
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -11,12 +12,14 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
+from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, complete_dataset, write_dataset
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
+from schemas.writing.records import Source
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.shard_writer import lock_folder, open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.schemas.conftest import blocked_process, prepare
@@ -69,6 +72,23 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
     assert [(entry.path, entry.bytes) for entry in manifest.files] == [("_truecaser/de.model", 6), ("_truecaser/en.model", 5)]
     assert manifest.statistics == {"rows_by_shard": [len(toy.shard(number)) for number in range(3)]}
     assert validate(toy.path) == []
+
+
+def test_commit_holds_the_sources_of_one_shard(tmp_path):
+    shards, images = 12, 500
+    parameters = {"feature": FeatureSpec("zeros", (1,)).to_json()}
+    output = OutputDataset(Folder(str(tmp_path)), "features", parameters, shards=shards)
+    for number in range(shards):
+        with open_shard(output, number) as shard:
+            shard.sources = [Source(f"{number}-{image:06}", "x" * 100, 1, "1", "0" * 64) for image in range(images)]
+    OutputState(output).shards()  # Imports what a commit needs.
+    tracemalloc.start()
+    try:
+        commit(output)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 1000 * images  # Bytes: a source takes less than a kilobyte, read and parsed twice that.
 
 
 # --- going on where a run was killed ---------------------------------------------------------------------------------

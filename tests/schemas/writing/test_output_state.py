@@ -381,7 +381,7 @@ def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks,
         toy.write_shard(number)
     manifest = toy.commit()
     assert {name: (toy.path / name).read_bytes() for name in OTHERS} == dict.fromkeys(OTHERS, b"theirs")
-    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: '.DS_Store' and 9 more"]
+    assert remarks == [f"ignored in {str(toy.path)!r}: '.DS_Store' and 9 more, not part of the dataset"]
     assert validate(toy.path) == []
     assert open_dataset(toy.path).manifest == manifest
 

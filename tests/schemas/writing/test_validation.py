@@ -131,7 +131,7 @@ def test_extra_file(copy_toy, name):
     toy = copy_toy("features")
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"")
-    assert complains(toy, rf"{re.escape(name)} is in the folder but not in the manifest")
+    assert complains(toy, rf"{re.escape(name)} is in the folder but not in the manifest: delete it, or move it elsewhere")
 
 
 @pytest.mark.parametrize("name", ["index.json", ".DS_Store", "_failures/notes.txt", "notes/a.txt", "_SUCCESS"])
@@ -140,8 +140,10 @@ def test_file_of_another_tool_is_a_remark(copy_toy, name):
     (toy.path / name).parent.mkdir(exist_ok=True)
     (toy.path / name).write_bytes(b"{}")
     assert validate(toy.path, on_warning=remarks.append) == []
-    assert remarks == [f"left alone in {str(toy.path)!r}, because it is not of the dataset: {name!r}"]
-    assert validate(toy.path, strict=True) == [f"{name} is in the folder but not in the manifest"]
+    assert remarks == [f"ignored in {str(toy.path)!r}: {name!r}, not part of the dataset"]
+    assert validate(toy.path, strict=True) == [
+        f"{name} is in the folder but not in the manifest: delete it, or move it elsewhere"
+    ]
 
 
 # --- footers, schema, counts -----------------------------------------------------------------------------------------

@@ -218,16 +218,16 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("step", [0, 1, 17, 25, 60, 333])
-def test_sampler_restores_its_state(rows, name, step):
+def test_sampler_restores_its_position(rows, name, step):
     captions, make = rows(), SAMPLERS[name]
     sampler = make(captions, 7)
     for _ in range(step):
         sampler.next()
-    state = json.loads(json.dumps(sampler.state()))
+    position = json.loads(json.dumps(sampler.position()))
     other = make(captions, 7)
     other.next()
-    other.restore(state)
-    assert other.state() == state
+    other.restore(position)
+    assert other.position() == position
     for _ in range(100):
         assert same(sampler.next(), other.next())
         assert sampler.epoch == other.epoch

@@ -34,10 +34,10 @@ from train.devices import computing
 from train.evaluation.evaluation import (
     Validation,
     chance,
-    encode_captions,
-    encode_images,
+    embed_captions,
+    embed_images,
+    measure_validation,
     rank_folds,
-    validate,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
 from train.evaluation.scores import score_run
@@ -71,7 +71,7 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size, mon
     monkeypatch.setattr("train.evaluation.evaluation._BATCH", batch_size)
     for language in data.captions.language_names:
         batch = rows_of(data, language)
-        together = encode_captions(model, batch, language).values
+        together = embed_captions(model, batch, language).values
         assert len(together) == len(batch) > 0
         assert not together.requires_grad
         with torch.no_grad():
@@ -79,7 +79,7 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size, mon
                 alone = replace(batch, rows=np.array([row]))
                 expected = model.encode_captions(alone, language).values[0]
                 torch.testing.assert_close(embedding, expected, atol=1e-6, rtol=1e-5)
-    images = encode_images(model, data.features).values
+    images = embed_images(model, data.features).values
     with torch.no_grad():
         expected = model.encode_images(ImageBatch(torch.from_numpy(data.features[:]))).values
     torch.testing.assert_close(images, expected, atol=1e-6, rtol=1e-5)
@@ -93,7 +93,7 @@ def test_each_language_is_ranked_by_itself_by_the_mean_score(write_run, data, se
     assert list(results) == list(data.captions.language_names)
     for language, result in results.items():
         batch = rows_of(data, language)
-        every = [model.scores(encode_images(model, data.features), encode_captions(model, batch, language)) for model in models]
+        every = [model.scores(embed_images(model, data.features), embed_captions(model, batch, language)) for model in models]
         owner, mean = torch.from_numpy(data.captions.images[batch.rows]).long(), sum(every) / seeds
         ranks = retrieval_ranks(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
         assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
@@ -136,7 +136,7 @@ def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
     model = JointEmbedding(VseConfig(embed_dim=6, word_dim=2), Dimensions(("en",), 9, (8,))).to("meta")
     spec = FeatureSpec(name="none", shape=(8,))
     features = ImageFeatures(np.zeros((0, 8), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64), spec)
-    embeddings = encode_images(model, features).values
+    embeddings = embed_images(model, features).values
     assert (embeddings.shape, embeddings.device.type) == ((0, 6), "meta")
 
 
@@ -220,7 +220,7 @@ def by_hand(model, data, batch, hinges):
 @pytest.mark.parametrize("text", [CONFIG, MAX, WEIGHTED, THREE], ids=["tasks", "max", "images", "three languages"])
 def test_losses_are_those_of_the_batches_by_hand(untrained, text):
     config, data, model, terms = untrained(text)
-    found = validate(model, data, config, terms)
+    found = measure_validation(model, data, config, terms)
     assert found.retrieval == evaluate_ensemble([(model, data)])
     sums, queries, total, every = {}, {}, 0.0, 0
     with torch.no_grad():
@@ -239,11 +239,11 @@ def test_losses_are_those_of_the_batches_by_hand(untrained, text):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_validate_leaves_the_model_unchanged(untrained, training):
+def test_measure_validation_leaves_the_model_unchanged(untrained, training):
     config, data, model, terms = untrained()
     model.train(training)
     before, generator = {name: value.clone() for name, value in model.state_dict().items()}, torch.random.get_rng_state()
-    assert validate(model, data, config, terms) == validate(model, data, config, terms)
+    assert measure_validation(model, data, config, terms) == measure_validation(model, data, config, terms)
     assert (model.training, torch.is_grad_enabled()) == (training, True)
     assert_equal(dict(model.state_dict()), before)
     assert torch.equal(torch.random.get_rng_state(), generator)
@@ -277,7 +277,7 @@ def test_logged_loss_equals_validate(untrained, finished_run):
     folder, _ = finished_run
     config, data, model, terms = untrained()
     model.load_state_dict(weights(folder))
-    found = validate(model, data, config, terms)
+    found = measure_validation(model, data, config, terms)
     (line,) = (line for line in events(folder, "validation") if line["step"] == 44)
     assert (line["loss"], line["terms"]) == (found.loss, found.terms)
 
@@ -294,20 +294,20 @@ def test_validation_loss_is_displayed_with_the_scores(toy, tmp_path):
     assert f"; validation loss {logged[0]['loss']:.4f}\n" in output.getvalue()
 
 
-def test_validate_without_images_in_all_languages_has_no_loss(untrained):
+def test_measure_validation_without_images_in_all_languages_has_no_loss(untrained):
     text = ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"')
     config, data, model, terms = untrained(text)
     captions = data.captions
     apart = replace(data, captions=captions.select((captions.languages == 0) == (captions.images < 6)))
-    found = validate(model, apart, config, terms)
+    found = measure_validation(model, apart, config, terms)
     assert (found.loss, found.terms) == (None, {})
     assert found.retrieval == evaluate_ensemble([(model, apart)])
 
 
-def test_validate_leaves_out_a_language_without_captions(untrained):
+def test_measure_validation_leaves_out_a_language_without_captions(untrained):
     config, data, model, terms = untrained()
     german = data.captions.select(data.captions.languages == data.captions.language_names.index("de"))
-    assert list(validate(model, replace(data, captions=german), config, terms).retrieval) == ["de"]
+    assert list(measure_validation(model, replace(data, captions=german), config, terms).retrieval) == ["de"]
 
 
 @pytest.fixture
@@ -323,11 +323,11 @@ def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
     # 12 images in five folds: the first two have three.
     sizes = [count // folds + (number < count % folds) for number in range(folds)]
     ends = np.cumsum([0, *sizes]).tolist()
-    images = encode_images(model, comparable.features)
+    images = embed_images(model, comparable.features)
     for language, result in results.items():
         batch = rows_of(comparable, language)
         with torch.no_grad():
-            scores = model.scores(images, encode_captions(model, batch, language))
+            scores = model.scores(images, embed_captions(model, batch, language))
         owners = torch.from_numpy(comparable.captions.images[batch.rows]).long()
         metrics = []
         for start, end in pairwise(ends):

@@ -11,7 +11,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.train.trainings import score_runs
 from train.data.splits import open_data
-from train.evaluation.evaluation import encode_captions, encode_images
+from train.evaluation.evaluation import embed_captions, embed_images
 from train.evaluation.ranks import RANKS, SCHEMA, read_ranks, write_ranks
 from train.evaluation.scores import score_run
 from train.evaluation.statistics import bootstrap_intervals
@@ -30,8 +30,8 @@ def test_table_equals_brute_force(write_run, toy):
     )
     data = open_data(toy.captions, toy.features, split="val", portions={"de": ("comparable",)})
     captions = data.captions
-    images = encode_images(run.model, data.features)
-    scores = run.model.scores(images, encode_captions(run.model, captions.batch(np.arange(len(captions))), "de")).numpy()
+    images = embed_images(run.model, data.features)
+    scores = run.model.scores(images, embed_captions(run.model, captions.batch(np.arange(len(captions))), "de")).numpy()
     assert len(images) == len(captions.image_ids)
     queries = of_direction(score.ranks, "text_to_image")
     keys = zip(captions.images, captions.indices, strict=True)

@@ -18,7 +18,8 @@ from train.evaluation.statistics import (
 )
 
 NORMAL = NormalDist()
-LAYOUTS = {"500 images with 1 caption": (500, 1, 0.0), "100 images with 5 captions": (100, 5, 0.5)}
+ONE_CAPTION, FIVE_CAPTIONS = (500, 1, 0.0), (100, 5, 0.5)
+"""Images, captions of each, and the correlation between captions of one image."""
 
 
 def draw_ranks(generator: np.random.Generator, layout: tuple[int, int, float], location: float, size: int = 1) -> np.ndarray:
@@ -138,18 +139,16 @@ def check_coverage(layout: tuple[int, int, float], draws: int, resamples: int, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_intervals_of_some_draws_hold_the_truth(layout: tuple[int, int, float]) -> None:
-    check_coverage(layout, draws=300, resamples=400, slack=2.5)
+def test_intervals_of_some_draws_hold_the_truth() -> None:
+    check_coverage(ONE_CAPTION, draws=300, resamples=400, slack=2.5)
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_intervals_of_10000_draws_hold_the_truth(layout: tuple[int, int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_of_10000_draws_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     image_weights = statistics._image_weights
     monkeypatch.setattr(statistics, "_image_weights", functools.cache(lambda *sizes: list(image_weights(*sizes))))
-    check_coverage(layout, draws=10_000, resamples=1000, slack=0)
+    check_coverage(FIVE_CAPTIONS, draws=10_000, resamples=1000, slack=0)
 
 
 def loop_p_values(ranks_a: np.ndarray, ranks_b: np.ndarray, images: list[str]) -> list[float]:
@@ -238,21 +237,18 @@ def check_rejections(layout: tuple[int, int, float], draws: int, least: float, g
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_paired_p_values_of_some_draws_reject_seldom(layout: tuple[int, int, float]) -> None:
-    check_rejections(layout, draws=300, least=1.5, greatest=9)
+def test_paired_p_values_of_some_draws_reject_seldom() -> None:
+    check_rejections(ONE_CAPTION, draws=300, least=1.5, greatest=9)
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_paired_p_values_of_10000_draws_reject_5_percent(layout: tuple[int, int, float]) -> None:
-    check_rejections(layout, draws=10_000, least=4.3, greatest=5.7)
+def test_paired_p_values_of_10000_draws_reject_5_percent() -> None:
+    check_rejections(FIVE_CAPTIONS, draws=10_000, least=4.3, greatest=5.7)
 
 
 def test_paired_p_values_detect_a_difference() -> None:
     generator = np.random.default_rng(0)
-    layout = LAYOUTS["100 images with 5 captions"]
-    better, worse = draw_ranks(generator, layout, 1.0)[0], draw_ranks(generator, layout, 2.0)[0]
+    better, worse = draw_ranks(generator, FIVE_CAPTIONS, 1.0)[0], draw_ranks(generator, FIVE_CAPTIONS, 2.0)[0]
     p_values = paired_p_values(better, worse, np.repeat(np.arange(100), 5))
     assert (
         p_values["recall_at_5"] == paired_p_values(worse, better, np.repeat(np.arange(100), 5))["recall_at_5"] == 0.5 / 10_001

@@ -24,17 +24,17 @@ from train.reports.comparison import (
     ComparedRow,
     ComparedRun,
     Comparison,
-    Gallery,
     Measurement,
-    _notes,
-    _rows,
+    RankedGallery,
+    _comparison_notes,
+    _group_by_seeds,
     compare_runs,
     logged_scores,
     with_tests,
 )
 from train.reports.plots import picture_place, plot_comparison
 from train.reports.significance import Queries, not_worse
-from train.reports.tables import comparison_tables
+from train.reports.tables import run_comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
 
@@ -62,8 +62,8 @@ def test_differences_list_only_differing_settings(runs):
     assert [note for note in comparison.notes if "not better than chance" not in note] == []
 
 
-ENGLISH_VAL = Gallery("en", ("comparable",), "val", images=12, captions=36)
-GERMAN_VAL = Gallery("de", ("comparable",), "val", images=12, captions=24)
+ENGLISH_VAL = RankedGallery("en", ("comparable",), "val", images=12, captions=36)
+GERMAN_VAL = RankedGallery("de", ("comparable",), "val", images=12, captions=24)
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
 @pytest.mark.slow
 def test_tables(runs):
     comparison = compare_runs(runs)
-    differences, progress, scores, _ = comparison_tables(comparison)
+    differences, progress, scores, _ = run_comparison_tables(comparison)
     assert differences.headings == ["", "both (2 seeds)", "english"]
     assert ("seed", "0, 1", "0") in differences.rows
     assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
@@ -145,7 +145,7 @@ def test_compare_runs_without_a_checkpoint(runs, tmp_path):
     run = comparison.runs[1]
     assert (run.state, run.history.last_step, dict(run.measured), dict(run.history.speed)) == ("unfinished", 10, {}, {})
     assert comparison.notes == ("unfinished runs are shown as far as they have come",)
-    assert comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"–––")
+    assert run_comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"–––")
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
 
 
@@ -211,16 +211,16 @@ def test_other_data_and_galleries_are_noted():
     entry = {"event": "evaluation", "step": 5, "score": 1.0, "en": retrieval(1.0)}
     entry["en"]["text_to_image"]["queries"] = 10
     notes = {
-        "captions": _notes([compared("a", settings), compared("b", {**settings, "data: captions": "b"})]),
-        "vocabulary": _notes([compared("a", settings | {"content: vocabulary": n}) for n in "xyx"]),
-        "queries": _notes([compared("a", settings), compared("b", settings, History((entry,)))]),
+        "captions": _comparison_notes([compared("a", settings), compared("b", {**settings, "data: captions": "b"})]),
+        "vocabulary": _comparison_notes([compared("a", settings | {"content: vocabulary": n}) for n in "xyx"]),
+        "queries": _comparison_notes([compared("a", settings), compared("b", settings, History((entry,)))]),
     }
     assert notes == {
         "captions": ["not the same captions (data): a (a); b (b)"],
         "vocabulary": ["not the same vocabulary (content): x (a, a); y (a)"],
         "queries": ["not the same gallery of en comparable val: 9 images, 9 captions (a); 9 images, 10 captions (b)"],
     }
-    assert _notes([compared("a", settings), compared("b", settings)]) == []
+    assert _comparison_notes([compared("a", settings), compared("b", settings)]) == []
     others = compared("b", {**settings, "data.validation_split": "test"}), compared("c", {**settings, "data.portions": {}})
     galleries = Comparison((compared("a", settings), *others), {}).galleries  # Never in one block of the table.
     assert {gallery.name for gallery in galleries} == {"en comparable val", "en comparable test", "en val"}
@@ -254,7 +254,7 @@ def test_picture(monkeypatch, tmp_path):
 def test_picture_of_evaluations_has_their_scores(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
-    gallery, scores = Gallery("en", ("comparable",), "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
+    gallery, scores = RankedGallery("en", ("comparable",), "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
     run = ComparedRun("a", "a", {}, "evaluation", History(()), (), {gallery: Measurement(scores, {SUM: 12.25})})
     plot_comparison(Comparison((run,), {}, (ComparedRow("a", (run,)),)), tmp_path / "a.png")
     _, panel = figures[0].axes
@@ -283,7 +283,7 @@ def test_place_of_the_picture(output, folder, name):
 # --- intervals and tests -----------------------------------------------------------------------------------------------
 
 
-VAL = Gallery("en", ("comparable",), "val", images=50, captions=100)
+VAL = RankedGallery("en", ("comparable",), "val", images=50, captions=100)
 
 
 def ranked(name: str, share: float, seed: int, settings: dict, *, per_image: int = 2) -> ComparedRun:
@@ -300,7 +300,7 @@ def ranked(name: str, share: float, seed: int, settings: dict, *, per_image: int
 
 
 def compare_ranked(*runs: ComparedRun) -> Comparison:
-    return with_tests(Comparison(runs, {}, _rows(runs)))
+    return with_tests(Comparison(runs, {}, _group_by_seeds(runs)))
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_groups_and_runs_are_tested_against_each_other():
     assert len(rows) == 1  # Of good and other the one that is not the best; a single run is tested over images.
     assert rows < {"good", "other"}
 
-    *_, scores, differences = comparison_tables(comparison)
+    *_, scores, differences = run_comparison_tables(comparison)
     (marked,) = ([row[6].rstrip("≈ ") for row in scores.values if "≈" in str(row[6])] for _ in range(1))
     assert len(marked) == 1
     intervals = [row for row in scores.values if row[0] == "  95 % interval"]
@@ -335,7 +335,7 @@ def test_groups_and_runs_are_tested_against_each_other():
     assert differences.rows[names.index(("en comparable val t→i", " bad - good"))][1].startswith("-")
     assert json.loads(json.dumps(comparison.to_dict()))["tests"][0]["direction"] == "image_to_text"
     console = Console(width=80, file=io.StringIO())
-    render_tables(console, comparison_tables(comparison))
+    render_tables(console, run_comparison_tables(comparison))
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
 
 
@@ -361,7 +361,7 @@ def test_deviation_of_seeds_is_that_of_a_sample():
     variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
     assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
     assert variance > 0
-    deviation = next(line for line in comparison_tables(compare_ranked(*runs))[2].values if line[0] == "   deviation")
+    deviation = next(line for line in run_comparison_tables(compare_ranked(*runs))[2].values if line[0] == "   deviation")
     assert deviation[6].strip() == f"{variance**0.5:.1f}"
 
 
@@ -369,7 +369,7 @@ def test_deviation_of_seeds_is_that_of_a_sample():
 def test_intervals_of_few_images_are_remarked(images, remarks):
     run = ranked("x", 0.3, 0, {})
     gallery = VAL._replace(images=images)
-    (scores,) = comparison_tables(compare_ranked(replace(run, measured={gallery: run.measured[VAL]})))[2:3]
+    (scores,) = run_comparison_tables(compare_ranked(replace(run, measured={gallery: run.measured[VAL]})))[2:3]
     assert scores.notes.count("intervals of fewer than 6 images are too narrow") == remarks
 
 

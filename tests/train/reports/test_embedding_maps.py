@@ -4,7 +4,7 @@ import pytest
 from schemas.errors import UsageError
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
-from train.evaluation.evaluation import encode_images
+from train.evaluation.evaluation import embed_images
 from train.reports import embedding_maps
 from train.reports.embedding_maps import map_embeddings, plane_of
 from train.reports.figure_examples import choose_examples
@@ -17,7 +17,7 @@ def mapped(toy, write_run, monkeypatch):
     monkeypatch.setattr(embedding_maps, "plane_of", lambda vectors, **_: vectors[:, :2])
     run = open_run(write_run())
     data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
-    images = encode_images(run.model, data.features)
+    images = embed_images(run.model, data.features)
 
     def make(most: int, seed: int = 0, count: int = 2):
         examples, _ = choose_examples(data.captions, run.vocabulary.tokens, count=count, seed=seed)
@@ -33,7 +33,7 @@ def test_points_are_those_of_images_and_their_first_captions(mapped):
     assert found.image_ids == captions.image_ids
     assert found.languages == captions.language_names
     assert found.points.shape == (3, 9, 2)
-    np.testing.assert_allclose(found.points[0], encode_images(run.model, data.features).values[:, :2])
+    np.testing.assert_allclose(found.points[0], embed_images(run.model, data.features).values[:, :2])
     for image in range(9):
         for number, language in enumerate(captions.language_names, start=1):
             rows = [n for n in captions.rows_of(language).tolist() if captions.images[n] == image]
@@ -80,4 +80,4 @@ def test_one_image_is_no_map(mapped):
     _, run, data = mapped
     one = data.captions.select(data.captions.images == 0).compact()
     with pytest.raises(UsageError, match="at least two images"):
-        map_embeddings(run.model, one, encode_images(run.model, data.features), (), max_images=3, seed=0)
+        map_embeddings(run.model, one, embed_images(run.model, data.features), (), max_images=3, seed=0)

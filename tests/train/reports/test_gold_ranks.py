@@ -13,7 +13,7 @@ from schemas.errors import DatasetError
 from tests.train.trainings import SMALL, reproduce_job, rewrite
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.evaluation.evaluation import encode_captions, encode_images
+from train.evaluation.evaluation import embed_captions, embed_images
 from train.reports import gold_ranks as module
 from train.reports.gold_ranks import gold_ranks
 from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
@@ -54,11 +54,11 @@ def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tupl
         run = open_run(output / "runs" / GOLD_COLUMNS[column].format(language) / f"seed-{seed}")
         portions, l2 = {language: ["comparable"]}, run.config.data.l2_features
         data = open_data(corpus.captions, corpus.features, split="test_2016", portions=portions, l2=l2)
-        images = encode_images(run.model, data.features)
+        images = embed_images(run.model, data.features)
         rows = data.captions.rows_of(language)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
         with torch.no_grad():
-            scores = run.model.scores(images, encode_captions(run.model, batch, language)).tolist()
+            scores = run.model.scores(images, embed_captions(run.model, batch, language)).tolist()
         for column_number, row in enumerate(rows):
             image = data.captions.images[row]
             others = [number for number in range(len(scores)) if number != image]
@@ -81,7 +81,7 @@ def test_ranks_are_those_of_each_run(trained, toy_2016, published):
             assert list(caption.ranks[column]) == expected
 
 
-def test_examples_and_tallies_follow_the_rule(trained, toy_2016):
+def test_examples_and_comparisons_follow_the_rule(trained, toy_2016):
     ranks = gold_ranks(str(trained), toy_2016)
     gains: dict[str, dict[str, float]] = {}
     for language in ("de", "en"):
@@ -93,15 +93,15 @@ def test_examples_and_tallies_follow_the_rule(trained, toy_2016):
             gain = baseline / max(medians["PIVOT"][key], medians["PARALLEL"][key])
             by_language = gains.setdefault(key[0], {})
             by_language[language] = max(by_language.get(language, 0), gain)
-        for tally in (tally for tally in ranks.tallies if tally.language == language):
-            mine, baseline = medians[tally.column], medians["OE"]
-            assert tally.captions == len(mine) == {"de": 18, "en": 27}[language]
-            assert tally.median_rank == median(mine.values())
-            if tally.column == "OE":
-                assert (tally.better, tally.worse) == (None, None)
+        for comparison in (comparison for comparison in ranks.comparisons if comparison.language == language):
+            mine, baseline = medians[comparison.column], medians["OE"]
+            assert comparison.captions == len(mine) == {"de": 18, "en": 27}[language]
+            assert comparison.median_rank == median(mine.values())
+            if comparison.column == "OE":
+                assert (comparison.better, comparison.worse) == (None, None)
             else:
-                assert tally.better == round(100 * np.mean([mine[key] < baseline[key] for key in mine]), 1)
-                assert tally.worse == round(100 * np.mean([mine[key] > baseline[key] for key in mine]), 1)
+                assert comparison.better == round(100 * np.mean([mine[key] < baseline[key] for key in mine]), 1)
+                assert comparison.worse == round(100 * np.mean([mine[key] > baseline[key] for key in mine]), 1)
     best = sorted((-min(gain.values()), image_id) for image_id, gain in gains.items() if min(gain.values()) > 1)
     assert [(caption.image_id, caption.language) for caption in ranks.examples] == [
         (image_id, language) for _, image_id in best[:2] for language in ("de", "en")
@@ -116,12 +116,12 @@ def test_examples_and_tallies_follow_the_rule(trained, toy_2016):
 
 def test_reports(trained, toy_2016, published, tmp_path):
     ranks = gold_ranks(str(trained), toy_2016)
-    captions, examples, tallies = gold_rank_tables(ranks)
+    captions, examples, comparisons = gold_rank_tables(ranks)
     first = ranks.published[0]
     cells = [Cell(first.rank_text(name), rank) for name, rank in zip(GOLD_COLUMNS, (141, 37, 6), strict=True)]
     assert captions.rows[0] == (("de: ein Wort", "  image test-003"), *cells)
-    assert (len(captions.rows), len(examples.rows), len(tallies.rows)) == (2, 4, 6)
-    assert tallies.rows[0] == ("de", "OE", 18, f"{ranks.tallies[0].median_rank:g}", None, None)
+    assert (len(captions.rows), len(examples.rows), len(comparisons.rows)) == (2, 4, 6)
+    assert comparisons.rows[0] == ("de", "OE", 18, f"{ranks.comparisons[0].median_rank:g}", None, None)
     assert write_gold_ranks(ranks, str(tmp_path)) == ["gella2017-table-3.md", "gella2017-table-3.json"]
     markdown = (tmp_path / "gella2017-table-3.md").read_text()
     assert f"| de: ein Wort<br>  image test-003 | {first.rank_text('OE')} (141) | " in markdown
@@ -149,7 +149,7 @@ def test_untrained_rows_are_left_out(trained, toy_2016, tmp_path):
     ranks = gold_ranks(str(tmp_path / "o"), toy_2016)
     assert "gella2017/pivot-asym" not in ranks.runs
     assert ranks.examples == ()
-    assert [(tally.language, tally.column) for tally in ranks.tallies] == [
+    assert [(comparison.language, comparison.column) for comparison in ranks.comparisons] == [
         (language, column) for language in ("de", "en") for column in ("OE", "PARALLEL")
     ]
     with pytest.raises(DatasetError, match="holds no trained row of table 3"):

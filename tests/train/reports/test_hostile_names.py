@@ -17,7 +17,7 @@ from tests.train.trainings import rewrite
 from train.chance import DIRECTIONS, RECALLS
 from train.data.batches import CaptionBatch
 from train.data.splits import TEST_SPLITS, open_data
-from train.evaluation.evaluation import encode_captions, encode_images
+from train.evaluation.evaluation import embed_captions, embed_images
 from train.evaluation.ranks import SCHEMA, write_ranks
 from train.evaluation.statistics import (
     Interval,
@@ -31,9 +31,9 @@ from train.jobs import FiguresJob
 from train.reports import significance
 from train.reports.comparison import compare_runs
 from train.reports.figures import draw_figures
-from train.reports.reproduce_report import Measurement, read_report
+from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import write_result
-from train.reports.tables import comparison_tables
+from train.reports.tables import run_comparison_tables
 from train.runs.run import open_run
 
 Place = tuple[str, tuple[str, ...], int]
@@ -155,7 +155,7 @@ def test_compare_of_hostile_names_has_intervals_and_tests_of_its_own_ranks(group
     pairs = [frozenset(pair) for pair in combinations(others, 2)]
     assert set(tested) == set(product(PLACES, DIRECTIONS, RECALLS, pairs))
 
-    differences, *_, scores, _ = comparison_tables(comparison)
+    differences, *_, scores, _ = run_comparison_tables(comparison)
     assert len(differences.headings) == 1 + len(rows)
     intervals = [row for row in scores.values if row[0] == "  95 % interval"]
     assert len(intervals) == len(seen) // 2
@@ -187,7 +187,7 @@ def test_reproduce_of_hostile_names_has_intervals_and_marks_of_its_own_ranks(tmp
         assert line.runs == len(seeds)
         for direction, measure in product(DIRECTIONS, RECALLS):
             ranks = {preset: [own[preset, seed][place][direction] for seed in seeds] for preset in presets}
-            cell: Measurement = line.cells[direction, measure]
+            cell: RowMeasurement = line.cells[direction, measure]
             assert cell.values == tuple(recall(values, measure) for values in ranks[line.row.preset])
             intervals = INTERVALS(np.stack(ranks[line.row.preset]), np.arange(IMAGES))
             assert cell.interval == getattr(intervals, measure)
@@ -225,12 +225,12 @@ def test_figures_of_hostile_names_have_ranks_of_their_own_captions(toy, write_ru
     assert sorted(found) == sorted(ids)
     opened = open_run(run)
     data = open_data(captions, features, split=split, portions={"en": ["a", "a,b"], "de": ["a,b"]})
-    images = encode_images(opened.model, data.features)
+    images = embed_images(opened.model, data.features)
     for language in ("en", "de"):
         rows = data.captions.rows_of(language)
         batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
         with torch.no_grad():
-            scores = opened.model.scores(images, encode_captions(opened.model, batch, language)).numpy()
+            scores = opened.model.scores(images, embed_captions(opened.model, batch, language)).numpy()
         for column, caption_id in enumerate(data.captions.ids(rows).tolist()):
             if caption_id in found:
                 right = data.captions.images[rows[column]]

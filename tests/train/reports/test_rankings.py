@@ -3,7 +3,7 @@ import pytest
 
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
-from train.evaluation.evaluation import encode_images, rank_folds
+from train.evaluation.evaluation import embed_images, rank_folds
 from train.reports.figure_examples import choose_examples
 from train.reports.rankings import rank_examples, ranked
 from train.runs.run import open_run
@@ -33,7 +33,7 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
     data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
     captions, words = data.captions, run.vocabulary.tokens
     examples, _ = choose_examples(captions, words, count=4, seed=0)
-    images = encode_images(run.model, data.features)
+    images = embed_images(run.model, data.features)
     rankings = rank_examples(run.model, captions, images, examples, top=3)
     assert [(ranking.example, ranking.caption.key.language) for ranking in rankings] == [
         (number, language) for number in (1, 2, 3, 4) for language in captions.language_names
@@ -61,7 +61,7 @@ def test_only_images_with_captions_in_the_language_are_ranked(toy, write_run):
     german = captions.languages == captions.language_names.index("de")
     captions = captions.select(~german | (captions.images % 2 == 0))
     examples, _ = choose_examples(captions, run.vocabulary.tokens, count=9, seed=0)
-    rankings = rank_examples(run.model, captions, encode_images(run.model, data.features), examples, top=20)
+    rankings = rank_examples(run.model, captions, embed_images(run.model, data.features), examples, top=20)
     assert {ranking.caption.key.language: ranking.images for ranking in rankings} == {"de": 5, "en": 9}
     for ranking in rankings:
         found = {hit.image_id for hit in ranking.hits}

@@ -23,7 +23,7 @@ from train.jobs import DivergedError, ReproduceJob
 from train.reports.plots import plot_report
 from train.reports.published import rows_of_paper
 from train.reports.reproduce import failure_of, reproduce
-from train.reports.reproduce_report import Measurement, read_report
+from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import FAILURE_KINDS, Failure, read_result, write_failure, write_result
 from train.runs.run import open_run
 
@@ -128,7 +128,7 @@ def test_split_beside_ranks_of_captions_is_refused(toy_2016, tmp_path):
         job_of(toy_2016, tmp_path / "o", rows=(), table=3, split="val")
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_rows_are_evaluated_on_the_split(toy_2016, tmp_path):
     job = job_of(toy_2016, tmp_path / "o", rows=("vse-en",), seeds=1, split="val")
     assert run(job) == [("gella2017/vse-en", 0)]
@@ -140,7 +140,7 @@ def test_rows_are_evaluated_on_the_split(toy_2016, tmp_path):
         run(replace(job, split=""))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_unmonitored_language_needs_no_validation_captions(toy_2016, tmp_path):
     def change(rows):
         return [row for row in rows if (row["split"], row["language"]) != ("val", "de")]
@@ -364,7 +364,7 @@ def test_narrow_tables_have_lines_for_each_direction(finished, paper):
 
 @pytest.mark.parametrize(("values", "text"), [((), "–"), ((12.34,), "12.3"), ((10.0, 20.0, 30.0), "20.0 ± 10.0")])
 def test_text_of_a_measurement(values, text):
-    assert Measurement(76.0, values).to_cell() == Cell(text, 76.0)
+    assert RowMeasurement(76.0, values).to_cell() == Cell(text, 76.0)
 
 
 @pytest.mark.cluster

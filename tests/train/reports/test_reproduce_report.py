@@ -11,7 +11,7 @@ from rich.console import Console
 from schemas.storage.folder import Folder
 from train.evaluation.ranks import SCHEMA, write_ranks
 from train.reports.plots import plot_report
-from train.reports.reproduce_report import Report, read_report
+from train.reports.reproduce_report import PaperReport, read_report
 from train.reports.row_results import write_result
 
 RECALLS = {"recall_at_1": 30.0, "recall_at_5": 60.0, "recall_at_10": 72.0, "median_rank": 3}
@@ -28,7 +28,7 @@ def score(images=1000, captions=5000, *, split="test_2016", language="en", gain=
 def report_on(tmp_path):
     """Write a result for each score, as those of several seeds, and read the report."""
 
-    def read(*scores: dict, preset: str = "gella2017/vse-en") -> Report:
+    def read(*scores: dict, preset: str = "gella2017/vse-en") -> PaperReport:
         for seed, value in enumerate(scores):
             result = {"feature": "toy", "untrained": [], "overrides": [], "step": 4, "scores": [value]}
             write_result(tmp_path / "results" / preset / f"seed-{seed}.json", result)
@@ -37,7 +37,7 @@ def report_on(tmp_path):
     return read
 
 
-def rows_of(report: Report, name: str) -> list[list]:
+def rows_of(report: PaperReport, name: str) -> list[list]:
     """Return the row of the first table with a name, and the lines below it up to the next row."""
     rows = report.to_tables()[0].values
     start = next(index for index, row in enumerate(rows) if str(row[0]).startswith(name))

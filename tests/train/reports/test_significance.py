@@ -6,7 +6,7 @@ import pytest
 from train.chance import RECALLS
 from train.evaluation.statistics import bootstrap_intervals, holm, paired_p_values, seed_p_value
 from train.reports import significance
-from train.reports.significance import Difference, Queries, adjust, best_rows, differences, not_worse
+from train.reports.significance import Difference, Queries, adjust, best_rows, compare_rows, not_worse
 
 IMAGES = np.repeat(np.arange(40), 3)
 IDS = np.array([f"{image}/{index}" for index, image in enumerate(IMAGES)])
@@ -20,9 +20,9 @@ def recalls(row: Queries, cutoff: int) -> list[float]:
     return [100 * sum(int(rank) <= cutoff for rank in ranks) / len(ranks) for ranks in row.ranks]
 
 
-def test_differences_of_four_rows_are_all_pairs():
+def test_compare_rows_of_four_rows_tests_all_pairs():
     rows = {"a": queries(0.1, 0, runs=3), "b": queries(0.3, 1, runs=2), "c": queries(0.2, 2), "d": queries(0.1, 3)}
-    tests = list(differences("place", rows))
+    tests = list(compare_rows("place", rows))
     assert {(test.measure, frozenset(test.rows)) for test in tests} == {
         (measure, frozenset(pair)) for measure in RECALLS for pair in combinations(rows, 2)
     }
@@ -37,12 +37,12 @@ def test_differences_of_four_rows_are_all_pairs():
     assert seeds.seed_p_value == seed_p_value(recalls(rows["a"], 5), recalls(rows["b"], 5))
 
 
-def test_differences_of_five_rows_are_those_to_the_best():
+def test_compare_rows_of_five_rows_tests_those_to_the_best():
     rows = {
         name: queries(share, index) for index, (name, share) in enumerate(zip("abcde", (0.1, 0.2, 0.5, 0.3, 0.1), strict=True))
     }
     for measure in RECALLS:
-        pairs = [test.rows for test in differences("place", rows) if test.measure == measure]
+        pairs = [test.rows for test in compare_rows("place", rows) if test.measure == measure]
         best = max(rows, key=lambda name: recalls(rows[name], int(measure.rpartition("_")[2])))
         assert {first for first, _ in pairs} == {best}
         assert {second for _, second in pairs} == set(rows) - {best}
@@ -107,9 +107,9 @@ def test_equal_methods_seldom_lose_the_mark(monkeypatch, seeds, shares, deviatio
     rng, rounds, lost = np.random.default_rng(1), 150, 0
     for _ in range(rounds):
         rows = {name: draw_method(rng, seeds, deviation) for name in "ab"}
-        lost += not not_worse(adjust(list(differences("place", rows))))
+        lost += not not_worse(adjust(list(compare_rows("place", rows))))
     assert shares[0] <= 100 * lost / rounds <= shares[1]
     apart = {"a": draw_method(rng, 5, deviation), "b": draw_method(rng, 5, deviation, mean=20.0)}
-    assert not not_worse(adjust(list(differences("place", apart))))
+    assert not not_worse(adjust(list(compare_rows("place", apart))))
     single = {"a": apart["a"], "b": draw_method(rng, 1, deviation)}
-    assert not not_worse(adjust(list(differences("place", single))))  # Over images, for lack of seeds.
+    assert not not_worse(adjust(list(compare_rows("place", single))))  # Over images, for lack of seeds.

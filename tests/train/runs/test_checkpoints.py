@@ -255,7 +255,7 @@ def first_moment(value):
         ({"optimizer": {}}, "the state of its optimizer does not fit the model"),
         ({"optimizer": first_moment(torch.zeros(3))}, r"exp_avg of parameter 0 is float32 \[3\] or not finite"),
         ({"optimizer": first_moment(7)}, "the state of its optimizer does not fit the model"),
-        ({"sampler": {}}, "the state of its sampler does not fit the data: KeyError"),
+        ({"sampler": {}}, "the position of its sampler does not fit the data: KeyError"),
         (
             {"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": 10**9}}}},
             "position 1000000000 is not in a pass",

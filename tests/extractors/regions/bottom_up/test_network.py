@@ -3,7 +3,14 @@ import pytest
 import torch
 from torchvision.ops import FrozenBatchNorm2d
 
-from extractors.regions.bottom_up.network import Backbone, RegionProposals, build, fold_norms, pool, suppress
+from extractors.regions.bottom_up.network import (
+    Backbone,
+    RegionProposals,
+    build_detector,
+    fold_frozen_norms,
+    pool_regions,
+    suppress,
+)
 from extractors.regions.boxes import cell_anchors
 from tests.extractors.regions import reference_detector
 
@@ -11,7 +18,7 @@ from tests.extractors.regions import reference_detector
 @pytest.fixture(scope="module")
 def detector():
     torch.manual_seed(3)
-    return build().eval().requires_grad_(False)
+    return build_detector().eval().requires_grad_(False)
 
 
 def proposals(rpn, maps, width, height, scale):
@@ -21,9 +28,9 @@ def proposals(rpn, maps, width, height, scale):
 
 
 @pytest.mark.slow
-def test_build_equal_seeds_give_equal_weights(detector):
+def test_build_detector_equal_seeds_give_equal_weights(detector):
     torch.manual_seed(3)
-    again = build().state_dict()
+    again = build_detector().state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in detector.state_dict().items())
     assert torch.equal(again["rpn.anchors"], cell_anchors())
     assert all(bool(tensor.isfinite().all()) for tensor in again.values())
@@ -56,7 +63,7 @@ def test_backbone_equals_reference(detector):
 
 
 @pytest.mark.slow
-def test_fold_norms_is_close_to_unfolded(detector):
+def test_fold_frozen_norms_is_close_to_unfolded(detector):
     torch.manual_seed(4)
     backbone = Backbone().eval().requires_grad_(False)
     backbone.load_state_dict(detector.backbone.state_dict())
@@ -68,19 +75,19 @@ def test_fold_norms_is_close_to_unfolded(detector):
     image = torch.randn(1, 3, 64, 80) * 50
     with torch.inference_mode():
         expected = backbone(image)
-        fold_norms(backbone)
+        fold_frozen_norms(backbone)
         found = backbone(image)
     assert not any(isinstance(module, FrozenBatchNorm2d) for module in backbone.modules())
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.max()))
 
 
-def test_pool_equals_reference():
+def test_pool_regions_equals_reference():
     generator = np.random.default_rng(0)
     maps = torch.randn(1, 5, 20, 30)
     corners = generator.uniform(0, 1, (60, 2, 2)) * (479, 319)
     corners[:20] = np.round(corners[:20] / 8) * 8  # halves of a cell, where rounding matters
     boxes = np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).astype(np.float32)
-    found = pool(maps, torch.from_numpy(boxes)[None])
+    found = pool_regions(maps, torch.from_numpy(boxes)[None])
     for box, pooled in zip(boxes, found, strict=True):
         assert torch.equal(pooled, reference_detector.roi_pool(maps[0], box))
 
@@ -111,10 +118,12 @@ def test_propose_images_of_a_batch_are_independent(detector):
     assert counts[0] > counts[1] > counts[2] == 0  # 6 * 16 pixels are more than the height
 
 
-def test_pool_images_of_a_batch_are_independent():
+def test_pool_regions_images_of_a_batch_are_independent():
     maps, boxes = torch.randn(2, 3, 9, 8), torch.rand(2, 5, 2) * 60
     boxes = torch.cat((boxes, boxes + 50), dim=2)
-    assert torch.equal(pool(maps, boxes), torch.cat([pool(maps[i : i + 1], boxes[i : i + 1]) for i in range(2)]))
+    assert torch.equal(
+        pool_regions(maps, boxes), torch.cat([pool_regions(maps[i : i + 1], boxes[i : i + 1]) for i in range(2)])
+    )
 
 
 def test_propose_uses_anchors_of_checkpoint(detector):

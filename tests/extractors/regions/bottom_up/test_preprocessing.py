@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from extractors.regions.bottom_up.preprocessing import prepare, resized_wh, scale_of, send
+from extractors.regions.bottom_up.preprocessing import preprocess_image, resized_wh, scale_of, send
 from tests.extractors.regions.reference_detector import resize
 from tests.fake_gpu import fake_gpu
 
@@ -15,7 +15,7 @@ def picture(width, height, seed=0):
 
 
 def prepared(image):
-    return prepare(sent(torch.from_numpy(image).permute(2, 0, 1)))[0].permute(1, 2, 0).numpy()
+    return preprocess_image(sent(torch.from_numpy(image).permute(2, 0, 1)))[0].permute(1, 2, 0).numpy()
 
 
 def sent(pixels, device=None):
@@ -42,7 +42,7 @@ def test_resized_wh_sizes(size, scale, resized):
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_prepare_equals_reference_and_opencv(width, height):
+def test_preprocess_image_equals_reference_and_opencv(width, height):
     image = picture(width, height)
     expected, scale = resize(image)
     found = prepared(image)
@@ -56,19 +56,19 @@ def test_prepare_equals_reference_and_opencv(width, height):
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5)
 
 
-def test_prepare_does_not_depend_on_memory_layout():
+def test_preprocess_image_does_not_depend_on_memory_layout():
     pixels = torch.from_numpy(picture(50, 40)).permute(2, 0, 1)
-    torch.testing.assert_close(prepare(sent(pixels)), prepare(sent(pixels.contiguous())), rtol=0, atol=0)
+    torch.testing.assert_close(preprocess_image(sent(pixels)), preprocess_image(sent(pixels.contiguous())), rtol=0, atol=0)
 
 
 def test_send_uses_one_asynchronous_copy():
     pixels = torch.from_numpy(picture(41, 30)).permute(2, 0, 1)
     with fake_gpu() as gpu:
         image = sent(pixels, torch.device("cuda", 0))
-        found = prepare(image)
+        found = preprocess_image(image)
         assert {tensor.device.type for tensor in (*image, found)} == {"cuda"}
         assert not gpu.waits, gpu.report()
         assert [event.operation for event in gpu.copies.elements()] == ["copy to the GPU"]
         assert torch.equal(image.pixels.cpu(), pixels)
         assert image.scale.tolist() == [scale_of(41, 30)]
-        assert torch.equal(found.cpu(), prepare(sent(pixels)))
+        assert torch.equal(found.cpu(), preprocess_image(sent(pixels)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.ops import roi_pool
 
-from extractors.regions.bottom_up.network import Head, fold_norms
+from extractors.regions.bottom_up.network import Head, fold_frozen_norms
 from extractors.regions.bottom_up.res5_head import GroupedStage, MergedStage, PlainStage, ProductStage, distinct_bins, pool_bins
 
 
@@ -27,7 +27,7 @@ def head():
             buffer.uniform_(0.5, 2)
         elif "running_mean" in name or name.endswith("bias"):
             buffer.normal_()
-    fold_norms(head.layer4)
+    fold_frozen_norms(head.layer4)
     return head
 
 
@@ -37,10 +37,12 @@ FORMS = {
     "products": lambda head: ProductStage(head.layer4),
     "grouped": lambda head: GroupedStage(head.layer4, 2),
 }
+# Grouped convolutions take five times as long as the others.
+EACH_FORM = [pytest.param(form, marks=[pytest.mark.cluster] * (form == "grouped")) for form in FORMS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EACH_FORM)
 def test_stage_equals_convolutions(head, form):
     pooled = torch.randn(3, 1024, 14, 14).relu_()
     exact = copy.deepcopy(head.layer4).double()
@@ -59,7 +61,7 @@ def test_stage_equals_convolutions(head, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EACH_FORM)
 def test_stage_shared_bins_equal_separate_regions(head, form):
     """The bins of three regions, some in all of them and in any order; what is shared is read alone."""
     generator = torch.Generator().manual_seed(0)

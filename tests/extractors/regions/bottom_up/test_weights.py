@@ -12,9 +12,9 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor
 
-from extractors.regions.bottom_up.network import build
+from extractors.regions.bottom_up.network import build_detector
 from extractors.regions.bottom_up.weights import read_detector
-from extractors.regions.boxes import cell_anchors, decode
+from extractors.regions.boxes import apply_deltas, cell_anchors
 from schemas.errors import InputError
 from tests.extractors.weights.test_caffemodel import blob, layer, net
 
@@ -144,7 +144,7 @@ def test_read_detector_milvlg_file_of_any_format(tmp_path, state, suffix, counte
 def test_milvlg_names_and_shapes_equal_release():
     """The hash is of the 639 names and shapes of its ``GeneralizedBUARCNN``, built with ``test-caffe-r101-fix36.yaml``."""
     with torch.device("meta"):
-        names = milvlg(build().state_dict())
+        names = milvlg(build_detector().state_dict())
     names |= {f"roi_heads.box_predictor.bbox_pred.{kind}": torch.empty(shape) for kind, shape in BOXES.items()}
     lines = sorted(f"{name} {list(tensor.shape)}" for name, tensor in names.items())
     assert len(lines) == 639
@@ -223,7 +223,9 @@ def test_read_detector_airsplay_anchors_equal_detectron2_decoding(tmp_path, stat
     side = theirs[:, 2:] - theirs[:, :2]
     centre = theirs[:, :2] + side / 2 + deltas[:, :2] * side
     half = deltas[:, 2:].exp() * side / 2
-    torch.testing.assert_close(decode(anchors, deltas), torch.cat((centre - half, centre + half), dim=1), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        apply_deltas(anchors, deltas), torch.cat((centre - half, centre + half), dim=1), rtol=1e-6, atol=1e-4
+    )
 
 
 def test_read_detector_airsplay_without_attributes_predicts_none(tmp_path, state):

@@ -6,7 +6,7 @@ from PIL import Image
 import extractors
 from extractors import ExtractorRequest
 from extractors.options import RegionOptions
-from extractors.regions.bottom_up.network import build
+from extractors.regions.bottom_up.network import build_detector
 from extractors.regions.bottom_up.weights import detectron2_names
 from schemas.errors import UsageError
 from tests.extractors.regions.test_faster_rcnn import check_agrees, used
@@ -14,13 +14,13 @@ from tests.extractors.regions.test_faster_rcnn import check_agrees, used
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
 from extractors.regions.detectron2_backend.networks import CONFIG, load_config
-from extractors.regions.detectron2_backend.networks import build as build_detectron2
+from extractors.regions.detectron2_backend.networks import build_detectron2 as build_detectron2
 
 NAME = "faster-rcnn-36"
 
 
 def load(backend: str, weights: str = "random:0", **options):
-    return extractors.load(NAME, weights=weights, regions=RegionOptions(backend=backend, **options))
+    return extractors.load_extractor(NAME, weights=weights, regions=RegionOptions(backend=backend, **options))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
 
 def test_detectron2_names_are_those_of_milvlg():
     with torch.device("meta"):
-        expected, found = build().state_dict(), build_detectron2(load_config(CONFIG)).state_dict()
+        expected, found = build_detector().state_dict(), build_detectron2(load_config(CONFIG)).state_dict()
     renamed = {theirs: expected[ours] for ours, theirs in detectron2_names().items()}
     assert {name: tensor.shape for name, tensor in renamed.items()} == {name: tensor.shape for name, tensor in found.items()}
     assert len(renamed) == len(expected) - 1  # the anchors
@@ -74,7 +74,7 @@ def test_extract_thin_image_equals_torchvision_backend(backends):
 @pytest.mark.slow
 @pytest.mark.parametrize("photo", ["voc_000456.jpg", "china.jpg"])
 def test_extract_photograph_equals_torchvision_backend(backends, photos, photo):
-    image = extractors.decode((photos / "images" / photo).read_bytes())
+    image = extractors.decode_image((photos / "images" / photo).read_bytes())
     found, expected = (columns(extractor, image) for extractor in backends)
     assert expected["num_regions"][0] == 36
     check_same(found, expected)
@@ -84,7 +84,7 @@ def test_extract_photograph_equals_torchvision_backend(backends, photos, photo):
 def test_extract_uses_anchors_of_weights(tmp_path):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        state = build().state_dict()
+        state = build_detector().state_dict()
     state["rpn.anchors"] = state["rpn.anchors"] * 0.7 + 3
     torch.save(state, tmp_path / "other.pth")
     image = noise(333, 31)

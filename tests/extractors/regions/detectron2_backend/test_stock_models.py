@@ -98,7 +98,7 @@ def test_extract_equals_detectron2_predictor(config, checkpoint, size):
     image = noise(*size)
     boxes, features, classes = predicted(config, checkpoint, image)
     rows = reference_detector.choose(boxes, classes, KEPT.min_regions, KEPT.max_regions, KEPT.score_threshold)
-    extractor = extractors.load(name(config, checkpoint), regions=KEPT)
+    extractor = extractors.load_extractor(name(config, checkpoint), regions=KEPT)
     found = extractor.extract_columns(extractor.collate([extractor.preprocess(image)]))
     count = found["num_regions"][0]
     assert (found["width"][0], found["height"][0], count) == (*size, len(rows))
@@ -115,7 +115,7 @@ def test_extract_equals_detectron2_predictor(config, checkpoint, size):
 
 
 def test_extract_does_not_depend_on_threads_and_batch(config, checkpoint):
-    extractor = extractors.load(name(config, checkpoint), regions=KEPT)
+    extractor = extractors.load_extractor(name(config, checkpoint), regions=KEPT)
     batch = extractor.collate([extractor.preprocess(noise(*size)) for size in ((120, 90), (60, 150), (99, 99))])
     expected = extractor.extract_columns(batch)
     for threads in (1, 2):
@@ -129,7 +129,7 @@ def test_extract_does_not_depend_on_threads_and_batch(config, checkpoint):
 def test_extract_bf16_has_close_features_and_equal_proposals(config, checkpoint):
     image = noise(200, 120)
     found, expected = (
-        extractors.load(name(config, checkpoint), precision=precision, regions=RegionOptions(60, 60))
+        extractors.load_extractor(name(config, checkpoint), precision=precision, regions=RegionOptions(60, 60))
         for precision in ("bf16", "fp32")
     )
     assert found.fingerprint != expected.fingerprint
@@ -142,7 +142,7 @@ def test_extract_bf16_has_close_features_and_equal_proposals(config, checkpoint)
 
 def test_extract_without_proposals_is_empty(config, checkpoint):
     (config.with_name("base.yaml")).write_text(BASE + "  PROPOSAL_GENERATOR: {MIN_SIZE: 500}\n")
-    extractor = extractors.load(name(config, checkpoint))
+    extractor = extractors.load_extractor(name(config, checkpoint))
     found = extractor.extract_columns([extractor.preprocess(noise(50, 40))])
     assert (found["num_regions"][0], found["width"][0], found["height"][0]) == (0, 50, 40)
     assert not any(array.any() for column, array in found.items() if column not in ("width", "height"))
@@ -152,8 +152,8 @@ def test_load_pickle_of_arrays_equals_checkpoint(config, checkpoint, tmp_path):
     state = torch.load(checkpoint, weights_only=True)["model"]
     path = tmp_path / "zoo.pkl"
     path.write_bytes(pickle.dumps({"model": {k: v.numpy() for k, v in state.items()}, "__author__": "somebody"}, protocol=2))
-    pixels = extractors.load(name(config, checkpoint), regions=KEPT).preprocess(noise(99, 77))
-    found = [extractors.load(name(config, weights), regions=KEPT).extract([pixels]) for weights in (checkpoint, path)]
+    pixels = extractors.load_extractor(name(config, checkpoint), regions=KEPT).preprocess(noise(99, 77))
+    found = [extractors.load_extractor(name(config, weights), regions=KEPT).extract([pixels]) for weights in (checkpoint, path)]
     assert found[0].tobytes() == found[1].tobytes()
 
 
@@ -172,7 +172,7 @@ def test_describe_depends_on_config_and_weights_only(config, checkpoint, tmp_pat
     assert "elsewhere" not in text
     assert "somewhere" not in text
     assert str(tmp_path) not in text
-    assert extractors.load(name(config, checkpoint)).fingerprint == description.fingerprint
+    assert extractors.load_extractor(name(config, checkpoint)).fingerprint == description.fingerprint
     moved = tmp_path / "moved"
     moved.mkdir()
     for file in ("base.yaml", "mine.yaml", "model_final.pth"):
@@ -290,7 +290,9 @@ def test_gpu_agrees_with_cpu(config, checkpoint):
     images = [noise(200, 120), noise(71, 100)]
     found, expected = (
         one.extract_columns([one.preprocess(image) for image in images])
-        for one in (extractors.load(name(config, checkpoint), device=device, regions=KEPT) for device in ("cuda", "cpu"))
+        for one in (
+            extractors.load_extractor(name(config, checkpoint), device=device, regions=KEPT) for device in ("cuda", "cpu")
+        )
     )
     for column, array in expected.items():
         np.testing.assert_allclose(found[column], array, rtol=1e-3, atol=1e-3, err_msg=column)

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipelines.inputs.images import listing
 from pipelines.inputs.images.base import ImageRef
-from pipelines.inputs.images.listing import CachedListing, Listing, SharedListing, read_listing, sum_digests
+from pipelines.inputs.images.listing import CachedListing, Listing, ListingPart, sum_digests
+from schemas.errors import InputError
 from schemas.storage.folder import Folder
 
 
@@ -60,14 +62,15 @@ REFS = [ImageRef(f"ü{number}", f"a b/{number}.jpg", number, number % 3 - 1, str
 def test_cached_listing_round_trip():
     kept = CachedListing()
     assert list(kept.tee(REFS)) == REFS
-    assert list(read_listing(kept.path)) == REFS
+    (part,) = kept.parts()
+    assert list(part.refs(SOURCE)) == REFS
     assert Path(kept.path).stat().st_size < 30 * len(REFS)
 
 
 def test_cached_listing_deletes_its_file():
     kept = CachedListing()
     list(kept.tee([]))
-    assert list(read_listing(kept.path)) == []
+    assert kept.parts() == ()
     listing = Listing((1,), ("2",), ("3",), kept).folded(1)
     path = Path(kept.path)
     del kept
@@ -77,11 +80,12 @@ def test_cached_listing_deletes_its_file():
 
 
 @pytest.fixture
-def shared(tmp_path) -> SharedListing:
+def shared(tmp_path) -> ListingPart:
     """A listing in a folder of other files, when the machine that made it is gone."""
     kept = CachedListing()
     list(kept.tee(REFS))
-    return pickle.loads(pickle.dumps(kept.share(Folder(str(tmp_path)))))
+    (part,) = pickle.loads(pickle.dumps(kept.share(Folder(str(tmp_path)))))
+    return part
 
 
 SOURCE = SimpleNamespace(refs=lambda: iter(REFS[:1]))
@@ -93,7 +97,7 @@ def test_shared_listing_round_trip(shared, tmp_path):
     assert list(shared.refs(SOURCE)) == REFS
     (path,) = tmp_path.iterdir()
     assert re.fullmatch(r"\.listing-[0-9a-f]{16}\.tmp-0", path.name)
-    assert shared == SharedListing(Folder(str(tmp_path)), path.name, shared.sha256)
+    assert shared == ListingPart(Folder(str(tmp_path)), path.name, 0, path.stat().st_size, shared.sha256, is_whole=True)
 
 
 @pytest.mark.parametrize("damage", [lambda data: None, lambda data: data[:-1], lambda data: b"x" + data[1:], lambda data: b""])
@@ -104,3 +108,19 @@ def test_shared_listing_missing_or_changed_lists_again(shared, tmp_path, damage)
     if data is not None:
         path.write_bytes(data)
     assert list(shared.refs(SOURCE)) == REFS[:1]
+
+
+def test_parts_of_a_listing_are_read_separately(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "_PART_REFS", 9000)
+    kept = CachedListing()
+    assert list(kept.tee(REFS)) == REFS
+    parts = kept.share(Folder(str(tmp_path)))
+    assert [list(part.refs(SOURCE)) for part in parts] == [REFS[:9000], REFS[9000:18_000], REFS[18_000:]]
+    (path,) = tmp_path.iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"x")
+    assert list(parts[0].refs(SOURCE)) == REFS[:9000]
+    for damage in (lambda: None, path.unlink):
+        damage()
+        with pytest.raises(InputError, match=r"the listing of this run, is missing or changed.*Run the same command again"):
+            list(parts[2].refs(SOURCE))
