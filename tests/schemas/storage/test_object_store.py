@@ -330,7 +330,7 @@ def no_settings(monkeypatch, tmp_path):
 
 
 def client_of(location):
-    return open_bucket(split_address(location)[0])._client
+    return Folder(location)._object("")[0]._client
 
 
 def test_options_of_an_address_of_s3(no_settings, monkeypatch):
