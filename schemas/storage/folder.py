@@ -258,15 +258,19 @@ class Folder:
     def put(self, name: str, data: bytes | Path, if_match: str | None = ANY) -> str | None:
         """Write a file atomically, and return the tag of an object.
 
-        The result is None if the tag of the object is not ``if_match``, which is None to write only a new object. Conditions need
-        a store, see `schemas.storage.object_store`.
+        A path is a file opened by `temporary`, which becomes the file. The result is None if the tag of the object is not
+        ``if_match``, which is None to write only a new object. Conditions need a store, see `schemas.storage.object_store`.
         """
         if not self.is_local:
             with storage_errors(self.path_of(name)):
                 bucket, key = self._object(name)
                 return object_store.put(bucket, key, data, if_match)
-        with self.replace(name) as file:
-            file.write(data if isinstance(data, bytes) else data.read_bytes())
+        if isinstance(data, bytes):
+            with self.replace(name) as file:
+                file.write(data)
+        else:
+            with storage_errors(self.path_of(name)):
+                data.replace(self.local_path / name)
         return ""
 
     @contextmanager
@@ -276,19 +280,11 @@ class Folder:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            self.rename(Path(file.name), name)
-
-    def rename(self, temporary: Path, name: str) -> None:
-        """Rename or upload a file opened by `temporary`."""
-        if not self.is_local:
-            self.put(name, temporary)
-            return
-        with storage_errors(self.path_of(name)):
-            temporary.replace(self.local_path / name)
+            self.put(name, Path(file.name))
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[BinaryIO]:
-        """Open a temporary file for `rename`, which is deleted after the block."""
+        """Open a temporary file for `put`, which is deleted after the block."""
         with storage_errors(self.path_of(name)):
             if self.is_local:
                 target = self._target(name)

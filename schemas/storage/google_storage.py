@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,18 +21,16 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-_MAX_SOURCES = 32  # Of one compose request.
 _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_PARALLEL_DELETES = 8
 _RETRY_SECONDS = 15
 
 
 class GoogleBucket(Bucket):
     """A bucket in Google Cloud Storage with generations as tags.
 
-    Large files are uploaded in parallel parts, which are temporary objects. One conditional compose request then creates the
-    target: the XML API's multipart uploads have no conditions.
+    Large files are uploaded in sequential parts: parallel ones have no conditions in the XML API, and would be temporary objects
+    in the JSON API.
     """
 
     def __init__(self, address: BucketAddress) -> None:
@@ -94,14 +90,18 @@ class GoogleBucket(Bucket):
         from google.api_core.exceptions import PreconditionFailed
 
         condition = {} if if_match == ANY else {"if_generation_match": int(if_match or 0)}
-        blob = self._blob(key)
+        blob = self._bucket.blob(key, chunk_size=PART_BYTES)
         blob.metadata = {WRITER: writer}
-        with _google_errors():
+        with _google_errors(), io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
             try:
-                if object_store.size_of(data) <= PART_BYTES:
-                    self._send(blob, object_store.read_part(data), condition)
-                else:
-                    self._send_parts(blob, data, condition)
+                blob.upload_from_file(
+                    file,
+                    size=object_store.size_of(data),
+                    content_type="application/octet-stream",
+                    checksum="crc32c",
+                    **condition,
+                    **self._options,
+                )
             except PreconditionFailed as error:
                 raise RefusedError(412) from error
         return str(blob.generation)
@@ -126,47 +126,6 @@ class GoogleBucket(Bucket):
         with _google_errors(), suppress(NotFound, PreconditionFailed):
             self._bucket.delete_blob(key, **condition, **self._options)
 
-    def _blob(self, key: str) -> Any:
-        blob = self._bucket.blob(key)
-        blob.content_type = "application/octet-stream"
-        return blob
-
-    def _send(self, blob: Any, data: bytes, condition: dict[str, int]) -> None:
-        blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", **condition, **self._options)
-
-    def _send_parts(self, blob: Any, data: bytes | Path, condition: dict[str, int]) -> None:
-        folder, slash, name = blob.name.rpartition("/")
-        stem = f"{folder}{slash}.{name}{object_store.TEMPORARY_MARK}{uuid.uuid4().int >> 64}"
-        temporaries: list[Any] = []
-
-        def temporary() -> Any:
-            temporaries.append(self._blob(f"{stem}{len(temporaries):05d}"))
-            return temporaries[-1]
-
-        try:
-            parts = [temporary() for _ in range(-(-object_store.size_of(data) // PART_BYTES))]
-            object_store.upload_parts(data, PART_BYTES, lambda part_number, part: self._send(parts[part_number - 1], part, {}))
-            while len(parts) > _MAX_SOURCES:
-                groups = [parts[start : start + _MAX_SOURCES] for start in range(0, len(parts), _MAX_SOURCES)]
-                parts = [self._compose(temporary(), group, {}) for group in groups]
-            self._compose(blob, parts, condition)
-        finally:
-            with ThreadPoolExecutor(_PARALLEL_DELETES, thread_name_prefix="upload") as pool:
-                list(pool.map(self._discard, temporaries))
-
-    def _compose(self, blob: Any, parts: Sequence[Any], condition: dict[str, int]) -> Any:
-        from google.api_core.exceptions import NotFound
-
-        try:
-            blob.compose(list(parts), **condition, **self._options)
-        except NotFound as error:  # Another run has cleared the folder or committed.
-            raise RefusedError(404) from error
-        return blob
-
-    def _discard(self, part: Any) -> None:
-        with suppress(Exception):  # The next run deletes leftovers.
-            part.delete(**self._options)
-
 
 def _blob_info(blob: Any) -> FileInfo:
     return FileInfo(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation))
@@ -186,7 +145,7 @@ def _google_client(options: Mapping[str, str], *, is_anonymous: bool) -> Any:
         def send(self, *arguments: Any, **options: Any) -> Any:
             response = super().send(*arguments, **options)
             headers = {name.lower() for name in response.headers}
-            if response.status_code in (200, 206) and headers.isdisjoint({"content-length", "transfer-encoding"}):
+            if response.status_code in (200, 206, 308) and headers.isdisjoint({"content-length", "transfer-encoding"}):
                 raise exceptions.ConnectionError("the answer broke off", request=response.request)
             return response
 

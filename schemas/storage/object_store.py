@@ -2,7 +2,7 @@
 
 A store gives every object a tag that changes with its content: the ETag in S3, the generation in Google Cloud Storage. A
 conditional write is a compare-and-swap: it names the tag of the object that it replaces, and exactly one of several concurrent
-writers succeeds. Large files are uploaded in parallel parts; the store checks the condition when it completes the upload.
+writers succeeds. Large files are uploaded in parts; the store checks the condition when it completes the upload.
 
 Each store has one client, which also finds credentials and retries requests: botocore in `schemas.storage.s3`, and
 google-cloud-storage in `schemas.storage.google_storage`. The extra ``stores`` has both.
@@ -15,12 +15,11 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime
-from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 ANY = ""
 """Matches any object or none, in place of the tag of a conditional write or deletion."""
@@ -43,11 +42,9 @@ CONNECT_SECONDS, READ_SECONDS = 10, 60
 CONNECTIONS = 64
 """Connections that a client keeps."""
 
-_PARALLEL_PARTS = 4
 _PARALLEL_LISTINGS = 8
 _FEW_FOLDERS = 10  # A folder then has at least a hundred of the objects on a page.
 _CONFLICT_SECONDS = 0.25
-_T = TypeVar("_T")
 
 
 class FileInfo(NamedTuple):
@@ -157,25 +154,9 @@ def size_of(data: bytes | Path) -> int:
     return len(data) if isinstance(data, bytes) else data.stat().st_size
 
 
-def read_part(data: bytes | Path, start: int = 0, size: int = PART_BYTES) -> bytes:
-    """Return a part of the content of an upload."""
-    if isinstance(data, bytes):
-        return data[start : start + size]
-    with data.open("rb") as file:
-        file.seek(start)
-        return file.read(size)
-
-
 def version_of(modified: datetime) -> str:
     """Return a modification time in UTC as nanoseconds."""
     return str((calendar.timegm(modified.utctimetuple()) * 10**6 + modified.microsecond) * 1000)
-
-
-def upload_parts(data: bytes | Path, part_bytes: int, send: Callable[[int, bytes], _T]) -> list[_T]:
-    """Send an upload in parallel parts, counted from 1; return the results in order."""
-    starts = range(0, size_of(data), part_bytes)
-    with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
-        return list(pool.map(lambda part, start: send(part, read_part(data, start, part_bytes)), count(1), starts))
 
 
 def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:

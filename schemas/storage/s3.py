@@ -8,7 +8,9 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +30,7 @@ ATTEMPTS = 7
 """Attempts of a request. The pauses between them are random, up to 1, 2, 4, ... seconds: half a minute in all, on average."""
 
 _MAX_PARTS = 10_000
+_PARALLEL_PARTS = 4
 _REFUSALS = (404, 409, 412, 501)
 _REGION = "us-east-1"  # Default of the AWS tools; other stores ignore it.
 
@@ -132,15 +135,17 @@ class S3Bucket(Bucket):
         client, size, metadata = self._client, object_store.size_of(data), {WRITER: writer}
         target = {"Bucket": self._name, "Key": key}
         if size <= PART_BYTES:
-            return client.put_object(**target, **_body(object_store.read_part(data)), **condition, Metadata=metadata)["ETag"]
+            return client.put_object(**target, **_body(data, 0, size), **condition, Metadata=metadata)["ETag"]
         upload = {**target, "UploadId": client.create_multipart_upload(**target, Metadata=metadata)["UploadId"]}
+        part_bytes = max(PART_BYTES, -(-size // _MAX_PARTS))
 
-        def send(part_number: int, part: bytes) -> dict[str, Any]:
-            tag = client.upload_part(**upload, **_body(part), PartNumber=part_number)["ETag"]
+        def send(part_number: int, start: int) -> dict[str, Any]:
+            tag = client.upload_part(**upload, **_body(data, start, part_bytes), PartNumber=part_number)["ETag"]
             return {"PartNumber": part_number, "ETag": tag}
 
         try:
-            parts = object_store.upload_parts(data, max(PART_BYTES, -(-size // _MAX_PARTS)), send)
+            with ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="upload") as pool:
+                parts = list(pool.map(send, count(1), range(0, size, part_bytes)))
             return client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)["ETag"]
         except BaseException:
             with suppress(Exception):  # The first error counts.
@@ -160,9 +165,13 @@ def _code_of(error: Any) -> str:
     return error.response["Error"].get("Code", "")
 
 
-def _body(data: bytes) -> dict[str, Any]:
-    digest = hashlib.md5(data, usedforsecurity=False).digest()
-    return {"Body": data, "ContentMD5": base64.b64encode(digest).decode()}
+def _body(data: bytes | Path, start: int, size: int) -> dict[str, Any]:
+    """Return a part of an upload, and its checksum."""
+    with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
+        file.seek(start)
+        part = file.read(size)
+    digest = hashlib.md5(part, usedforsecurity=False).digest()
+    return {"Body": part, "ContentMD5": base64.b64encode(digest).decode()}
 
 
 def _s3_client(address: BucketAddress) -> Any:

@@ -249,7 +249,7 @@ class Attempt:
             else:
                 folder.delete(failures_name(shard))
             folder.delete(record_name(shard))
-            folder.rename(Path(file.name), shard)
+            folder.put(shard, Path(file.name))
 
     def _publish_tagged(self, path: Path, record: Record, failures: bytes) -> None:
         folder, beside = self._folder, record_name(self._shard)

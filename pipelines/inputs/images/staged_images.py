@@ -101,7 +101,7 @@ class StagingArea:
                 return False
             file.write(data)
             file.flush()
-            self.folder.rename(Path(file.name), name)
+            self.folder.put(name, Path(file.name))
         return True
 
 

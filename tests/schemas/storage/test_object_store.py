@@ -249,7 +249,7 @@ def test_answers_of_google_are_errors_by_class():
 @pytest.fixture
 def google(monkeypatch):
     """A bucket of Google's store with one object, and who wrote it, in which every write gets the next of some answers."""
-    from google.api_core.exceptions import NotFound, PreconditionFailed
+    from google.api_core.exceptions import PreconditionFailed
 
     from schemas.storage.google_storage import GoogleBucket
 
@@ -271,12 +271,6 @@ def google(monkeypatch):
                 raise PreconditionFailed("conditionNotMet")
             self.generation = 9
 
-        def compose(self, parts, *, if_generation_match=None, **rest):
-            bucket.conditions.append(if_generation_match)
-            if bucket.failures and bucket.failures.pop(0) == "no parts":
-                raise NotFound("part")
-            self.generation = 9
-
     bucket = Bucket()
 
     def get_blob(key, **rest):
@@ -286,7 +280,7 @@ def google(monkeypatch):
         found.generation, found.metadata = bucket.there[0], {"imagepivot-writer": bucket.there[1]}
         return found
 
-    bucket.blob, bucket.get_blob = lambda key: Blob(), get_blob
+    bucket.blob, bucket.get_blob = lambda key, **rest: Blob(), get_blob
     client = SimpleNamespace(bucket=lambda name: bucket)
     monkeypatch.setattr("schemas.storage.google_storage._google_client", lambda options, **rest: client)
     bucket.front = GoogleBucket(split_address("gs://b")[0])
@@ -294,26 +288,20 @@ def google(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("data", "replaces", "failures", "tag", "conditions"),
+    ("replaces", "failures", "tag", "conditions"),
     [
-        (b"1", "", [], "9", [None]),
-        (b"1", None, [], "9", [0]),
-        (b"1", None, ["there"], None, [0]),
-        (b"1", "7", [], "9", [7]),
-        (b"1", "6", ["there"], None, [6]),
-        (b"1", "7", ["lost"], "8", [7]),  # Our own write, whose answer was lost.
-        (b"1", "7", ["deleted"], "9", [7, 0]),  # What it replaces was deleted.
-        # In parts, which another command may delete.
-        (b"123", "6", [], "9", [None, None, 6]),
-        (b"123", "6", ["", "", "no parts"], None, [None, None, 6]),  # Something else is there: it is looked at first.
-        (b"123", None, ["", "", "no parts"], None, [None, None, 0]),
-        (b"123", "", ["", "", "no parts"], "9", [None, None, None] * 2),
+        ("", [], "9", [None]),
+        (None, [], "9", [0]),
+        (None, ["there"], None, [0]),
+        ("7", [], "9", [7]),
+        ("6", ["there"], None, [6]),
+        ("7", ["lost"], "8", [7]),  # Our own write, whose answer was lost.
+        ("7", ["deleted"], "9", [7, 0]),  # What it replaces was deleted.
     ],
 )
-def test_put_to_google(google, monkeypatch, data, replaces, failures, tag, conditions):
-    monkeypatch.setattr("schemas.storage.google_storage.PART_BYTES", 2)
+def test_put_to_google(google, replaces, failures, tag, conditions):
     google.failures = list(failures)
-    assert object_store.put(google.front, "a", data, replaces) == tag
+    assert object_store.put(google.front, "a", b"1", replaces) == tag
     assert google.conditions == conditions
 
 

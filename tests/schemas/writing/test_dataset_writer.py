@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -27,13 +28,14 @@ from tests.schemas.conftest import blocked_process, prepare
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
     published = []
-    publish = Folder.rename
+    publish = Folder.put
 
-    def record(self, temporary, name):
-        published.append(name)
-        publish(self, temporary, name)
+    def record(self, name, data):
+        if isinstance(data, Path):
+            published.append(name)
+        publish(self, name, data)
 
-    monkeypatch.setattr(Folder, "rename", record)
+    monkeypatch.setattr(Folder, "put", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
     shard = "part-00000-of-00001"
     assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]
