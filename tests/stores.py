@@ -88,15 +88,15 @@ class MemoryBucket:
         keys = sorted(key for key in self.objects if key.startswith(prefix))
         ends = {key: key.find("/", len(prefix)) + 1 if by_folder else 0 for key in keys}
         folders = sorted({key[:end] for key, end in ends.items() if end})
-        return Page([self.head(key).entry for key in keys if not ends[key]], folders, "")
+        return Page([self.head(key) for key in keys if not ends[key]], folders, "")
 
     def head(self, key: str) -> Any:
-        from schemas.storage.object_store import FileInfo, ObjectHead
+        from schemas.storage.object_store import FileInfo
 
         if key not in self.objects:
             return None
         data, tag = self.objects[key]
-        return ObjectHead(FileInfo(key, len(data), "1", tag), "")
+        return FileInfo(key, len(data), "1", tag)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         return self.objects[key][0][start:stop] if key in self.objects else None

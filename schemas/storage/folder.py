@@ -182,7 +182,7 @@ class Folder:
             if not self.is_local:
                 bucket, key = self._object(name)
                 head = bucket.head(key)
-                return None if head is None else head.entry._replace(name=name)
+                return None if head is None else head._replace(name=name)
             try:
                 status = os.stat(self._path(name))  # noqa: PTH116
             except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.storage import object_store
 from schemas.storage.locations import BucketAddress, endpoint_of
-from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, ObjectHead, Page, RefusedError
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, Page, RefusedError
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -60,17 +60,17 @@ class GoogleBucket(Bucket):
             blobs = list(next(listing.pages, ()))
         return Page([_blob_info(blob) for blob in blobs], sorted(listing.prefixes), listing.next_page_token or "")
 
-    def head(self, key: str) -> ObjectHead | None:
+    def head(self, key: str) -> FileInfo | None:
         with _google_errors():
             blob = self._bucket.get_blob(key, **self._options)
-        return None if blob is None else ObjectHead(_blob_info(blob), (blob.metadata or {}).get(WRITER, ""))
+        return None if blob is None else _blob_info(blob)._replace(writer=(blob.metadata or {}).get(WRITER, ""))
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         return self._download(self._bucket.blob(key), **({} if stop is None else {"start": start, "end": stop - 1}))
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         while (head := self.head(key)) is not None:
-            tag = head.entry.tag
+            tag = head.tag
             if (data := self._download(self._bucket.blob(key, generation=int(tag)))) is not None:
                 return data, tag  # Otherwise it was replaced or deleted since.
         return None

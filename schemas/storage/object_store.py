@@ -55,12 +55,14 @@ class FileInfo(NamedTuple):
         size: size in bytes; -1 for a dangling link.
         version: modification time in nanoseconds; empty if unknown.
         tag: tag of the object, see `schemas.storage.object_store`; empty if unknown.
+        writer: `WRITER` id of an object from `Bucket.head`; empty in listings, and for objects of other tools.
     """
 
     name: str
     size: int
     version: str = ""
     tag: str = ""
+    writer: str = ""
 
 
 class Page(NamedTuple):
@@ -74,13 +76,6 @@ class Page(NamedTuple):
     objects: list[FileInfo]
     folders: list[str]
     next: str
-
-
-class ObjectHead(NamedTuple):
-    """An object, and its `WRITER` id; empty for objects of other tools."""
-
-    entry: FileInfo
-    writer: str
 
 
 class RefusedError(Exception):
@@ -108,14 +103,14 @@ class Bucket(ABC):
 
     @abstractmethod
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
-        """List a page of the objects whose keys begin with a prefix, sorted by key.
+        """List a page of the objects with keys below a prefix, sorted by key.
 
         ``after`` is the `Page.next` of the previous page, or empty. ``by_folder`` lists only objects without a further ``/``, and
         the folders beside them.
         """
 
     @abstractmethod
-    def head(self, key: str) -> ObjectHead | None:
+    def head(self, key: str) -> FileInfo | None:
         """Return an object without its content; None if it does not exist."""
 
     @abstractmethod
@@ -214,7 +209,7 @@ def put(bucket: Bucket, key: str, data: bytes | Path, if_match: str | None = ANY
         # The store may have refused only the retry of a write after its response was lost.
         stored = bucket.head(key)
         if stored is not None and stored.writer == writer:
-            return stored.entry.tag
+            return stored.tag
         if status == 412 and (stored is not None or if_match is None):
             return None
         if status == 404 and stored is not None and if_match != ANY:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from schemas.storage import object_store
 from schemas.storage.locations import BucketAddress, endpoint_of
-from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, ObjectHead, Page, RefusedError
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, Page, RefusedError
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -46,7 +46,7 @@ class S3Bucket(Bucket):
         self._store = address._replace(name="")
 
     def exists(self) -> bool:
-        # Not HEAD, whose response some stores send without a length, as if it was truncated.
+        # Not HEAD: some stores respond to it without a length, as if the response was truncated.
         with suppress(NoSuchBucketError), _s3_errors(404):
             self._client.list_objects_v2(Bucket=self._name, MaxKeys=1)
             return True
@@ -62,10 +62,10 @@ class S3Bucket(Bucket):
         folders = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
         return Page(objects, folders, page["NextContinuationToken"] if page["IsTruncated"] else "")
 
-    def head(self, key: str) -> ObjectHead | None:
+    def head(self, key: str) -> FileInfo | None:
         with _s3_errors(404):
             head = self._client.head_object(Bucket=self._name, Key=key)
-            return ObjectHead(_item_info(key, head["ContentLength"], head), head["Metadata"].get(WRITER, ""))
+            return _item_info(key, head["ContentLength"], head)._replace(writer=head["Metadata"].get(WRITER, ""))
         return None
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:

@@ -78,14 +78,15 @@ class ImagesInFolder(FolderSource):
     """The images below a folder, as separate files."""
 
     def _list(self, skipped: SkippedFiles) -> Iterator[ImageRef]:
-        for path, size, version, _ in self._entries(skipped):
+        for entry in self._entries(skipped):
+            path = entry.name
             try:
                 path.encode()
             except UnicodeEncodeError as error:
                 raise InputError(f"{self.location!r} holds the file {path!r}, and its name is not UTF-8: {_RENAME}") from error
             image_id = id_of_path(path, self.ids)
             check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
-            yield ImageRef(image_id, path, size, version=version)
+            yield ImageRef(image_id, path, entry.size, version=entry.version)
 
     def _holds_images(self, path: str) -> bool:
         return is_image(path)

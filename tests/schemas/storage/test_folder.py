@@ -8,7 +8,7 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.storage.folder import Folder, file_at
+from schemas.storage.folder import FileInfo, Folder, file_at
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
@@ -276,10 +276,10 @@ def test_stat_has_size_time_and_inode_of_a_file(folder):
     folder.put("deep/a", b"123")
     status = (folder.local_path / "deep/a").stat()
     time = status.st_mtime_ns
-    assert folder.stat("deep/a") == ("deep/a", 3, str(time), f"3 {time} {status.st_ino}")
+    assert folder.stat("deep/a") == FileInfo("deep/a", 3, str(time), f"3 {time} {status.st_ino}")
     assert folder.stat("deep") is None
     assert folder.folders() == ["deep"]
-    assert folder.tagged() == {"deep/a": ("deep/a", 3, "", "")}
+    assert folder.tagged() == {"deep/a": FileInfo("deep/a", 3)}
 
 
 def test_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
