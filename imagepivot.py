@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from extractors import ExtractorRequest as ExtractorRequest
     from extractors import RegionOptions as RegionOptions
     from extractors import decode_image as decode_image
-    from extractors import entries, names
+    from extractors import list_extractors as list_extractors
     from extractors import load_extractor as load_extractor
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.duplicates import find_duplicates as find_duplicates
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from pipelines.exchange.jobs import ImportJob as ImportJob
     from pipelines.features.extraction import extract_features as extract_features
     from pipelines.features.transforms import ExtractFeatures as ExtractFeatures
+    from pipelines.inputs.captions.base import CaptionSource as CaptionSource
     from pipelines.inputs.captions.base import Selection as Selection
-    from pipelines.inputs.captions.opening import open_source
+    from pipelines.inputs.captions.opening import open_captions as open_captions
+    from pipelines.inputs.images.base import ImageSource as ImageSource
     from pipelines.inputs.images.opening import open_images as open_images
     from pipelines.jobs import CaptionsJob as CaptionsJob
     from pipelines.jobs import DiffJob as DiffJob
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from pipelines.running.transforms import CommitDataset as CommitDataset
     from pipelines.text.captions import prepare_captions as prepare_captions
     from pipelines.text.encoding import encode_captions as encode_captions
-    from pipelines.text.moses import recipe
+    from pipelines.text.moses import load_recipe as load_recipe
     from pipelines.text.queries import tokenize_query as tokenize_query
     from pipelines.text.token_features import extract_token_features as extract_token_features
     from pipelines.text.transforms import BuildVocabulary as BuildVocabulary
@@ -99,17 +101,19 @@ if TYPE_CHECKING:
     from schemas.writing.shard_writer import open_shard as open_shard
     from schemas.writing.validation import validate
     from train.config.models import ModelConfig as ModelConfig
-    from train.config.presets import preset_names as preset_names
+    from train.config.presets import list_presets as list_presets
     from train.config.sections import Config as Config
-    from train.config.sections import resolve
+    from train.config.sections import load_config as load_config
     from train.data.batches import CaptionBatch as CaptionBatch
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
     from train.evaluation.embedding import embed as embed
     from train.evaluation.ranks import read_ranks as read_ranks
+    from train.evaluation.scores import Score as Score
     from train.evaluation.scores import evaluate_run
     from train.evaluation.scores import score_run as score_run
+    from train.evaluation.search import Hit as Hit
     from train.evaluation.search import embed_gallery as embed_gallery
     from train.evaluation.search import search as search
     from train.evaluation.search import search_gallery as search_gallery
@@ -123,6 +127,7 @@ if TYPE_CHECKING:
     from train.jobs import SearchJob as SearchJob
     from train.jobs import StsJob as StsJob
     from train.jobs import TrainJob as TrainJob
+    from train.jobs import TrainResult as TrainResult
     from train.loop import train as train
     from train.models.catalogue import register_model as register_model
     from train.models.retrieval_model import AttentionWeights as AttentionWeights
@@ -130,26 +135,24 @@ if TYPE_CHECKING:
     from train.models.retrieval_model import Encoded as Encoded
     from train.models.retrieval_model import ImageBatch as ImageBatch
     from train.models.retrieval_model import RetrievalModel as RetrievalModel
+    from train.reports.comparison import Comparison as Comparison
     from train.reports.comparison import compare_runs as compare_runs
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.plots import plot_comparison as plot_comparison
     from train.reports.reproduce import reproduce as reproduce
+    from train.runs.run import Run as Run
     from train.runs.run import open_run as open_run
     from train.training_data import TrainingInputs as TrainingInputs
     from train.training_data import load_training_inputs as load_training_inputs
 
     evaluate = evaluate_run
-    extractor_catalogue = entries
-    extractor_names = names
-    open_captions = open_source
     repair_dataset = repair
-    resolve_config = resolve
-    text_recipe = recipe
     validate_dataset = validate
 
-if TYPE_CHECKING:  # Types of `mteb_model`, not public.
+if TYPE_CHECKING:  # The type of `mteb_model`, not public.
     from train.evaluation.mteb_model import MtebModel
-    from train.runs.run import Run
+
+__version__: str
 
 _EXTRAS = {"pipelines.datasets.duplicates": "duplicates"}
 """Extras of modules that need more than their package's."""
@@ -202,6 +205,10 @@ def _places() -> dict[str, tuple[str, str]]:
 
 def _load(name: str) -> Any:
     """Import the object of a public name."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("imagepivot")
     if name not in _places():
         raise AttributeError(f"module 'imagepivot' has no attribute {name!r}")
     module, original = _places()[name]

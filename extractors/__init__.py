@@ -1,7 +1,7 @@
 """Feature extractors for images and caption tokens; importing loads no torch."""
 
 from extractors.base import Description, Extractor, RegionExtractor
-from extractors.catalogue import CatalogueEntry, ExtractorModule, entries, names
+from extractors.catalogue import CatalogueEntry, ExtractorModule, extractor_names, list_extractors
 from extractors.images.decoding import MAX_PIXELS, REASONS, DecodeError, decode_image
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.request import ExtractorRequest, load_extractor
@@ -19,7 +19,7 @@ __all__ = [
     "RegionExtractor",
     "RegionOptions",
     "decode_image",
-    "entries",
+    "extractor_names",
+    "list_extractors",
     "load_extractor",
-    "names",
 ]

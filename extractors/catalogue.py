@@ -185,20 +185,29 @@ _FAMILIES = (
 )
 
 
-def entries() -> tuple[CatalogueEntry, ...]:
-    """List all extractors: `names` and the two families; imports torch.
+def list_extractors(*names: str) -> tuple[CatalogueEntry, ...]:
+    """List extractors without their weights; imports torch.
+
+    Args:
+        names: names of extractors, also ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``; without any all, and the two families.
+
+    Examples:
+        >>> [listed] = imagepivot.list_extractors("timm:resnet18")
+        >>> listed.shape, listed.preprocessing["input_size"]
+        ((512,), [3, 224, 224])
 
     Raises:
-        UsageError: a required package is not installed.
+        UsageError: a name is unknown, or a required package is not installed.
     """
-    return (*map(_catalogue_entry, names()), *_FAMILIES)
+    return tuple(map(_catalogue_entry, names)) if names else (*map(_catalogue_entry, extractor_names()), *_FAMILIES)
 
 
 def _catalogue_entry(name: str) -> CatalogueEntry:
-    entry = ENTRIES[name]
+    entry = entry_of(name)
     module = import_module(entry.module, name)
     from extractors.weights.resolve import Weights
 
+    prefix = name.partition(":")[0]
     description = module.describe(ExtractorOptions(entry.spec), Weights(state={}))  # The preprocessing ignores weights.
     return CatalogueEntry(
         name=name,
@@ -206,12 +215,12 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
         shape=entry.spec.shape,
         dtype=entry.spec.dtype,
         source=entry.spec.source,
-        weights=entry.weights,
+        weights=entry.weights or next(family.weights for family in _FAMILIES if family.name.startswith(prefix)),
         preprocessing=description.parameters["transform"],
     )
 
 
-def names() -> tuple[str, ...]:
+def extractor_names() -> tuple[str, ...]:
     """Return the sorted names of the extractors, without families."""
     return tuple(sorted(ENTRIES))
 
@@ -235,10 +244,10 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
         spec = import_module(own, name).spec(name.removeprefix(DETECTRON2))
         return Entry(spec, module=own, makes_regions=True, detectron2_module=own)
     if name not in ENTRIES:
-        similar = get_close_matches(name, names(), n=1, cutoff=0.5)
+        similar = get_close_matches(name, extractor_names(), n=1, cutoff=0.5)
         guess = f"did you mean {similar[0]!r}? Extractors are" if similar else "choose one of"
         raise UsageError(
-            f"there is no extractor {name!r}: {guess} {', '.join(names())}, {_TIMM}NAME for timm models, and "
+            f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm models, and "
             f"{DETECTRON2}CONFIG+WEIGHTS for detectron2 models"
         )
     return ENTRIES[name]

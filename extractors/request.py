@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from extractors.base import Description, Extractor, warn_once
-from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, import_module, names
+from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, extractor_names, import_module
 from extractors.description_cache import FileStamp, cache_folder, cached_description
 from extractors.options import ExtractorOptions, RegionOptions
 from schemas.errors import UsageError
@@ -41,9 +41,9 @@ WeightsRequest: TypeAlias = Annotated[
 ]
 
 
-def extractor_names() -> tuple[str, ...]:
+def extractor_completions() -> tuple[str, ...]:
     """Return extractor names and the prefixes of families, for completion."""
-    return (*names(), "timm:", DETECTRON2)
+    return (*extractor_names(), "timm:", DETECTRON2)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,8 +51,8 @@ class ExtractorRequest(Options):
     """Request for an extractor. Its methods check and read, the constructor does not.
 
     Attributes:
-        name: one of `names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18`` for the model's default tag; or
-            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint.
+        name: one of `extractor_names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18`` for the model's default
+            tag; or ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint.
         weights: ``default`` weights are torchvision's or timm's. The format of a file is detected from its content. Remote files
             are downloaded once per machine.
         compile: unsupported for regions on a CPU. Last digits of features may differ, so it is part of the fingerprint.
@@ -69,7 +69,7 @@ class ExtractorRequest(Options):
 
     name: Annotated[
         str,
-        Opt("Run this extractor; [i]imagepivot extractors[/i] lists them.", name="extractor", completion=extractor_names),
+        Opt("Run this extractor; [i]imagepivot extractors[/i] lists them.", name="extractor", completion=extractor_completions),
     ]
     weights: WeightsRequest = "default"
     precision: Precision = "fp32"
@@ -187,7 +187,7 @@ class ExtractorRequest(Options):
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.keep_crops and not entry.crops:
-            ten_crop = ", ".join(name for name in names() if ENTRIES[name].crops)
+            ten_crop = ", ".join(name for name in extractor_names() if ENTRIES[name].crops)
             raise UsageError(
                 f"--keep-crops needs one of the extractors {ten_crop}, not {self.name!r}: leave it out, or choose one"
             )

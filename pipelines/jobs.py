@@ -119,18 +119,18 @@ class CaptionsJob(Options):
 
         return Selection(self.languages, self.portions, self.splits)
 
-    def open_source(self) -> CaptionSource:
+    def open_captions(self) -> CaptionSource:
         """Open the raw captions.
 
         Raises:
             UsageError: an option does not fit the format.
             InputError: the source does not exist, or has another format.
         """
-        from pipelines.inputs.captions.opening import open_source
+        from pipelines.inputs.captions.opening import open_captions
 
         if not isinstance(self.source, str):
             return cast("CaptionSource", self.source)
-        return open_source(
+        return open_captions(
             self.format or "",
             self.source,
             language=self.language,

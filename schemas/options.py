@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeAlias, get_origin
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_origin, overload
 
 from schemas.conversion import alternatives_of, check_number, default_of, hints_of
 from schemas.errors import UsageError
@@ -84,6 +86,56 @@ class Options:
         values = {item.name: (getattr(self, item.name), default_of(item)) for item in fields(self)}  # type: ignore[arg-type]
         shown = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+_Job = TypeVar("_Job", contravariant=True)
+_More = ParamSpec("_More")
+_Result = TypeVar("_Result", covariant=True)
+
+
+class JobFunction(Protocol[_Job, _More, _Result]):
+    """Function that runs a job."""
+
+    @overload
+    def __call__(self, job: _Job, /, *args: _More.args, **kwargs: _More.kwargs) -> _Result: ...
+
+    @overload
+    def __call__(self, *fields: Any, **named: Any) -> _Result: ...
+
+
+def takes_fields(
+    job_class: Callable[..., _Job],
+) -> Callable[[Callable[Concatenate[_Job, _More], _Result]], JobFunction[_Job, _More, _Result]]:
+    """Return a decorator of functions that run a job, which then also take its fields, beside their own keyword arguments.
+
+    Lists become tuples. A text for a nested dataclass is parsed, or is its first field: ``extractor="resnet50-pool"``.
+    """
+
+    def decorate(function: Callable[Concatenate[_Job, _More], _Result]) -> JobFunction[_Job, _More, _Result]:
+        [_, *own_names] = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def run(*args: Any, **named: Any) -> Any:
+            if "job" in named or (args and isinstance(args[0], cast("type", job_class))):
+                return cast("Any", function)(*args, **named)
+            own = {name: named.pop(name) for name in own_names if name in named}
+            values = inspect.signature(job_class).bind(*args, **named).arguments
+            hints = hints_of(job_class)
+            job = job_class(**{name: _field_value(value, hints[name]) for name, value in values.items()})
+            return cast("Any", function)(job, **own)
+
+        return cast("JobFunction[_Job, _More, _Result]", run)
+
+    return decorate
+
+
+def _field_value(value: Any, hint: Any) -> Any:
+    """Convert a list to a tuple, and a text to a nested dataclass."""
+    kinds = [kind for kind in alternatives_of(hint) if is_dataclass(kind)]
+    if isinstance(value, str) and str not in alternatives_of(hint) and kinds:
+        kind: Any = kinds[0]
+        return kind.parse(value) if hasattr(kind, "parse") else kind(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 SEVERAL_MACHINES = "Array jobs, and workers on other machines (--runner after --)"

@@ -21,7 +21,7 @@ from extractors import ExtractorRequest
 from pipelines.demo.run import write_scenes
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.jobs import CaptionsJob, EncodeJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Execution
 from pipelines.text.captions import prepare_captions
@@ -38,7 +38,7 @@ LARGE = FeatureSpec(name="vgg19-10crop", shape=(10, 4096), dtype="float16")
 """52 rows fill a row group."""
 
 EXTRACTORS: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in extractors.names()},
+    **{name: {"name": name} for name in extractors.extractor_names()},
     "resnet50-pool bf16 compiled float16": {"name": "resnet50-pool", "precision": "bf16", "compile": True, "dtype": "float16"},
     "vgg19-10crop separate": {"name": "vgg19-10crop", "keep_crops": True},
     "faster-rcnn-36 10 to 100": {"name": "faster-rcnn-36", "regions": extractors.RegionOptions(10, 100)},
@@ -109,7 +109,7 @@ def write_demo(root: Path) -> dict[str, Path]:
     names = ("captions", "truecased", "vocabulary", "encoded", "word-vectors")
     folders = {name: str(root / f"demo-{name}") for name in names}
     for name, recipe in {"captions": {}, "truecased": {"recipe": "moses-truecase"}}.items():
-        job = CaptionsJob(open_source("table", table), folders[name], shards=4, **recipe)
+        job = CaptionsJob(open_captions("table", table), folders[name], shards=4, **recipe)
         prepare_captions(job, alone)
     build_vocabulary(VocabularyJob(folders["captions"], folders["vocabulary"]), alone)
     encode_captions(EncodeJob(folders["captions"], folders["vocabulary"], folders["encoded"], max_length=8), alone)

@@ -361,7 +361,10 @@ def test_arrow_calls_import_no_pandas(sources):
 
 
 def test_extractors_need_no_beam_and_load_no_torch():
-    script = "import extractors.images.preprocessing\nprint(extractors.names(), {'torch', 'apache_beam'} & set(sys.modules))"
+    script = (
+        "import extractors.images.preprocessing\n"
+        "print(extractors.extractor_names(), {'torch', 'apache_beam'} & set(sys.modules))"
+    )
     assert run(script, blocked=("apache_beam",)).endswith("set()\n")
 
 

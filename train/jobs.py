@@ -65,9 +65,9 @@ MaxSteps: TypeAlias = Annotated[
 
 
 def _presets() -> tuple[str, ...]:
-    from train.config.presets import preset_names
+    from train.config.presets import list_presets
 
-    return preset_names()
+    return list_presets()
 
 
 class Configuration(Protocol):
@@ -149,23 +149,29 @@ class TrainJob(Options):
         Raises:
             UsageError: the preset or file is missing, or not a configuration.
         """
-        from train.config.sections import resolve
+        from train.config.sections import load_config
 
         if not isinstance(self.config, str):
             return cast("Config", self.config)
         if not self.config:
             raise UsageError("name a preset or a TOML file; imagepivot train --list-presets lists the presets")
-        return resolve(self.config, _overrides(self))
+        return load_config(self.config, _overrides(self))
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainResult:
     """Result of a training.
 
     Attributes:
         folder: folder of the run, for `train.runs.open_run`.
         progress: steps, best score, and the reason to stop.
         chance: recalls of a random ranking by language of the best score; empty for other training inputs than datasets.
+
+    Examples:
+        >>> corpus = imagepivot.Corpus("encoded", "features", "vocabulary")
+        >>> result = imagepivot.train("demo", corpus, "build/short", device="cpu", max_steps=1)
+        >>> result.folder, result.progress.step
+        ('build/short', 1)
     """
 
     folder: str

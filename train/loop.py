@@ -19,6 +19,7 @@ from torch import Tensor
 from schemas.console.events import Remark
 from schemas.errors import UsageError
 from schemas.fingerprints import sha256_of_json
+from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
@@ -31,7 +32,7 @@ from train.data.sampling import Batch
 from train.devices import check_training_precision, choose_device, computing
 from train.distributed import DistributedContext, join_processes
 from train.evaluation.ranks import RANKS, write_ranks
-from train.jobs import DivergedError, Result, TrainJob
+from train.jobs import DivergedError, TrainJob, TrainResult
 from train.losses import LossSums, Objective, is_at_margin, terms_of
 from train.models.catalogue import build_model
 from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
@@ -72,13 +73,14 @@ Watch = Callable[[Report], None]
 logger = logging.getLogger(__name__)
 
 
+@takes_fields(TrainJob)
 def train(
     job: TrainJob,
     on_report: Watch = lambda report: None,
     on_warning: Remark = logger.warning,
     *,
     training_inputs: TrainingInputs | None = None,
-) -> Result:
+) -> TrainResult:
     """Train a model.
 
     The folder of the run then contains:
@@ -422,10 +424,10 @@ class _Loop:
         stops_early = schedule.patience > 0
         return Report(*position, loss, scores, progress.best_score, self.chance, monitored, stops_early=stops_early)
 
-    def result(self, progress: TrainingProgress) -> Result:
+    def result(self, progress: TrainingProgress) -> TrainResult:
         """Return the result of the training."""
         chance = {language: self.chance[language] for language in self.config.monitored if self.chance}
-        return Result(self.job.output, progress, self.training_inputs.missing_features, chance)
+        return TrainResult(self.job.output, progress, self.training_inputs.missing_features, chance)
 
     def stop_reason(self, progress: TrainingProgress) -> str:
         """Return the reason to stop, see `train.schedules.stop_reason`."""

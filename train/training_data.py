@@ -44,7 +44,7 @@ class TrainingInputs:
         contents: digests of contents, by name, to detect changes; may be empty.
 
     Examples:
-        >>> config, corpus = imagepivot.resolve_config("demo"), imagepivot.Corpus("encoded", "features", "vocabulary")
+        >>> config, corpus = imagepivot.load_config("demo"), imagepivot.Corpus("encoded", "features", "vocabulary")
         >>> inputs = imagepivot.load_training_inputs(config, corpus, seed=0)
         >>> inputs.dimensions.feature_shape
         (2048,)

@@ -178,13 +178,16 @@ def features(
     finish_dataset(manifest, job.output, max_failures, changes)
 
 
-@command("extractors --json")
-def extractors(as_json: AsJson = False) -> None:
+@command("extractors timm:resnet18")
+def extractors(
+    name: Annotated[str, Opt("Show only this extractor, also [i]timm:NAME[/i]. Default: all.", is_argument=True)] = "",
+    as_json: AsJson = False,
+) -> None:
     """List extractors with shapes, weights and preprocessing."""
-    from extractors import entries
+    from extractors import list_extractors
     from pipelines.datasets.inspection import value_rows
 
-    catalogue = [entry.to_json() for entry in entries()]
+    catalogue = [entry.to_json() for entry in list_extractors(*filter(None, (name,)))]
     if as_json:
         typer.echo(to_json(catalogue, indent=2))
         return

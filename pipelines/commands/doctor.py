@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from extractors.request import WeightsRequest, extractor_names
+from extractors.request import WeightsRequest, extractor_completions
 from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, console
 from pipelines.jobs import Device
@@ -19,7 +19,9 @@ from schemas.options import Opt
 @command("doctor features --extractor resnet50-pool")
 def doctor(
     output: Annotated[str | None, Opt("Folder to write a test file to, local, gs:// or s3://.", is_argument=True)] = None,
-    extractor: Annotated[str, Opt("Check the weights of this extractor, and run it once.", completion=extractor_names)] = "",
+    extractor: Annotated[
+        str, Opt("Check the weights of this extractor, and run it once.", completion=extractor_completions)
+    ] = "",
     weights: WeightsRequest = "default",
     device: Device = "auto",
     as_json: AsJson = False,

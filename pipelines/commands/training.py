@@ -53,12 +53,12 @@ def train(
     continues a stopped run: on a CPU to the same weights, if threads and datasets are unchanged.
     """
     import_modules(imports)
-    from train.config.presets import preset_names
-    from train.config.sections import resolve, to_toml
+    from train.config import presets
+    from train.config.sections import load_config, to_toml
 
     if list_presets:
-        for name in preset_names():
-            print_line(f"[bold]{name}[/bold]  {escape(resolve(name).description)}")
+        for name in presets.list_presets():
+            print_line(f"[bold]{name}[/bold]  {escape(load_config(name).description)}")
         return
     config = job.resolved()
     if show:

@@ -27,6 +27,7 @@ from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
+from schemas.options import takes_fields
 
 _SAMPLE_KEYS = 5
 _FEATURES = ("feature", "features", "vector")
@@ -163,6 +164,7 @@ def _text(key: tuple[Any, ...]) -> str:
     return "/".join(map(str, key))
 
 
+@takes_fields(DiffJob)
 def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> DatasetComparison:
     """Compare two datasets of one kind.
 

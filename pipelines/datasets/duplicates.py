@@ -39,6 +39,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
+from schemas.options import takes_fields
 from schemas.writing.records import read_record
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ _Matches: TypeAlias = Iterator[tuple[str, _Links]]
 logger = logging.getLogger(__name__)
 
 
+@takes_fields(DuplicatesJob)
 def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: Remark = logger.warning) -> list[Duplicate]:
     """Find equal and nearly equal images and captions.
 

@@ -27,6 +27,7 @@ from schemas.errors import DatasetError, InputError, UsageError
 from schemas.escapes import escape_text
 from schemas.fonts import draw_with_fonts
 from schemas.keys import normalization_hint
+from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder, file_at
 
@@ -40,6 +41,7 @@ _SOFTWARE = "imagepivot view"  # Exif tag of our pictures: --overwrite replaces 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
+@takes_fields(ViewJob)
 def draw_view(job: ViewJob) -> str:
     """Draw the regions or crops of an image over its picture; return a description.
 

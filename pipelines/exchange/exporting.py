@@ -18,6 +18,7 @@ from pipelines.exchange.jobs import ExportJob, format_options
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
 from schemas.made_from import is_current, made_from, read_made_from
+from schemas.options import takes_fields
 from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
 
@@ -30,6 +31,7 @@ _WRITERS: dict[str, Callable[[ExportJob, Dataset, Staging], list[Path]]] = {
 }
 
 
+@takes_fields(ExportJob)
 def export_dataset(
     job: ExportJob, meter: Meter = Meter(), *, on_warning: Callable[[str], None] = lambda text: None
 ) -> list[Path]:

@@ -25,6 +25,7 @@ from schemas.features import FeatureSpec
 from schemas.keys import shard_of
 from schemas.kinds import count_nonfinite, schema_of, table_of_arrays, vector_bytes
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import write_dataset
@@ -61,6 +62,7 @@ def import_format(location: str) -> ImportFormat:
     raise UsageError(f"cannot tell the format of {location!r} from its name: give --format {', '.join(_READERS)}")
 
 
+@takes_fields(ImportJob)
 def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     """Write a dataset of kind ``features`` or ``regions``.
 

@@ -31,6 +31,7 @@ from schemas.errors import InputError
 from schemas.escapes import counted
 from schemas.keys import MAX_SHARDS
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters
 from schemas.process.resources import usable_cores
 from schemas.storage.folder import Folder
@@ -81,6 +82,7 @@ def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_
     )
 
 
+@takes_fields(FeaturesJob)
 def extract_features(
     job: FeaturesJob,
     execution: Execution = Execution(),

@@ -21,10 +21,11 @@ from pipelines.running.meter import Meter
 from pipelines.running.spill_files import spill_folder
 from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_sorted_runs, write_caption_shard
 from pipelines.text.merge_sort import SortedRun
-from pipelines.text.moses import recipe
+from pipelines.text.moses import load_recipe
 from pipelines.text.truecasing import TRUECASER_FILES, load_truecasers, truecaser_inputs, write_truecaser
 from schemas.errors import UsageError
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit
@@ -44,6 +45,7 @@ _SEVERAL_WORKERS_BYTES = 16 << 20
 """Bytes of text that one process tokenizes while several start: each of them loads Beam."""
 
 
+@takes_fields(CaptionsJob)
 def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
     """Write a dataset of kind ``captions``, and return its manifest.
 
@@ -51,9 +53,9 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         UsageError: the job has truecasers and a recipe that does not truecase.
         ImagepivotError: the source is broken, or the folder cannot be written.
     """
-    if job.truecaser is not None and not recipe(job.recipe).truecase:
+    if job.truecaser is not None and not load_recipe(job.recipe).truecase:
         raise UsageError(f"recipe {job.recipe!r} does not truecase: leave --truecaser out, or use --recipe moses-truecase")
-    source = job.open_source()
+    source = job.open_captions()
     job = replace(job, source=source)
     execution.check_locations((("SOURCE", source.location), ("OUTPUT", job.output)))
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
@@ -69,7 +71,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
             build_captions(pipeline, finished, check, job=job, output=output, models=models, staged=staged, meter=meter)
 
         def run_in_process(finished: frozenset[int]) -> bool:
-            steps = recipe(job.recipe)
+            steps = load_recipe(job.recipe)
             skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
             runs: defaultdict[int, list[SortedRun]] = defaultdict(list)
             for shard, run in read_sorted_runs(
@@ -104,7 +106,7 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mappin
 
     ``models`` holds the texts of the truecasers of the job, by language; None if they are learned or not used.
     """
-    steps = recipe(job.recipe)
+    steps = load_recipe(job.recipe)
     selection = job.selection
     parameters = CaptionsParameters(
         text=steps.parameters(),
@@ -112,7 +114,7 @@ def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mappin
         portions=tuple(sorted(selection.portions)),
         splits=tuple(sorted(selection.splits)),
         train_splits=tuple(sorted(job.train_splits)) if steps.truecase and models is None else None,
-        source=job.open_source().parameters(),
+        source=job.open_captions().parameters(),
     )
     folder, size = Folder(job.output), _text_bytes(inputs)
     # By the bytes of the files: counting the captions would take another pass.

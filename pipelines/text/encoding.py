@@ -15,10 +15,11 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
-from pipelines.text.token_counts import execution_for, open_captions
+from pipelines.text.token_counts import execution_for, open_captions_dataset
 from schemas.dataset import Dataset, open_dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import CaptionsParameters, EncodedParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
@@ -27,6 +28,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter
 
 
+@takes_fields(EncodeJob)
 def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
     """Write a dataset of kind ``encoded`` with a shard per shard of captions.
 
@@ -34,7 +36,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
         DatasetError: an input is not a dataset of the expected kind, or has no captions.
     """
     execution.check_locations((("CAPTIONS", job.captions), ("VOCABULARY", job.vocabulary), ("OUTPUT", job.output)))
-    captions = open_captions(job.captions)
+    captions = open_captions_dataset(job.captions)
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
     execution = execution_for(captions, execution)
     output = OutputDataset(

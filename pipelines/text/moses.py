@@ -112,7 +112,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe:
     """Return a recipe by name.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.text.moses import prepare, recipe
+from pipelines.text.moses import load_recipe, prepare
 from pipelines.text.truecasing import load_truecasers, parse_truecaser, truecase
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
@@ -23,7 +23,7 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
             "the run does not state how its captions were tokenized: they were encoded by an earlier version. Encode them again "
             "and train again, or give tokens instead of text, with --tokenized"
         )
-    current = recipe(steps.recipe)
+    current = load_recipe(steps.recipe)
     stored = steps.to_json()
     changed = sorted(
         key for key, value in current.parameters().to_json().items() if key != "sacremoses" and stored.get(key) != value

@@ -34,7 +34,7 @@ _SEVERAL_WORKERS_BYTES = 64 << 20
 _K = TypeVar("_K")
 
 
-def open_captions(location: str) -> Dataset:
+def open_captions_dataset(location: str) -> Dataset:
     """Open a captions dataset.
 
     Raises:

@@ -22,12 +22,13 @@ from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter, failure_counts
 from pipelines.running.per_shard import Share
 from pipelines.text.moses import unescape
-from pipelines.text.token_counts import open_captions
+from pipelines.text.token_counts import open_captions_dataset
 from schemas.dataset import Dataset
 from schemas.failures import failure_row
 from schemas.keys import CaptionKey
 from schemas.kinds import CAPTIONS, schema_of
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import TokenFeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.storage.locations import absolute_location
@@ -44,6 +45,7 @@ _BLOCK = 2048
 _KEY = tuple(CAPTIONS.names[:5])
 
 
+@takes_fields(TokenFeaturesJob)
 def extract_token_features(job: TokenFeaturesJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
     """Write a dataset of kind ``token-features``, and return its manifest.
 
@@ -56,7 +58,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
     """
     files = [("--model", location) for location in job.files()]
     execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output), *files))
-    captions = open_captions(job.captions)
+    captions = open_captions_dataset(job.captions)
     description = job.request().describe(job.device if execution.runs_here else "cpu")
     if files and not execution.runs_here:
         job = replace(job, model=absolute_location(job.model))

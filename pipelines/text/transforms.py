@@ -16,7 +16,7 @@ from pipelines.text import caption_shards, token_counts
 from pipelines.text.caption_shards import block_forms, read_sorted_runs, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import read_run
-from pipelines.text.moses import Recipe, recipe
+from pipelines.text.moses import Recipe, load_recipe
 from pipelines.text.token_counts import count_shard, restore_text, sum_counters, write_vocabulary
 from pipelines.text.token_features import TokenFeatureExtractor
 from pipelines.text.truecasing import TruecaseModel, write_truecaser
@@ -68,7 +68,7 @@ class TrainTruecasers(beam.PTransform):
     """Pairs (shard index, sorted run) to pairs (language, text of a truecaser).
 
     Examples:
-        >>> source, recipe = imagepivot.open_captions("table", "captions.tsv"), imagepivot.text_recipe("moses-truecase")
+        >>> source, recipe = imagepivot.open_captions("table", "captions.tsv"), imagepivot.load_recipe("moses-truecase")
         >>> with beam.Pipeline() as pipeline:
         ...     models = pipeline | imagepivot.ReadCaptions(source, shards=2) | imagepivot.TrainTruecasers(recipe)
     """
@@ -101,7 +101,7 @@ class TokenizeCaptions(beam.PTransform):
         >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/tokens"), "captions", {"recipe": "raw"}, shards=2)
         >>> with beam.Pipeline() as pipeline:
         ...     runs = pipeline | imagepivot.ReadCaptions(source, output.shards)
-        ...     shards = runs | imagepivot.TokenizeCaptions(output, imagepivot.text_recipe("raw"))
+        ...     shards = runs | imagepivot.TokenizeCaptions(output, imagepivot.load_recipe("raw"))
     """
 
     output: OutputDataset
@@ -145,7 +145,7 @@ def build_captions(
     meter: Meter,
 ) -> None:
     """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
-    steps, source = recipe(job.recipe), job.open_source()
+    steps, source = load_recipe(job.recipe), job.open_captions()
     skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
     runs = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, skip_shards, staged, check)
     truecasers, written = None, []

@@ -17,7 +17,7 @@ from pipelines.text.token_counts import (
     LIBRARIES,
     count_shard,
     execution_for,
-    open_captions,
+    open_captions_dataset,
     restore_text,
     selects,
     sum_by_key,
@@ -26,6 +26,7 @@ from pipelines.text.token_counts import (
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import VocabularyParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAME
@@ -68,6 +69,7 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
         )
 
 
+@takes_fields(VocabularyJob)
 def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), meter: Meter = Meter()) -> Manifest:
     """Write a dataset of kind ``vocabulary``, and return its manifest.
 
@@ -76,7 +78,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         InputError: no caption is selected, or no token reaches the threshold.
     """
     execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output)))
-    captions = open_captions(job.captions)
+    captions = open_captions_dataset(job.captions)
     _check_selected(job, captions)
     execution = execution_for(captions, execution)
     output = OutputDataset(

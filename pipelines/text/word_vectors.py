@@ -24,6 +24,7 @@ from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import WordVectorsParameters
 from schemas.storage.folder import Folder
 from schemas.storage.locations import is_remote, local_path
@@ -52,6 +53,7 @@ class _LanguageVectors:
     statistics: Mapping[str, Any]
 
 
+@takes_fields(WordVectorsJob)
 def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest:
     """Write a dataset of kind ``word-vectors``.
 

@@ -13,10 +13,10 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from targets import floor
 
 from pipelines.inputs.captions.base import Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.moses import prepare, recipe
+from pipelines.text.moses import load_recipe, prepare
 
 EVERY = 8  # The loops run over every eighth caption; their rate does not depend on how many there are.
 
@@ -27,9 +27,9 @@ def main() -> None:
     if data is None:
         sys.exit("needs the Multi30K text: set IMAGEPIVOT_TEST_DATA")
     print(machine())
-    source = open_source("multi30k", data)
+    source = open_captions("multi30k", data)
     captions = [(c.text, c.language) for part in source.parts(Selection()) for c in source.read(part, Selection())]
-    sample, steps = captions[::EVERY], recipe("multi30k-lc")
+    sample, steps = captions[::EVERY], load_recipe("multi30k-lc")
     prepare("warm", "en", steps)
 
     def ours() -> float:

@@ -21,7 +21,7 @@ from targets import floor
 
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.inputs.captions.base import Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 
 COMMAND = str(Path(sys.executable).with_name("imagepivot"))
 GROWTH = {"resnet50-pool": (40, 400), "timm:test_resnet.r160_in1k": (200, 2000)}
@@ -104,7 +104,7 @@ def growing_text() -> None:
 
 def write_table(path: Path, data: Path, copies: int) -> int:
     """Write the captions of Multi30K several times over, each with a number of its own, and return how many there are."""
-    source, rows = open_source("multi30k", data), 0
+    source, rows = open_captions("multi30k", data), 0
     with path.open("w", encoding="utf-8") as file:
         file.write("image_id\tlanguage\tportion\tsplit\ttext\n")
         for copy in range(copies):

@@ -16,9 +16,9 @@ from schemas.features import FeatureSpec
 
 
 def test_names_are_sorted_and_have_specs():
-    assert "resnet50-pool" in extractors.names()
-    assert list(extractors.names()) == sorted(extractors.names())
-    for name in extractors.names():
+    assert "resnet50-pool" in extractors.extractor_names()
+    assert list(extractors.extractor_names()) == sorted(extractors.extractor_names())
+    for name in extractors.extractor_names():
         assert ExtractorRequest(name).spec().name == name
         assert ExtractorRequest(name).spec() == ExtractorRequest(name).spec()
     assert ExtractorRequest("resnet50-pool").spec().shape == (2048,)
@@ -35,7 +35,7 @@ def test_extractor_request_is_pickled_and_unknown_name_raises(method):
 
 
 def test_extractors_import_loads_neither_torch_nor_pillow():
-    code = "import extractors, sys; extractors.names(); extractors.ExtractorRequest('resnet50-pool').spec(); "
+    code = "import extractors, sys; extractors.extractor_names(); extractors.ExtractorRequest('resnet50-pool').spec(); "
     code += "print([m for m in ('torch', 'torchvision', 'PIL', 'safetensors', 'apache_beam') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -63,9 +63,9 @@ def test_fingerprint_does_not_depend_on_order_of_parameters():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", extractors.names())
+@pytest.mark.parametrize("name", extractors.extractor_names())
 def test_entries_match_loaded_extractors(name):
-    (entry,) = (entry for entry in extractors.entries() if entry.name == name)
+    (entry,) = (entry for entry in extractors.list_extractors() if entry.name == name)
     description = ExtractorRequest(name, weights="random:0").describe()
     assert (entry.kind, entry.shape, entry.dtype) == (description.kind, description.spec.shape, description.spec.dtype)
     assert entry.preprocessing == description.parameters["transform"]
@@ -80,8 +80,15 @@ def test_entries_match_loaded_extractors(name):
 
 @pytest.mark.slow
 def test_entries_have_all_names_and_families():
-    assert [entry.name for entry in extractors.entries()] == [*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"]
-    assert [entry.name for entry in extractors.entries() if entry.shape is None] == ["timm:NAME", "detectron2:CONFIG+WEIGHTS"]
+    assert [entry.name for entry in extractors.list_extractors()] == [
+        *extractors.extractor_names(),
+        "timm:NAME",
+        "detectron2:CONFIG+WEIGHTS",
+    ]
+    assert [entry.name for entry in extractors.list_extractors() if entry.shape is None] == [
+        "timm:NAME",
+        "detectron2:CONFIG+WEIGHTS",
+    ]
 
 
 # --- on other machines -----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from extractors.weights.checkpoints import read_state_dict
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.images.opening import open_images
 from pipelines.plans.plan import read_plan
 from schemas.dataset import open_dataset
@@ -73,7 +73,7 @@ from tests.schemas.conftest import (
 from tests.sizes import ROOT
 from tests.train.runs.test_checkpoints import CHECKPOINT
 from tests.train.trainings import CONFIG
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.evaluation.sts_data import read_sentence_vectors
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 
@@ -298,7 +298,7 @@ def read_vectors(folder: Path) -> None:
 def read_captions(folder: Path) -> None:
     (path,) = folder.iterdir()
     form = {"karpathy": "karpathy", "captions_train2017": "coco"}.get(path.stem, "table")
-    source = open_source(form, path)
+    source = open_captions(form, path)
     for part in source.parts(EVERYTHING):
         for table in source.tables(part, EVERYTHING):
             table.validate(full=True)
@@ -335,7 +335,7 @@ TARGETS = {
     "checkpoints": Target(checkpoints, read_weights),
     "vectors": Target(vectors, read_vectors),
     "plans": Target(plans, lambda folder: read_plan(str(folder / "plan.toml"), LINE)),
-    "configurations": Target(configurations, lambda folder: resolve(str(folder / "config.toml"))),
+    "configurations": Target(configurations, lambda folder: load_config(str(folder / "config.toml"))),
     "captions": Target(captions, read_captions),
     "datasets": Target(datasets, read_dataset),
 }

@@ -241,7 +241,7 @@ def test_internal_error_event_has_a_traceback(imagepivot, folder, tmp_path, monk
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("pipelines.inputs.captions.opening.open_source", broken)
+    monkeypatch.setattr("pipelines.inputs.captions.opening.open_captions", broken)
     done = imagepivot(*captions(folder, tmp_path / "o"), code=1)
     [error] = [event for event in events_of(done) if event["event"] == "error"]
     assert (error["kind"], error["message"]) == ("ZeroDivisionError", "ZeroDivisionError: ours")

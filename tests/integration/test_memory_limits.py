@@ -62,9 +62,9 @@ def run_limited(imports: str, call: str, path: object, mib: int) -> str:
 _FOLDER = "from schemas.storage.folder import Folder\n"
 _LINES = _FOLDER + "from pipelines.inputs.files import read_lines"
 _LONGEST = "max(map(len, read_lines(Folder(str(Path(path).parent)), Path(path).name)))"
-_TABLE = "from pipelines.inputs.captions.base import EVERYTHING\nfrom pipelines.inputs.captions.opening import open_source\n"
+_TABLE = "from pipelines.inputs.captions.base import EVERYTHING\nfrom pipelines.inputs.captions.opening import open_captions\n"
 _TABLE += "def read(source): return sum(1 for part in source.parts(EVERYTHING) for _ in source.read(part, EVERYTHING))"
-_CAPTIONS = "read(open_source('table', path))"
+_CAPTIONS = "read(open_captions('table', path))"
 _VECTORS = "from schemas.vector_files import read_vector_file"
 _WORDS = "read_vector_file(path, ['a'], expected='').words"
 

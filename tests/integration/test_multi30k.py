@@ -14,7 +14,7 @@ from schemas.features import FeatureSpec
 from schemas.vocabulary import SPECIALS, START, UNK
 from schemas.writing.validation import validate
 from tests.builders import write_rows
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.jobs import Corpus
 from train.training_data import load_training_inputs
 
@@ -179,7 +179,7 @@ def test_min_count_keeps_frequent_words_of_sampled_captions(multi30k, tokens, co
     where 8,340 do so in all five captions. Counted in the same way, but on words as they stand between spaces, with the commas
     that cling to them, it is 4,751 of 11,215.
     """
-    training_inputs = load_training_inputs(resolve("kadar2018/monolingual-one-caption-en"), corpus, seed=seed)
+    training_inputs = load_training_inputs(load_config("kadar2018/monolingual-one-caption-en"), corpus, seed=seed)
     drawn, vocabulary = training_inputs.training.captions, training_inputs.vocabulary
     keys = [
         (drawn.image_ids[image], int(index)) for image, index in zip(drawn.images.tolist(), drawn.indices.tolist(), strict=True)

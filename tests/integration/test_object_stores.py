@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.images.opening import open_images
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError
@@ -148,7 +148,7 @@ def test_locations_with_slashes_in_front_of_keys(store):
     assert listed("/p/one.tar") == [("in a tar", b"")]
     assert Folder(store.address("/p")).children() == ["a.png", "captions.csv", "one.tar"]
     assert "/" not in Folder(store.address("/p")).folders()
-    captions = open_source("table", store.address("/p/captions.csv"))
+    captions = open_captions("table", store.address("/p/captions.csv"))
     (part,) = captions.parts(EVERYTHING)
     assert [caption.text for caption in captions.read(part, EVERYTHING)] == ["a dog"]
     for missing in ("/photos", "/p//a.png"):

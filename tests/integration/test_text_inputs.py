@@ -15,20 +15,20 @@ from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.importers.tsv import open_tsv
 from pipelines.exchange.jobs import ImportJob
 from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.ids import read_skipped
 from pipelines.inputs.images.opening import open_images
 from pipelines.text.truecasing import load_truecasers, truecaser_inputs
 from schemas.duplicates import read_duplicates
 from schemas.errors import ImagepivotError
 from schemas.vector_files import read_vector_file
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.evaluation.relevance_files import read_relevance
 
 
 def captions(format_: str) -> Callable[[Path], Any]:
     def read(path: Path) -> Any:
-        source = open_source(format_, path)
+        source = open_captions(format_, path)
         return [row for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING)]
 
     return read
@@ -101,7 +101,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "regions with a header": ("r.tsv", region_lines(HEADER), regions),
     "regions without a header": ("r.tsv", region_lines(), regions),
     "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
-    "configuration": ("c.toml", CONFIG, lambda path: resolve(str(path))),
+    "configuration": ("c.toml", CONFIG, lambda path: load_config(str(path))),
     "word vectors": ("a.vec", "2 2\nä 1 2\nb 3 4\n", word_vectors),
     "correct items": ("a_image_to_caption.json", '{"1": [2]}', right_items),
     "ids of captions": ("dataset_x.json", COCO_IDS, right_items),

@@ -21,7 +21,7 @@ from train.config.models import VseConfig
 from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.splits import open_data
-from train.jobs import Corpus, Result, TrainJob
+from train.jobs import Corpus, TrainJob, TrainResult
 from train.loop import train
 from train.models import catalogue
 from train.models.catalogue import build_model
@@ -322,10 +322,10 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., Result]:
+def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., TrainResult]:
     """Train on the toy; keyword arguments are fields of `TrainJob`, and ``on_report`` and ``on_warning`` those of `train`."""
 
-    def run(text: str = CONFIG, name: str = "run", *, corpus: Corpus = toy, **fields) -> Result:
+    def run(text: str = CONFIG, name: str = "run", *, corpus: Corpus = toy, **fields) -> TrainResult:
         calls = {call: fields.pop(call) for call in ("on_report", "on_warning") if call in fields}
         fields = {"curves": False, **fields}  # Drawing takes longer than such a training.
         return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields), **calls)
@@ -380,14 +380,14 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def finished_run(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def finished_run(toy: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainResult]:
     """A run of `CONFIG` with the default seed, and the result of its training; read-only."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     return folder, train(TrainJob(from_toml(CONFIG, "test"), toy, str(folder), device="cpu", curves=False))
 
 
 @pytest.fixture
-def copied_run(finished_run: tuple[Path, Result], tmp_path: Path) -> Path:
+def copied_run(finished_run: tuple[Path, TrainResult], tmp_path: Path) -> Path:
     """A copy of the finished run in the folder ``run``, where `train_toy` finds it."""
     return shutil.copytree(finished_run[0], tmp_path / "run")
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from tests.train.trainings import SMALL
-from train.config.presets import preset_names
-from train.config.sections import resolve
+from train.config.presets import list_presets
+from train.config.sections import load_config
 from train.evaluation.scores import score_run
 from train.jobs import TrainJob
 from train.loop import train
@@ -13,9 +13,9 @@ from train.runs.run import open_run
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", list_presets())
 def test_preset_trains(four_languages, four_languages_regions, write_words, write_tokens, tmp_path, name):
-    config = resolve(name, SMALL)
+    config = load_config(name, SMALL)
     corpus = four_languages if config.model.kind in ("vse", "mlmme") else four_languages_regions
     if config.model.pretrained_width:
         corpus = replace(corpus, word_vectors=write_words(tmp_path / "words", vocabulary=corpus.vocabulary))

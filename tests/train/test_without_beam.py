@@ -49,7 +49,7 @@ for module in pkgutil.walk_packages(train.__path__, "train."):
     if module.name != "train.evaluation.mteb_model":  # It needs the extra mteb.
         importlib.import_module(module.name)
 
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.data.splits import open_data
 from train.evaluation.evaluation import rank_folds
 from train.jobs import Corpus, TrainJob
@@ -59,7 +59,7 @@ from train.runs.run import open_run
 captions, features, vocabulary, output = sys.argv[2:]
 overrides = {"model.embed_dim": "6", "model.word_dim": "4", "schedule.batch_size": "9", "schedule.max_steps": "12"}
 corpus = Corpus(captions, features, vocabulary)
-result = train(TrainJob(resolve("kadar2018/bilingual-c2c", overrides), corpus, output + "/library", device="cpu"))
+result = train(TrainJob(load_config("kadar2018/bilingual-c2c", overrides), corpus, output + "/library", device="cpu"))
 run = open_run(output + "/library")
 data = open_data(captions, features, split="test", portions=run.config.data.portions, expected=run.fingerprints)
 print(result.progress.step, len(rank_folds([(run.model, data)], "en", 3)))

@@ -20,7 +20,7 @@ from train.config.models import VseConfig
 _FOLDER = Path(__file__).parent.parent / "presets"
 
 
-def preset_names() -> tuple[str, ...]:
+def list_presets() -> tuple[str, ...]:
     """Return the names of all presets, sorted."""
     names = (path.relative_to(_FOLDER).with_suffix("").as_posix() for path in _FOLDER.rglob("[!_]*.toml"))
     return tuple(sorted(names))
@@ -38,7 +38,7 @@ def read_config_table(source: str, folder: Path = Path(), chain: tuple[str, ...]
     if not source.endswith(".toml"):
         preset = _FOLDER / f"{source}.toml"
         if ".." in Path(source).parts or not os.path.isfile(preset):  # noqa: PTH113 -- also false for invalid paths
-            matches = get_close_matches(source, preset_names(), n=3)
+            matches = get_close_matches(source, list_presets(), n=3)
             hint = f"did you mean {', '.join(matches)}?" if matches else "imagepivot train --list-presets lists them."
             raise UsageError(f"{by}there is no preset {source!r}: {hint} A file of your own ends in .toml")
         return parse_table(preset.read_text(encoding="utf-8"), (*chain, source))

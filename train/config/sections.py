@@ -204,7 +204,7 @@ class Config:
     """Configuration of a model and its training.
 
     Examples:
-        >>> config = imagepivot.resolve_config("demo", {"model.embed_dim": "32"})
+        >>> config = imagepivot.load_config("demo", {"model.embed_dim": "32"})
         >>> config.data.languages, config.model.embed_dim
         (('en', 'de', 'fr', 'cs'), 32)
     """
@@ -266,7 +266,7 @@ class Config:
         return replace(self, schedule=schedule, description="")
 
 
-def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
+def load_config(source: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Return the configuration of a preset or file.
 
     Args:
@@ -278,7 +278,7 @@ def resolve(source: str, overrides: Mapping[str, str] | None = None) -> Config:
         UsageError: the preset or file is missing, or not a configuration.
 
     Examples:
-        >>> imagepivot.resolve_config("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
+        >>> imagepivot.load_config("kadar2018/bilingual-c2c", {"model.embed_dim": "256"}).model.embed_dim
         256
     """
     return _config_of_table(read_config_table(source), source, overrides or {})

@@ -24,6 +24,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.keys import normalization_hint
 from schemas.manifest import Manifest
+from schemas.options import takes_fields
 from schemas.parameters import EmbeddingModel, FeaturesParameters
 from schemas.storage.folder import Folder
 from schemas.user_code import user_code
@@ -63,6 +64,7 @@ def embed_shard(
     return image_ids, embed_images(run.model, values, on_progress=on_progress).values
 
 
+@takes_fields(EmbedJob)
 def embed(job: EmbedJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Manifest]:
     """Embed images and captions with a run's model, one output per input shard.
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.options import takes_fields
 from schemas.overlaps import find_overlap
 from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of
@@ -55,6 +56,11 @@ class Score:
             of files.
         intervals: 95 % confidence intervals, by direction; with folds, of the ranks of all folds.
         ranks: ranks of the queries in both directions, see `train.evaluation.ranks`.
+
+    Examples:
+        >>> score = imagepivot.evaluate("runs/demo", "encoded", "features", splits=["test"], languages=["de"])[0]
+        >>> score.split, score.retrieval.image_to_text.recall_at_10
+        ('test', 100.0)
     """
 
     language: str
@@ -95,6 +101,7 @@ class Score:
         }
 
 
+@takes_fields(EvaluateJob)
 def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Score]:
     """Open the runs of a job and evaluate them as an ensemble, see `score_ensemble`.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
@@ -45,12 +46,19 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Hit:
-    """Image in the result of a search; a higher score is more similar."""
+    """Image in the result of a search; a higher score is more similar.
+
+    Examples:
+        >>> [hit] = imagepivot.search("runs/demo", "red circle", language="en", features="features", top=1, tokenized=True)
+        >>> hit.image_id.startswith("img-"), -1 <= hit.score <= 1
+        (True, True)
+    """
 
     image_id: str
     score: float
 
 
+@takes_fields(SearchJob)
 def search(
     job: SearchJob,
     tokenize: Tokenize | None = None,

@@ -21,6 +21,7 @@ import numpy as np
 
 from schemas.errors import UsageError
 from schemas.made_from import MadeFrom, made_from
+from schemas.options import takes_fields
 from schemas.vocabulary import SPECIALS
 from train.data.batches import CaptionBatch
 from train.devices import choose_device
@@ -118,6 +119,7 @@ class StsResult:
         }
 
 
+@takes_fields(StsJob)
 def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_progress) -> StsResult:
     """Measure the word-overlap baseline, runs and vectors on sentence pairs.
 

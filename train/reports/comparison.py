@@ -150,6 +150,11 @@ class Comparison:
         notes: warnings about scores that cannot be compared.
         intervals: 95 % confidence intervals by gallery and direction, then by row.
         tests: tests between rows; their place is gallery and direction.
+
+    Examples:
+        >>> comparison = imagepivot.compare_runs(["runs/demo"])
+        >>> [run.name for run in comparison.runs], dict(comparison.differences)
+        (['demo'], {})
     """
 
     runs: tuple[ComparedRun, ...]

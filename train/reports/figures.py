@@ -12,6 +12,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
 from schemas.made_from import MadeFrom, write_made_from
+from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.data.captions import labels_of
@@ -48,6 +49,7 @@ class Figures:
     untrained: tuple[str, ...] = ()
 
 
+@takes_fields(FiguresJob)
 def draw_figures(
     job: FiguresJob,
     read_pictures: ReadPictures | None = None,

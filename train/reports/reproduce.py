@@ -29,13 +29,14 @@ from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.fingerprints import sha256_of_bytes
+from schemas.options import takes_fields
 from schemas.parameters import EncodedParameters, untrained_remark
 from schemas.process import steps
 from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
 from schemas.writing.shard_writer import lock_folder
-from train.config.sections import Config, resolve, to_toml
+from train.config.sections import Config, load_config, to_toml
 from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
@@ -172,6 +173,7 @@ class FinishedRun:
     failure: Failure | None = None
 
 
+@takes_fields(ReproduceJob)
 def reproduce(
     job: ReproduceJob, on_report: Callable[[FinishedRun], None] = lambda done: None, on_warning: Remark = logger.warning
 ) -> tuple[FailedRun, ...]:
@@ -214,7 +216,7 @@ def _tasks(job: ReproduceJob, corpora: Mapping[str, Corpus]) -> Iterator[Task]:
     for seed in range(job.seeds):
         for preset, corpus in corpora.items():
             members = tuple(tasks[member, seed] for member in ENSEMBLES.get(preset, ()))
-            config = members[0].config if members else resolve(preset, job.overrides)
+            config = members[0].config if members else load_config(preset, job.overrides)
             tasks[preset, seed] = Task(preset, seed, config, job, corpus, fingerprints[preset], contents[preset], members)
     yield from sorted(tasks.values(), key=lambda task: bool(task.members))
 

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
-from train.config.presets import preset_names
-from train.config.sections import Config, resolve
+from train.config.presets import list_presets
+from train.config.sections import Config, load_config
 from train.data.features import feature_spec
 from train.jobs import Corpus, ReproduceJob
 from train.reports.published import ENSEMBLES, presets_of_paper, presets_of_table, rows_of_paper
@@ -78,8 +78,8 @@ def corpora_of(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
         if name in ENSEMBLES:  # Members precede their ensemble.
             message = next((missing[member] for member in ENSEMBLES[name] if member in missing), "")
             corpus = corpora.get(ENSEMBLES[name][0], job.corpus)
-        elif name in preset_names():
-            config = resolve(name, job.overrides)
+        elif name in list_presets():
+            config = load_config(name, job.overrides)
             location, message = features_for(name, config, features)
             taken = {field for field, dataset in OPTIONAL_DATASETS.items() if getattr(config.model, dataset.config_field)}
             folders = {field: getattr(job, field) if field in taken else "" for field in OPTIONAL_DATASETS}

@@ -33,6 +33,11 @@ class Run:
         model: the model with the checkpoint's weights, in evaluation mode.
         vocabulary: vocabulary of its captions, without counts.
         language_ids: ids of the tokens that the model has vectors of, by language; all tokens of a language without an entry.
+
+    Examples:
+        >>> run = imagepivot.open_run("runs/demo")
+        >>> run.progress.step, len(run.vocabulary)
+        (2, 17)
     """
 
     folder: Folder

@@ -27,7 +27,13 @@ from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up.preprocessing import MIN_SIDE
 from extractors.regions.bottom_up.weights import detectron2_names
-from extractors.regions.detectron2_backend.networks import CONFIG, Network, VisualGenomeNetwork, build_detectron2, load_config
+from extractors.regions.detectron2_backend.networks import (
+    CONFIG,
+    Network,
+    VisualGenomeNetwork,
+    build_detectron2,
+    read_model_config,
+)
 from extractors.regions.selection import SAMPLE_BOXES, Detections, columns, empty_regions, gather_regions
 from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
@@ -134,7 +140,7 @@ def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> 
     """Create the extractor, see `extractors.catalogue.ExtractorModule`."""
     description = describe(settings, weights)
     with torch.random.fork_rng(devices=[]):
-        model: Any = build_detectron2(load_config(CONFIG))
+        model: Any = build_detectron2(read_model_config(CONFIG))
     model.load_state_dict({theirs: weights.state[ours] for ours, theirs in detectron2_names().items()})
     (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
     anchors.copy_(weights.state["rpn.anchors"])

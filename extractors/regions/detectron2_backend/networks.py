@@ -186,7 +186,7 @@ class AttributeRes5ROIHeads(Res5ROIHeads):
         return nn.Sequential(*blocks), channels
 
 
-def load_config(path: Path) -> Any:
+def read_model_config(path: Path) -> Any:
     """Merge a config file into detectron2's defaults, without running code."""
     cfg = get_cfg()
     cfg.merge_from_file(str(path), allow_unsafe=False)

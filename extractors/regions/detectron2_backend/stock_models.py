@@ -28,7 +28,7 @@ from torch import Tensor
 from extractors.base import Description
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions.detectron2_backend.extractor import Detectron2Regions, refuse_compile
-from extractors.regions.detectron2_backend.networks import StockNetwork, build_detectron2, load_config
+from extractors.regions.detectron2_backend.networks import StockNetwork, build_detectron2, read_model_config
 from extractors.weights.checkpoints import COUNTER, Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
@@ -120,7 +120,7 @@ def _paths(name: str) -> tuple[Path, str]:
 
 def _supported_config(path: Path) -> Any:
     """Read a config, and check that its model is supported."""
-    cfg = _read_config(path, load_config)
+    cfg = _read_config(path, read_model_config)
     for key, allowed in _REQUIRED.items():
         value = cfg
         for part in key.split("."):

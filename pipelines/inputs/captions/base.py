@@ -120,6 +120,11 @@ class CaptionSource(ABC):
     Attributes:
         language: language of captions without one; empty if every caption has one.
         ids: rule for image ids, of a source with paths.
+
+    Examples:
+        >>> source = imagepivot.open_captions("table", "captions.tsv")
+        >>> len(source.parts(imagepivot.Selection()))
+        1
     """
 
     folder: Folder

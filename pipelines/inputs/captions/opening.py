@@ -20,7 +20,7 @@ from schemas.keys import check_language
 FORMATS = ("multi30k", "karpathy", "coco", "scan", "table")
 
 
-def open_source(
+def open_captions(
     format: str,  # noqa: A002 -- the word of the command line
     path: str | os.PathLike[str],
     *,

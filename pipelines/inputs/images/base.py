@@ -165,6 +165,11 @@ class ImageSource(ABC):
 
     Attributes:
         skipped: files that the last complete listing skipped; None before a listing, and for a table.
+
+    Examples:
+        >>> images = imagepivot.open_images("photos")
+        >>> sorted(ref.image_id for ref in images.refs())[0]
+        'img-00'
     """
 
     skipped: SkippedFiles | None = None

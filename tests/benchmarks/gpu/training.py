@@ -16,7 +16,7 @@ from schemas.features import FeatureSpec
 from tests.benchmarks.gpu.clocks import waits_of
 from tests.benchmarks.gpu.reporting import Part, Row, Settings
 from tests.builders import write_encoded, write_rows
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.jobs import Corpus, TrainJob
 from train.loop import train
 
@@ -75,7 +75,7 @@ def _measure(settings: Settings, preset: str, precision: str) -> Row:
     sizes = Sizes(16, 50, 4) if settings.is_quick else Sizes(512, 8000, 13)
     corpus = write_corpus(Path(_folder().name) / "x".join(map(str, shape)), sizes, shape)
     steps = 4 if settings.is_quick else 200
-    config = resolve(preset, _SMALL if settings.is_quick else {})
+    config = load_config(preset, _SMALL if settings.is_quick else {})
     schedule = replace(
         config.schedule, max_steps=steps, max_epochs=0, eval_every_steps=steps // 2, patience=0, lr_step_epochs=0
     )

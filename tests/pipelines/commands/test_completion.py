@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import extractors
-from extractors.request import extractor_names
+from extractors.request import extractor_completions
 from pipelines.commands.binding import options_of
 from pipelines.jobs import CaptionsJob, FeaturesJob
-from train.config.presets import preset_names
+from train.config.presets import list_presets
 
 ROOT = Path(__file__).parents[3]
 # Asks several times in one process, which is forked for each: starting Python takes longer than completing.
@@ -101,7 +101,7 @@ def test_completion_lists_all_choices():
     def completed(job, name):
         return next(option.opt.completion for option in options_of(job) if option.key == name)
 
-    assert set(extractors.names()) < set(extractor_names())
+    assert set(extractors.extractor_names()) < set(extractor_completions())
     assert completed(CaptionsJob, "recipe") == tuple(RECIPES)
     assert set(completed(FeaturesJob, "precision")) == set(PRECISIONS)
-    assert "vsepp" in preset_names()
+    assert "vsepp" in list_presets()

@@ -93,7 +93,7 @@ def test_help_of_features_fits_120_lines(monkeypatch):
     panel = help_[help_.index("─ Array jobs, and workers on other machines") :].partition("╰")[0]
     assert all(f"{option} " in panel for option in ("--task", "--gpu", "--gpus-per-worker", "--worker-machine"))
     text = " ".join(help_.replace("│", " ").split())
-    for name in (*extractors.names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"):
+    for name in (*extractors.extractor_names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"):
         assert name in text
     for source in ("folder", "pattern", "table", "tar", "Parquet"):
         assert source in text
@@ -102,7 +102,7 @@ def test_help_of_features_fits_120_lines(monkeypatch):
 @pytest.mark.slow
 def test_extractors_are_listed(monkeypatch):
     listed = json.loads(CliRunner().invoke(cli.app, ["extractors", "--json"]).stdout)
-    assert listed == [entry.to_json() for entry in extractors.entries()]
+    assert listed == [entry.to_json() for entry in extractors.list_extractors()]
     monkeypatch.setattr(cli.console, "_width", 80)
     text = CliRunner().invoke(cli.app, ["extractors"]).stdout
     assert max(map(len, text.splitlines())) <= 80

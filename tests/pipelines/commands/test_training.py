@@ -22,8 +22,8 @@ from schemas.made_from import MADE_FROM_NAME
 from schemas.storage.folder import Folder
 from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG, score_runs
-from train.config.presets import preset_names
-from train.config.sections import from_toml, resolve
+from train.config.presets import list_presets
+from train.config.sections import from_toml, load_config
 from train.evaluation.evaluation import chance
 from train.evaluation.ranks import read_ranks, write_ranks
 from train.evaluation.scores import averages, evaluation_report, score_run
@@ -132,7 +132,7 @@ def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeyp
     equal = with_equal_features(toy)
     given = ("train", tmp_path / "small.toml", *data_of(equal), "--vocabulary", toy.vocabulary)
     out, notes = command(*given, tmp_path / "run", "--set", "loss.hinges=max")
-    captions = load_training_inputs(resolve(str(tmp_path / "small.toml")), equal, seed=0).validation.captions
+    captions = load_training_inputs(load_config(str(tmp_path / "small.toml")), equal, seed=0).validation.captions
     both = [sum(sum(scores[:3]) for scores in chance(captions, language).values()) for language in ("en", "de")]
     assert re.search(rf"of 1,200 \(chance {sum(both):.1f}\) at step \d+; this is not better than chance\n$", out)
     assert f"of 1,200 (chance {sum(both):.1f})" in notes
@@ -147,13 +147,13 @@ def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeyp
 
 def test_presets_are_listed(command):
     lines = command("train", "--list-presets")[0].splitlines()
-    assert [line.split("  ")[0] for line in lines] == list(preset_names())
+    assert [line.split("  ")[0] for line in lines] == list(list_presets())
     assert "kadar2018/bilingual-c2c  Kádár et al. 2018, tables 2 and 3, Bilingual + c2c: English and German" in lines
 
 
 def test_configuration_is_shown_in_full(command):
     text, _ = command("train", "gella2017/oe-de", "--show", "--set", "loss.margin=0.3", "--max-steps", "9")
-    assert from_toml(text, "shown") == resolve("gella2017/oe-de", {"schedule.max_steps": "9", "loss.margin": "0.3"})
+    assert from_toml(text, "shown") == load_config("gella2017/oe-de", {"schedule.max_steps": "9", "loss.margin": "0.3"})
 
 
 @pytest.mark.parametrize(

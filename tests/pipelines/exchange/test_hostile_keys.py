@@ -17,7 +17,7 @@ from pipelines.exchange.exporting import export_dataset
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
@@ -128,7 +128,7 @@ def test_scan_comes_back_with_its_captions(tmp_path, seed):
     paths = export(tmp_path, dataset, "scan", captions=write_captions(tmp_path / "captions", keys))
     arrays = (path for path in paths if path.name.endswith("_ims.npy"))
     assert_same_rows(import_(tmp_path, *arrays), dataset)
-    source = open_source("scan", tmp_path / "files", language="en")
+    source = open_captions("scan", tmp_path / "files", language="en")
     read = {row.image_id: (row.split, row.text) for part in source.parts(EVERYTHING) for row in source.read(part, EVERYTHING)}
     assert read == {key: (split, f"of {key}") for key, split in zip(keys, ["train", "val"] * len(keys), strict=False)}
 

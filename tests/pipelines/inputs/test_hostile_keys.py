@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.images.opening import open_images
 from pipelines.text.caption_shards import blocks_of
 from schemas.errors import InputError
@@ -61,7 +61,7 @@ class Source:
 
 
 def _captions(format_: str, path: Path, **options: str) -> list[tuple[str, str]]:
-    source = open_source(format_, path, **options)
+    source = open_captions(format_, path, **options)
     blocks = [
         block
         for number, part in enumerate(source.parts(EVERYTHING))

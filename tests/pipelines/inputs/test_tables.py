@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.inputs import tables
 from pipelines.inputs.captions.base import EVERYTHING, Part, Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.files import read_lines
 from pipelines.inputs.tables import InputTable
 from schemas.errors import InputError
@@ -61,7 +61,7 @@ def write(path, rows, *, end="\n", start=""):
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
 def test_table_ranges_hold_all_rows_in_order(tmp_path, name, start, end):
     rows = rows_of(seed=1)
-    source = open_source("table", write(tmp_path / name, rows, end=end, start=start))
+    source = open_captions("table", write(tmp_path / name, rows, end=end, start=start))
     parts = source.parts(EVERYTHING)
     assert len(parts) > 10
     assert parts == sorted(parts)
@@ -110,7 +110,7 @@ def test_table_ranges_of_small_or_compressed_tables_are_empty(tmp_path):
 
 
 def test_parts_with_a_selection_hold_the_whole_table(tmp_path):
-    source = open_source("table", write(tmp_path / "a.tsv", rows_of(seed=5)))
+    source = open_captions("table", write(tmp_path / "a.tsv", rows_of(seed=5)))
     assert source.parts(Selection(languages=("de",))) == [Part("a.tsv")]
 
 
@@ -126,7 +126,7 @@ def test_parts_with_a_selection_hold_the_whole_table(tmp_path):
 def test_errors_are_placed_in_the_file(tmp_path, name, line, message):
     path = write(tmp_path / name, rows_of(seed=6))
     path.write_bytes(path.read_bytes() + (line if isinstance(line, bytes) else line.encode()))
-    source = open_source("table", path)
+    source = open_captions("table", path)
     *good, last = source.parts(EVERYTHING)
     for part in good:
         list(source.read(part, EVERYTHING))
@@ -137,7 +137,7 @@ def test_errors_are_placed_in_the_file(tmp_path, name, line, message):
 def test_rows_of_parquet_are_placed_in_the_file(tmp_path):
     rows = rows_of(seed=7)
     rows[120]["image_id"] = ""
-    source = open_source("table", write(tmp_path / "a.parquet", rows))
+    source = open_captions("table", write(tmp_path / "a.parquet", rows))
     with pytest.raises(InputError, match="row 121: the image id is empty"):
         [list(source.read(part, EVERYTHING)) for part in source.parts(EVERYTHING)]
 
@@ -149,7 +149,7 @@ def test_table_ranges_have_the_delimiter_of_the_head_of_the_table(tmp_path, star
     quote = '"' if options.get("quoting") == "none" else ""
     lines = [f"{row['image_id']};{quote}{row['text']}, {quote}" for row in rows]
     (tmp_path / "a.csv").write_text(start + "image_id;text\n" + "\n".join(lines))
-    source = open_source("table", tmp_path / "a.csv", **options)
+    source = open_captions("table", tmp_path / "a.csv", **options)
     parts = source.parts(EVERYTHING)
     assert len(parts) > 10
     read = [f"{row.image_id};{row.text}" for part in parts for row in source.read(part, EVERYTHING)]
@@ -162,4 +162,4 @@ def test_quote_behind_a_delimiter_of_several_bytes_counts(tmp_path):
     rows = [f"{row['image_id']}¦{row['text']}" for row in rows_of(seed=9)]
     for shift in range(7):
         (tmp_path / "a.csv").write_text("image_id¦text\n" + "x" * shift + "\n".join([*rows, '9¦"a"']))
-        assert open_source("table", tmp_path / "a.csv", delimiter="¦").parts(EVERYTHING) == [Part("a.csv")]
+        assert open_captions("table", tmp_path / "a.csv", delimiter="¦").parts(EVERYTHING) == [Part("a.csv")]

@@ -9,7 +9,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.text import merge_sort
@@ -48,7 +48,7 @@ def prepared(rows, tmp_path_factory) -> Path:
 
 
 def job_of(table: Path, output: Path, **more) -> CaptionsJob:
-    return CaptionsJob(source=open_source("table", table), output=str(output), **{"shards": 4, **more})
+    return CaptionsJob(source=open_captions("table", table), output=str(output), **{"shards": 4, **more})
 
 
 def brute(rows, *, shard: int, shards: int = 4, recipe: str = "multi30k-lc") -> list[dict]:
@@ -202,7 +202,7 @@ def test_transforms_in_a_custom_pipeline(table, prepared, tmp_path):
     parameters = open_dataset(prepared).manifest.parameters
     output = OutputDataset(folder=Folder(str(tmp_path / "c")), kind="captions", parameters=parameters, shards=4)
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        pieces = pipeline | ReadCaptions(open_source("table", table), shards=4)
+        pieces = pipeline | ReadCaptions(open_captions("table", table), shards=4)
         shards = pieces | TokenizeCaptions(output, RECIPES["multi30k-lc"])
         assert_that(shards, equal_to(range(4)))
     for number in range(4):
@@ -234,12 +234,12 @@ def test_number_of_shards_follows_from_the_bytes_of_the_files(tmp_path, rows, mo
     size = table.stat().st_size * (4 if name.endswith(".gz") else 1)
     monkeypatch.setattr("pipelines.text.captions.TEXT_SHARD_BYTES", most)
     expected = next(number for number in (16, 32, 64) if size <= number * most)
-    assert shards_of(open_source("table", table), tmp_path / "c") == expected
+    assert shards_of(open_captions("table", table), tmp_path / "c") == expected
 
 
 @pytest.mark.slow
 def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_path, rows):
-    source = open_source("table", write_table(tmp_path / "t.tsv", rows))
+    source = open_captions("table", write_table(tmp_path / "t.tsv", rows))
     assert shards_of(source, tmp_path / "c", shards=3) == 3
     assert shards_of(source, tmp_path / "c") == 3
     assert shards_of(source, tmp_path / "d", shards=f"like:{tmp_path / 'c'}") == 3
@@ -249,5 +249,5 @@ def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_
 def test_too_large_shards_are_refused(tmp_path, rows, monkeypatch):
     monkeypatch.setattr("schemas.writing.shard_count._MAX_BYTES", 1000)
     with pytest.raises(UsageError, match=r"in 1 shards make .* expected at most .*: give --shards [0-9]+ or more, or auto"):
-        shards_of(open_source("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)
+        shards_of(open_captions("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)
     assert not (tmp_path / "c").exists()

@@ -8,7 +8,7 @@ import pytest
 import sacremoses
 
 from pipelines.text import moses
-from pipelines.text.moses import RECIPES, lower, normalize_punctuation, prepare, recipe, split_tokens, tokenize
+from pipelines.text.moses import RECIPES, load_recipe, lower, normalize_punctuation, prepare, split_tokens, tokenize
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
 
@@ -209,21 +209,21 @@ def test_split_tokens(line: str, expected: list[str]) -> None:
     ],
 )
 def test_prepare(name: str, expected: list[str]) -> None:
-    assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", recipe(name)) == expected
+    assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", load_recipe(name)) == expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "\xa0\t", "\u2028", "\x1c"])
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
-    assert prepare(text, "en", recipe(name)) == []
+    assert prepare(text, "en", load_recipe(name)) == []
 
 
 def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
     message = "unknown recipe 'multi30k': expected one of moses-truecase, multi30k-lc, raw; did you mean 'multi30k-lc'?"
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
-        recipe("multi30k")
+        load_recipe("multi30k")
     with pytest.raises(UsageError, match=r"unknown recipe 'xyz': expected one of moses-truecase, multi30k-lc, raw$"):
-        recipe("xyz")
+        load_recipe("xyz")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> Non
     ],
 )
 def test_parameters_hold_token_options(name: str, steps: dict[str, bool], tokenizer: str) -> None:
-    parameters = recipe(name).parameters()
+    parameters = load_recipe(name).parameters()
     of_moses = {"moses_commit": "3a0631a", "sacremoses": sacremoses.__version__, "escape": True}
     assert parameters.to_json() == {
         "recipe": name,

@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.text.moses import RECIPES, recipe
+from pipelines.text.moses import RECIPES, load_recipe
 from pipelines.text.queries import tokenize_query
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import InputError, UsageError
 
 
 def test_query_goes_through_the_recipe_of_the_captions():
-    steps = recipe("multi30k-lc").parameters()
+    steps = load_recipe("multi30k-lc").parameters()
     assert tokenize_query("Two DOGS, isn't it?", "en", steps) == ["two", "dogs", ",", "isn", "&apos;t", "it", "?"]
-    assert tokenize_query("Two  Dogs.", "en", recipe("raw").parameters()) == ["Two", "Dogs."]
+    assert tokenize_query("Two  Dogs.", "en", load_recipe("raw").parameters()) == ["Two", "Dogs."]
 
 
 def test_another_version_of_the_tokenizer_is_accepted():
-    steps = replace(recipe("multi30k-lc").parameters(), sacremoses="0.1.0")
+    steps = replace(load_recipe("multi30k-lc").parameters(), sacremoses="0.1.0")
     assert tokenize_query("A dog.", "en", steps) == ["a", "dog", "."]
 
 
 def test_tokenize_query_uses_truecasers_of_the_captions(tmp_path):
     model = TruecaseModel.from_counts({"Berlin": 5, "hund": 1, "Hund": 3, "ein": 4})
     (tmp_path / "de.model").write_text(model.to_text(), encoding="utf-8")
-    steps = recipe("moses-truecase").parameters()
+    steps = load_recipe("moses-truecase").parameters()
     assert tokenize_query("Ein Hund in Berlin.", "de", steps, str(tmp_path)) == ["ein", "Hund", "in", "Berlin", "."]
     with pytest.raises(UsageError, match=r"holds no en\.model: it has de"):
         tokenize_query("a dog", "en", steps, str(tmp_path))

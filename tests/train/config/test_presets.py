@@ -3,7 +3,7 @@ import re
 import pytest
 
 from schemas.errors import UsageError
-from train.config.sections import from_toml, resolve
+from train.config.sections import from_toml, load_config
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_extends_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
         bases__deeper__narrow='extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 32\nword_dim = 8',
     )
     monkeypatch.chdir("/")
-    config, preset = resolve(first), resolve("kadar2018/bilingual-c2c")
+    config, preset = load_config(first), load_config("kadar2018/bilingual-c2c")
     assert (config.loss.margin, config.model.embed_dim, config.model.word_dim) == (0.3, 64, 8)
     assert config.data == preset.data
     assert config.loss.c2c_probability == preset.loss.c2c_probability
     # An absolute path, and one in a text without a file.
     assert from_toml(f'extends = "{first}"\n[model]\nword_dim = 9', "text").model.word_dim == 9
     monkeypatch.chdir(tmp_path)
-    assert resolve("runs/mine.toml") == from_toml('extends = "runs/mine.toml"', "text") == config
+    assert load_config("runs/mine.toml") == from_toml('extends = "runs/mine.toml"', "text") == config
 
 
 def test_circular_extends_is_refused(write, tmp_path):
@@ -44,15 +44,15 @@ def test_circular_extends_is_refused(write, tmp_path):
     a, b, c = (str(tmp_path / name) for name in ("a.toml", "folder/b.toml", "c.toml"))
     message = f"^{re.escape(f'{a}: extends goes round in a circle: {a} -> {b} -> {c} -> {b}. Take')}"
     with pytest.raises(UsageError, match=message):
-        resolve(first)
+        load_config(first)
     own = write(own='extends = "own.toml"')
     with pytest.raises(UsageError, match=re.escape(f"circle: {own} -> {own}. Take one of them out")):
-        resolve(own)
+        load_config(own)
 
 
 def test_shared_base_is_no_circle(write):
     write(base='extends = "demo"\n[model]\nword_dim = 8')
-    assert resolve(write(one='extends = "base.toml"')) == resolve(write(two='extends = "base.toml"'))
+    assert load_config(write(one='extends = "base.toml"')) == load_config(write(two='extends = "base.toml"'))
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_shared_base_is_no_circle(write):
 )
 def test_missing_or_invalid_base_is_refused(write, tmp_path, files, message):
     with pytest.raises(UsageError, match=f"^{re.escape(message.format(tmp_path))}"):
-        resolve(write(**files))
+        load_config(write(**files))

@@ -6,8 +6,8 @@ import pytest
 
 import train
 from schemas.errors import UsageError
-from train.config.presets import preset_names
-from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, resolve, to_toml
+from train.config.presets import list_presets
+from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, load_config, to_toml
 
 SMALL = '[data]\nportions = { en = ["comparable"] }\n'
 
@@ -64,7 +64,7 @@ def test_overrides(tmp_path):
         "description": '"in quotes"',
     }
     (tmp_path / "a.toml").write_text(SMALL)
-    config = resolve(str(tmp_path / "a.toml"), overrides)
+    config = load_config(str(tmp_path / "a.toml"), overrides)
     assert config.optimizer.learning_rate == 1e-3
     assert config.loss.hinges == "max"
     assert config.data.portions == {"en": ("comparable",), "de": ("translation",)}
@@ -77,7 +77,7 @@ def test_file_extends_a_preset(tmp_path):
     path.write_text(
         'extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
     )
-    config, base = resolve(str(path)), resolve("kadar2018/bilingual-c2c")
+    config, base = load_config(str(path)), load_config("kadar2018/bilingual-c2c")
     assert config.model == replace(base.model, embed_dim=64)
     assert config.loss == base.loss
     assert config.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
@@ -168,19 +168,19 @@ def test_invalid_configurations_are_refused(text, message):
 
 def test_missing_presets_and_files_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"there is no file 'no\.toml'"):
-        resolve("no.toml")
+        load_config("no.toml")
     with pytest.raises(UsageError, match="there is no preset 'gella2017'"):
-        resolve("gella2017")
+        load_config("gella2017")
     with pytest.raises(UsageError, match=r"there is no preset '\.\./presets/vsepp'"):
-        resolve("../presets/vsepp")
+        load_config("../presets/vsepp")
 
 
 def test_override_below_a_value_is_refused(tmp_path):
     (tmp_path / "a.toml").write_text(SMALL + "[loss]\nmargin = 1.0")
     with pytest.raises(UsageError, match=r"cannot set 'loss.margin.x': 'margin' is a value, not a section"):
-        resolve(str(tmp_path / "a.toml"), {"loss.margin.x": "1"})
+        load_config(str(tmp_path / "a.toml"), {"loss.margin.x": "1"})
     with pytest.raises(UsageError, match=r"unknown key loss\.x"):
-        resolve(str(tmp_path / "a.toml"), {"loss.x": "1"})
+        load_config(str(tmp_path / "a.toml"), {"loss.x": "1"})
 
 
 def test_lasting_configuration_excludes_the_budget():
@@ -215,12 +215,12 @@ def test_each_table_row_has_a_preset():
     rows = {"gella2017": GELLA, "kadar2018": KADAR, "huang2019": HUANG}
     expected = {*OTHERS, *(f"{paper}/{name}" for paper, names in rows.items() for name in names)}
     expected |= {f"scan/{name}{language}" for name in SCAN for language in ("", "-de")}
-    assert set(preset_names()) == expected
+    assert set(list_presets()) == expected
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", list_presets())
 def test_presets_are_configurations(name):
-    config = resolve(name)
+    config = load_config(name)
     assert config.description
     assert from_toml(to_toml(config), "copy") == config
 
@@ -229,9 +229,9 @@ def preset_text(name: str) -> str:
     return (Path(train.__file__).parent / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
+@pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo"])
 def test_presets_of_papers_set_all_hyperparameters(name):
-    config = resolve(name)
+    config = load_config(name)
     text, extended = preset_text(name), ""
     while 'extends = "' in text:
         text = preset_text(text.partition('extends = "')[2].partition('"')[0])
@@ -401,9 +401,9 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo" and not name.startswith("vsepp")])
+@pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo" and not name.startswith("vsepp")])
 def test_presets_equal_the_papers(name):
-    config = resolve(name)
+    config = load_config(name)
     found, expected = {**dict(leaves(config)), "model.kind": config.model.kind}, {}
     for pattern, numbers in NUMBERS.items():
         expected |= numbers if fnmatchcase(name, pattern) else {}
@@ -413,4 +413,4 @@ def test_presets_equal_the_papers(name):
 def test_binary_file_is_refused(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"[data]\n\xff\xfe")
     with pytest.raises(UsageError, match=r"x\.toml' is not UTF-8: line 2, column 1"):
-        resolve(str(tmp_path / "x.toml"))
+        load_config(str(tmp_path / "x.toml"))

@@ -161,7 +161,7 @@ def test_what_a_run_cannot_embed_is_refused(write_run):
 
 
 def test_front_door_tokenizes_and_extracts(write_run, toy):
-    recipe = imagepivot.text_recipe("multi30k-lc").parameters().to_json()
+    recipe = imagepivot.load_recipe("multi30k-lc").parameters().to_json()
     run = replace(open_run(write_run(l2=True)), captions={"text": recipe})
     features = open_data(toy.captions, toy.features, split="test", portions=ALL_PORTIONS).features
     model = imagepivot.mteb_model(run, ToyExtractor(features[:], run.fingerprints["extractor"]))

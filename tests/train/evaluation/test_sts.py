@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipelines.text.moses import recipe
+from pipelines.text.moses import load_recipe
 from pipelines.text.queries import tokenize_query
 from schemas.errors import UsageError
 from schemas.made_from import is_current, write_made_from
@@ -134,7 +134,7 @@ def test_tokens_are_made_as_the_captions_of_each_run_were(write_run, data):
 
 
 def test_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
-    run = replace(open_run(write_run()), captions={"text": recipe("multi30k-lc").parameters().to_json()})
+    run = replace(open_run(write_run()), captions={"text": load_recipe("multi30k-lc").parameters().to_json()})
     data = StsPairs("a", "", (5.0, 4.0, 0.0), ("EN1, En2!", "en3", "en7."), ("en1 , en2 !", "en4", "en29"), (1, 2, 3))
     system = score_sts(run, [data], tokenize_query)
     assert system.text == "recipe multi30k-lc"

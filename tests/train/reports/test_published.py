@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import UsageError
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.reports.published import (
     ENSEMBLES,
     GOLD_COLUMNS,
@@ -94,9 +94,9 @@ def test_preset_of_a_row_trains_its_language(paper, row):
     others = ("gella2017/", "vsepp", "scan/", "dan") if paper == "huang2019" else ("gella2017/",)
     assert row.preset.startswith((f"{paper}/", *others))
     for preset in ENSEMBLES.get(row.preset, (row.preset,)):
-        assert row.language in resolve(preset).data.languages
+        assert row.language in load_config(preset).data.languages
         if preset.endswith(("-en", "-de")):
-            assert resolve(preset).data.languages == (row.language,)
+            assert load_config(preset).data.languages == (row.language,)
 
 
 def test_quoted_lines_equal_their_source():
@@ -146,7 +146,7 @@ def test_gold_ranks_of_the_paper():
     assert [tuple(rank.ranks.values()) for rank in GOLD_RANKS] == [(141, 37, 6), (85, 7, 3), (36, 1, 3), (24, 2, 2)]
     assert all(list(rank.ranks) == list(GOLD_COLUMNS) for rank in GOLD_RANKS)
     for preset in GOLD_COLUMNS.values():
-        assert resolve(preset.format("de")).model.similarity == "order"
+        assert load_config(preset.format("de")).model.similarity == "order"
 
 
 def test_gold_captions_equal_multi30k():

@@ -16,7 +16,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError
 from schemas.vocabulary import SPECIALS
 from tests.train.trainings import SMALL, reproduce_job, rewrite, settings_of, with_other_features
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.data.captions import one_caption_per_image, read_captions
 from train.evaluation.scores import score_run
 from train.jobs import DivergedError, ReproduceJob
@@ -226,7 +226,7 @@ def counted(corpus, data) -> tuple[int, dict[str, int]]:
 @pytest.mark.cluster
 def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     rows = {
-        row: resolve(f"kadar2018/{row}").data
+        row: load_config(f"kadar2018/{row}").data
         for row in ("monolingual-en", "monolingual-translation-cs", "multi-translation-c2c", "multi-comparable")
     }
     job = replace(job_of(four_languages, tmp_path, rows=tuple(rows), seeds=1), paper="kadar2018")

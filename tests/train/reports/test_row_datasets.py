@@ -7,7 +7,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 from tests.train.trainings import SMALL, reproduce_job
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.jobs import Corpus, ReproduceJob
 from train.reports.row_datasets import corpora_of, features_for
 
@@ -39,7 +39,7 @@ def given(new_dataset, regions, toy, tmp_path) -> dict[str, Dataset]:
     ],
 )
 def test_features_for_takes_the_first_fitting_dataset(given, preset, fitting):
-    config = resolve(preset)
+    config = load_config(preset)
     found = [name for name, dataset in given.items() if features_for(preset, config, {name: dataset})[0]]
     assert found == fitting
     assert features_for(preset, config, given) == (fitting[0], "")

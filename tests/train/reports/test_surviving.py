@@ -13,7 +13,7 @@ from pipelines.commands import app as cli
 from pipelines.commands.results import console, notes
 from tests.integration.processes import wait_for
 from tests.train.trainings import SMALL
-from train.config.sections import resolve
+from train.config.sections import load_config
 from train.reports import reproduce as running
 from train.reports.reproduce import Task
 
@@ -35,7 +35,7 @@ def command(toy_2016, capfd, monkeypatch):
 
     def run(output: Path, bad: dict[str, str], *, workers: int, rows=ROWS) -> tuple[int, str, str]:
         def resolved(preset, overrides):
-            return resolve(preset, {**overrides, **(bad if preset.endswith(BAD) else {})})
+            return load_config(preset, {**overrides, **(bad if preset.endswith(BAD) else {})})
 
         def words(task, device):
             settings = [f"--set={key}={value}" for key, value in bad.items()] if task.preset.endswith(BAD) else []

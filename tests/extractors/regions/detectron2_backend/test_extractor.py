@@ -13,7 +13,7 @@ from tests.extractors.regions.test_faster_rcnn import check_agrees, used
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
-from extractors.regions.detectron2_backend.networks import CONFIG, load_config
+from extractors.regions.detectron2_backend.networks import CONFIG, read_model_config
 from extractors.regions.detectron2_backend.networks import build_detectron2 as build_detectron2
 
 NAME = "faster-rcnn-36"
@@ -46,7 +46,7 @@ def check_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
 
 def test_detectron2_names_are_those_of_milvlg():
     with torch.device("meta"):
-        expected, found = build_detector().state_dict(), build_detectron2(load_config(CONFIG)).state_dict()
+        expected, found = build_detector().state_dict(), build_detectron2(read_model_config(CONFIG)).state_dict()
     renamed = {theirs: expected[ours] for ours, theirs in detectron2_names().items()}
     assert {name: tensor.shape for name, tensor in renamed.items()} == {name: tensor.shape for name, tensor in found.items()}
     assert len(renamed) == len(expected) - 1  # the anchors

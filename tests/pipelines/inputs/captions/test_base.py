@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.inputs.captions.base import EVERYTHING, Selection, require_selected
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write
 
@@ -58,22 +58,22 @@ def test_require_selected_accepts_existing_values():
 )
 def test_open_source_refuses(tmp_path, format_, arguments, error, message):
     with pytest.raises(error, match=message):
-        open_source(format_, tmp_path, **arguments)
+        open_captions(format_, tmp_path, **arguments)
 
 
 @pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "scan", "table"])
 def test_open_source_of_nothing(tmp_path, format_):
     with pytest.raises(InputError, match=r"the source '.*/nothing.csv' does not exist: check the path"):
-        open_source(format_, tmp_path / "nothing.csv")
+        open_captions(format_, tmp_path / "nothing.csv")
 
 
 def test_location_may_be_relative_or_a_uri(tmp_path, monkeypatch):
     write(tmp_path / "a b" / "a.csv", "image_id,text\n1,one\n")
     monkeypatch.chdir(tmp_path / "a b")
-    sources = [open_source("table", "a.csv"), open_source("table", f"file://{tmp_path}/a%20b/a.csv")]
+    sources = [open_captions("table", "a.csv"), open_captions("table", f"file://{tmp_path}/a%20b/a.csv")]
     monkeypatch.chdir("/")
     for source in sources:  # A relative path means the same everywhere.
         assert [row.text for row in read(source)] == ["one"]
         assert source.inputs()[0]["name"] == "a.csv"
     with pytest.raises(UsageError, match=r"cannot understand the location 'nonsense://a'"):
-        open_source("table", "nonsense://a")
+        open_captions("table", "nonsense://a")

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from pipelines.inputs.captions.base import EVERYTHING, Part, RawCaption, Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 
@@ -53,15 +53,15 @@ def test_karpathy_equals_a_naive_reading(tmp_path, name, options):
     path = _write(tmp_path / name, _dataset(seed=1, images=200), **options)
     expected = _naive_karpathy(path)
     assert len(expected) > 500
-    assert read(open_source("karpathy", path)) == expected
-    assert read(open_source("karpathy", tmp_path)) == expected
+    assert read(open_captions("karpathy", path)) == expected
+    assert read(open_captions("karpathy", tmp_path)) == expected
 
 
 def test_karpathy_language_and_selection(tmp_path):
     dataset = _dataset(seed=3, images=50)
     sections = {"info": {"images": [1]}, "dataset": "x", "images": dataset["images"]}  # In another order.
     path = _write(tmp_path / "dataset_a.json", sections)
-    source = open_source("karpathy", path, language="PT-br")
+    source = open_captions("karpathy", path, language="PT-br")
     assert source.parts(EVERYTHING) == [Part("dataset_a.json", language="pt-BR", portion="comparable")]
     selection = Selection(languages=("pt-BR",), splits=("val", "restval"))
     expected = [row._replace(language="pt-BR") for row in _naive_karpathy(path) if row.split in ("val", "restval")]
@@ -77,11 +77,11 @@ def test_karpathy_language_and_selection(tmp_path):
 def test_karpathy_folder_with_none_or_several(tmp_path):
     (tmp_path / "captions.json").touch()
     with pytest.raises(InputError, match=r"no 'dataset_\*\.json' in '.*'; it holds 'captions.json'\. Name the file itself"):
-        open_source("karpathy", tmp_path)
+        open_captions("karpathy", tmp_path)
     (tmp_path / "dataset_coco.json").touch()
     (tmp_path / "dataset_flickr8k.json").touch()
     with pytest.raises(InputError, match=r"holds several files, 'dataset_coco.json', 'dataset_flickr8k.json': name the one"):
-        open_source("karpathy", tmp_path)
+        open_captions("karpathy", tmp_path)
 
 
 SENTENCE = {"raw": "a", "tokens": ["a"]}
@@ -99,7 +99,7 @@ SPLIT_IMAGE = {"filename": "a.jpg", "split": "train", "sentences": [SENTENCE]}
 )
 def test_karpathy_broken_content(tmp_path, images, message):
     with pytest.raises(InputError, match=message):
-        read(open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": images})))
+        read(open_captions("karpathy", _write(tmp_path / "dataset_a.json", {"images": images})))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_karpathy_broken_content(tmp_path, images, message):
     ],
 )
 def test_karpathy_broken_images(tmp_path, change, message):
-    source = open_source("karpathy", _write(tmp_path / "dataset_a.json", {"images": [{**SPLIT_IMAGE, **change}]}))
+    source = open_captions("karpathy", _write(tmp_path / "dataset_a.json", {"images": [{**SPLIT_IMAGE, **change}]}))
     with pytest.raises(InputError, match=message):
         read(source)
 
@@ -129,10 +129,10 @@ def test_karpathy_broken_images(tmp_path, change, message):
 def test_karpathy_paths_keep_images_of_one_name_apart(tmp_path):
     images = [{**SPLIT_IMAGE, "filepath": folder, "imgid": 3} for folder in ("train2014", "val2014")]
     path = _write(tmp_path / "dataset_a.json", {"images": images})
-    source = open_source("karpathy", path, id_rule="path")
+    source = open_captions("karpathy", path, id_rule="path")
     assert [row.image_id for row in read(source)] == ["train2014/a", "val2014/a"]
     assert source.parameters() == {"default_language": "en", "ids": "path"}
-    assert "make ids of whole paths with --id-rule path" in open_source("karpathy", path).repeat_advice
+    assert "make ids of whole paths with --id-rule path" in open_captions("karpathy", path).repeat_advice
     assert "--ids" not in source.repeat_advice
 
 
@@ -180,10 +180,10 @@ def test_coco_equals_a_naive_reading(folder):
     train = _naive_coco(folder / "captions_train2014.json", "train2014")
     val = _naive_coco(folder / "captions_val2014.json.gz", "val2014")
     assert len(train) > 200
-    assert read(open_source("coco", folder)) == train + val
-    assert read(open_source("coco", folder / "captions_val2014.json.gz")) == val
-    assert read(open_source("coco", folder), Selection(splits=("val2014",))) == val
-    source = open_source("coco", folder, language="ja")
+    assert read(open_captions("coco", folder)) == train + val
+    assert read(open_captions("coco", folder / "captions_val2014.json.gz")) == val
+    assert read(open_captions("coco", folder), Selection(splits=("val2014",))) == val
+    source = open_captions("coco", folder, language="ja")
     assert read(source) == [row._replace(language="ja") for row in train + val]
     assert pickle.loads(pickle.dumps(source)) == source
 
@@ -193,11 +193,11 @@ def test_coco_equals_a_naive_reading(folder):
 def test_coco_sections_in_another_order(tmp_path, order, options):
     content = _captions(3, images=40, prefix="")
     path = _write(tmp_path / "captions_a.json", {key: content[key] for key in order}, **options)
-    assert read(open_source("coco", path)) == _naive_coco(path, "a")
+    assert read(open_captions("coco", path)) == _naive_coco(path, "a")
 
 
 def test_coco_parts_and_inputs(folder):
-    source = open_source("coco", folder)
+    source = open_captions("coco", folder)
     assert source.parts(Selection(splits=("val2014",))) == [
         Part("captions_val2014.json.gz", language="en", portion="comparable", split="val2014")
     ]
@@ -209,14 +209,14 @@ def test_coco_parts_and_inputs(folder):
 
 def test_files_without_a_split_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"no 'captions_\*\.json' in '.*'; it holds no files"):
-        open_source("coco", tmp_path)
+        open_captions("coco", tmp_path)
     path = _write(tmp_path / "train.json", _captions(1, images=1, prefix=""))
     with pytest.raises(InputError, match=r"train.json' is not named 'captions_SPLIT.json', so its split is unknown"):
-        open_source("coco", path)
+        open_captions("coco", path)
     _write(tmp_path / "captions_a.json", {})
     _write(tmp_path / "captions_a.json.gz", {})
     with pytest.raises(InputError, match=r"'captions_a.json' and 'captions_a.json.gz' in .* are the same split: keep one"):
-        open_source("coco", tmp_path)
+        open_captions("coco", tmp_path)
 
 
 IMAGE = {"id": 1, "file_name": "a.jpg"}
@@ -248,7 +248,7 @@ CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
 def test_coco_broken_content(tmp_path, images, annotations, message):
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
     with pytest.raises(InputError, match=message):
-        read(open_source("coco", path))
+        read(open_captions("coco", path))
 
 
 RENAME = "rename one of them, here and on the disk, or write a table"
@@ -264,8 +264,8 @@ def test_images_of_one_name_are_refused(tmp_path, second, advice):
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
     message = f"image number 2: the images '9' ('a/a.jpg') and '10' ({second!r}) would both be 'a': {advice}"
     with pytest.raises(InputError, match=re.escape(message)):
-        read(open_source("coco", path))
-    source = open_source("coco", path, id_rule="path")
+        read(open_captions("coco", path))
+    source = open_captions("coco", path, id_rule="path")
     if second == "b/a.jpg":
         assert source.parameters() == {"default_language": "en", "ids": "path"}
         assert [(row.image_id, row.index, row.text) for row in read(source)] == [("a/a", 0, "9"), ("b/a", 0, "10")]
@@ -278,4 +278,4 @@ def test_ids_of_annotations_may_start_again_for_another_image(tmp_path):
     images = [IMAGE, {"id": 2, "file_name": "b.jpg"}, IMAGE]
     annotations = [CAPTION, {**CAPTION, "image_id": 2}, {"image_id": 1, "caption": "x"}, {"image_id": 1, "caption": "x"}]
     path = _write(tmp_path / "captions_x.json", {"images": images, "annotations": annotations})
-    assert [(row.image_id, row.index) for row in read(open_source("coco", path))] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]
+    assert [(row.image_id, row.index) for row in read(open_captions("coco", path))] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from pipelines.inputs.captions.base import EVERYTHING, RawCaption, Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 
@@ -44,7 +44,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize("below", ["", "data"])
 def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
-    source = open_source("multi30k", root / below)
+    source = open_captions("multi30k", root / below)
     assert read(source) == EXPECTED
     assert pickle.loads(pickle.dumps(source)) == source
     assert hash(source) == hash(pickle.loads(pickle.dumps(source)))
@@ -64,7 +64,7 @@ def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
 def test_inconsistent_files_are_refused(root, name, content, message):
     write(root / "data/task1" / name, content)
     with pytest.raises(InputError, match=message):
-        read(open_source("multi30k", root), Selection(languages=("en",), splits=("train",)))
+        read(open_captions("multi30k", root), Selection(languages=("en",), splits=("train",)))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_inconsistent_files_are_refused(root, name, content, message):
     ],
 )
 def test_selection(root, selection):
-    source = open_source("multi30k", root)
+    source = open_captions("multi30k", root)
     expected = [row for row in EXPECTED if selection.takes(row.language, row.portion, row.split)]
     assert expected
     assert read(source, selection) == expected
@@ -88,18 +88,18 @@ def test_selection(root, selection):
 
 
 def test_inputs_are_the_files_of_the_selection(root):
-    rows = open_source("multi30k", root).inputs(Selection(portions=("comparable",)))
+    rows = open_captions("multi30k", root).inputs(Selection(portions=("comparable",)))
     names = ["task2/image_splits/val_images.txt", "task2/raw/val.1.de.gz", "task2/raw/val.2.de.gz"]
     assert [row["name"] for row in rows] == names
-    everything = open_source("multi30k", root).inputs()
+    everything = open_captions("multi30k", root).inputs()
     assert len(everything) == 8
-    assert everything == open_source("multi30k", root / "data").inputs()
+    assert everything == open_captions("multi30k", root / "data").inputs()
     assert "task2/image_splits/test_2017_images.txt" not in [row["name"] for row in everything]
 
 
 def test_missing_image_list(root):
     (root / "data/task1/image_splits/train.txt").unlink()
-    source = open_source("multi30k", root)
+    source = open_captions("multi30k", root)
     message = r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
     with pytest.raises(InputError, match=message):
         source.parts(EVERYTHING)
@@ -119,21 +119,21 @@ def test_missing_image_list(root):
 def test_invalid_file_names_are_refused(root, name, message):
     write(root / "data" / name, "a\n")
     with pytest.raises(InputError, match=message):
-        open_source("multi30k", root).parts(EVERYTHING)
+        open_captions("multi30k", root).parts(EVERYTHING)
 
 
 def test_one_task_is_enough(tmp_path):
     write(tmp_path / "task2/image_splits/val_images.txt", "1.jpg\n")
     write(tmp_path / "task2/raw/val.1.en", "one\n")
-    assert read(open_source("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
+    assert read(open_captions("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
 
 
 def test_no_multi30k(tmp_path):
     with pytest.raises(InputError, match=r"is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'"):
-        open_source("multi30k", tmp_path)
+        open_captions("multi30k", tmp_path)
     (tmp_path / "task1").mkdir()
     with pytest.raises(InputError, match=r"no captions in .*: expected files such as 'task1/raw/train.en.gz'"):
-        open_source("multi30k", tmp_path).parts(EVERYTHING)
+        open_captions("multi30k", tmp_path).parts(EVERYTHING)
 
 
 # The real text.
@@ -144,7 +144,7 @@ COMPARABLE = {"train": 29_000, "val": 1_014, "test_2016": 1_000}
 
 @pytest.mark.slow
 def test_real_counts_and_keys(multi30k):
-    source = open_source("multi30k", multi30k)
+    source = open_captions("multi30k", multi30k)
     expected = {(lang, "translation", split): n for lang in ("de", "en", "fr") for split, n in TRANSLATION.items()}
     expected |= {("cs", "translation", split): n for split, n in TRANSLATION.items() if "2017" not in split}
     expected |= {(lang, "translation", "test_2018_flickr"): 1_071 for lang in ("cs", "de", "en", "fr")}
@@ -164,7 +164,7 @@ def test_real_counts_and_keys(multi30k):
 
 
 def test_real_rows(multi30k):
-    source = open_source("multi30k", multi30k / "data")
+    source = open_captions("multi30k", multi30k / "data")
     raw = multi30k / "data/task1/raw/test_2017_mscoco.fr.gz"
     rows = read(source, Selection(languages=("fr",), splits=("test_2017_mscoco",)))
     assert [row.text for row in rows] == gzip.decompress(raw.read_bytes()).decode().split("\n")[:-1]

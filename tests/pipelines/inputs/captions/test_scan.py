@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from pipelines.inputs.captions.base import RawCaption, Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError
 from tests.pipelines.inputs.reading import read, write
 
@@ -38,18 +38,18 @@ def precomp(tmp_path):
 def test_folder_of_splits_with_one_id_for_each_image(precomp):
     expected = [caption("31.x/ü", index, "dev", f"dev {index}") for index in range(5)]
     expected += [caption(("31", "7")[n // 5], n % 5, "train", f"train {n}") for n in range(10)]
-    assert read(open_source("scan", precomp)) == expected
+    assert read(open_captions("scan", precomp)) == expected
 
 
 def test_ids_repeated_for_each_caption(tmp_path):
     folder = write_files(tmp_path / "p", test_caps=lines(*"abcd"), test_ids=lines("9", "9", "4", "9"))
     expected = [caption(key, index, "test", text, "de") for key, index, text in zip("9949", (0, 1, 0, 2), "abcd", strict=True)]
-    assert read(open_source("scan", folder, language="de")) == expected
+    assert read(open_captions("scan", folder, language="de")) == expected
 
 
 def test_without_ids_positions_name_the_images_of_each_split(tmp_path):
     folder = write_files(tmp_path / "p", test_caps=lines(*range(10)), testall_caps=lines(*range(5)))
-    rows = read(open_source("scan", folder))
+    rows = read(open_captions("scan", folder))
     assert [row.image_id for row in rows] == ["test-0"] * 5 + ["test-1"] * 5 + ["testall-0"] * 5
     assert [row.index for row in rows] == [0, 1, 2, 3, 4] * 3
     assert [row.text for row in rows] == [*map(str, range(10)), *map(str, range(5))]
@@ -58,17 +58,17 @@ def test_without_ids_positions_name_the_images_of_each_split(tmp_path):
 def test_one_file_plain_or_compressed(precomp):
     for name in ("train_caps.txt", "train_ids.txt"):
         write(precomp / f"{name}.gz", (precomp / name).read_bytes())
-    expected = read(open_source("scan", precomp / "dev_caps.txt"))
+    expected = read(open_captions("scan", precomp / "dev_caps.txt"))
     assert {row.split for row in expected} == {"dev"}
-    plain = read(open_source("scan", precomp / "train_caps.txt"))
+    plain = read(open_captions("scan", precomp / "train_caps.txt"))
     (precomp / "train_ids.txt").unlink()
-    assert read(open_source("scan", precomp / "train_caps.txt.gz")) == plain
+    assert read(open_captions("scan", precomp / "train_caps.txt.gz")) == plain
     with pytest.raises(InputError, match=r"'train_caps.txt' and 'train_caps.txt.gz' in .* are the same split: keep one"):
-        open_source("scan", precomp)
+        open_captions("scan", precomp)
 
 
 def test_selections_and_inputs(precomp):
-    source = open_source("scan", precomp)
+    source = open_captions("scan", precomp)
     assert pickle.loads(pickle.dumps(source)) == source
     assert {row.split for row in read(source, Selection(splits=("train",)))} == {"train"}
     assert [entry["name"] for entry in source.inputs()] == ["dev_caps.txt", "dev_ids.txt", "train_caps.txt", "train_ids.txt"]
@@ -97,7 +97,7 @@ def test_selections_and_inputs(precomp):
     ],
 )
 def test_inconsistent_files_are_refused(tmp_path, files, message):
-    source = open_source("scan", write_files(tmp_path / "p", **files))
+    source = open_captions("scan", write_files(tmp_path / "p", **files))
     with pytest.raises(InputError, match=message):
         read(source)
 
@@ -105,9 +105,9 @@ def test_inconsistent_files_are_refused(tmp_path, files, message):
 def test_files_without_a_split_are_refused(tmp_path):
     folder = write_files(tmp_path / "p", train_ids="1")
     with pytest.raises(InputError, match=r"no 'SPLIT_caps.txt' in '.*'; it holds 'train_ids.txt'"):
-        open_source("scan", folder)
+        open_captions("scan", folder)
     write_files(folder, _caps="a")
     with pytest.raises(InputError, match=r"_caps.txt': 'split' is '', expected a name .*; rename it 'SPLIT_caps.txt'$"):
-        open_source("scan", folder / "_caps.txt")
+        open_captions("scan", folder / "_caps.txt")
     with pytest.raises(InputError, match=r"is not named 'SPLIT_caps.txt', so its split is unknown: rename it"):
-        open_source("scan", folder / "train_ids.txt")
+        open_captions("scan", folder / "train_ids.txt")

@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.inputs import tables
 from pipelines.inputs.captions.base import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection
-from pipelines.inputs.captions.opening import open_source
+from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write, write_table
 
@@ -56,7 +56,7 @@ def test_every_value_as_written(tmp_path, monkeypatch, name, batch):
     # Escaped in JSON lines, CR LF is two characters; within quotes in CSV and TSV it is a line end.
     ends = "\n" if path.name.lower().removesuffix(".gz").endswith(("csv", "tsv")) else "\r\n"
     expected = [RawCaption(**{**row, "text": row["text"].replace("\r\n", ends)}) for row in rows]
-    source = open_source("table", path)
+    source = open_captions("table", path)
     assert read(source) == expected
     selection = Selection(("de", "pt-br"), ("translation",), ("train", "val"))
     chosen = [row for row in expected if selection.takes(row.language, row.portion, row.split)]
@@ -69,13 +69,13 @@ def test_every_value_as_written(tmp_path, monkeypatch, name, batch):
 def test_other_names_and_defaults(tmp_path, name):
     rows = [{"img": "1", "caption": "one", "index": 3, "extra": "x"}, {"img": "2", "caption": "NA", "index": 4, "extra": "y"}]
     path = _save(tmp_path / name, rows, ["extra", "img", "index", "caption"])
-    source = open_source("table", path, language="fr", columns={"image_id": "img", "text": "caption", "split": "extra"})
+    source = open_captions("table", path, language="fr", columns={"image_id": "img", "text": "caption", "split": "extra"})
     assert read(source) == [
         RawCaption("1", "fr", "comparable", 3, "x", "one"),
         RawCaption("2", "fr", "comparable", 4, "y", "NA"),
     ]
     path = _save(tmp_path / name, rows, ["img", "caption"])
-    source = open_source("table", path, columns={"image_id": "img", "text": "caption"})
+    source = open_captions("table", path, columns={"image_id": "img", "text": "caption"})
     assert read(source) == [
         RawCaption("1", "en", "comparable", -1, "train", "one"),
         RawCaption("2", "en", "comparable", -1, "train", "NA"),
@@ -95,11 +95,11 @@ def test_other_names_and_defaults(tmp_path, name):
 def test_missing_columns(tmp_path, name, columns, message):
     path = _save(tmp_path / name, [{"img": "1", "caption": "one", "index": 0}], ["img", "caption"])
     with pytest.raises(InputError, match=message):
-        read(open_source("table", path, columns=columns))
+        read(open_captions("table", path, columns=columns))
 
 
 def _text_table(path, text):
-    return open_source("table", write(path, text))
+    return open_captions("table", write(path, text))
 
 
 def _pairs(source):
@@ -167,7 +167,7 @@ def test_numbers_as_image_ids_are_taken(tmp_path):
     rows = read(_text_table(tmp_path / "a.jsonl", '{"image_id": 391895, "text": "a"}\n\n  \n{"image_id": "007", "text": "b"}'))
     assert [row.image_id for row in rows] == ["391895", "007"]
     pq.write_table(pa.table({"image_id": [391895], "text": ["a"]}), tmp_path / "a.parquet")
-    assert [row.image_id for row in read(open_source("table", tmp_path / "a.parquet"))] == ["391895"]
+    assert [row.image_id for row in read(open_captions("table", tmp_path / "a.parquet"))] == ["391895"]
 
 
 GOOD = '{"image_id": "1", "text": "a"}\n'
@@ -210,7 +210,7 @@ def test_parquet_types(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    assert read(open_source("table", tmp_path / "a.parquet", columns={"text": "my.text"})) == [
+    assert read(open_captions("table", tmp_path / "a.parquet", columns={"text": "my.text"})) == [
         RawCaption("1", "en", "comparable", 0, "train", "a"),
         RawCaption("2", "de", "comparable", 1, "train", "None"),
     ]
@@ -231,7 +231,7 @@ def test_parquet_types(tmp_path):
 def test_broken_parquet_rows(tmp_path, columns, message):
     pq.write_table(pa.table({"image_id": ["1", "2"], "text": ["a", "b"], **columns}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=message):
-        read(open_source("table", tmp_path / "a.parquet"))
+        read(open_captions("table", tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -276,16 +276,16 @@ def test_non_utf8_string_names_column_and_row(tmp_path):
     captions = pa.array([b"a"] * 8_500 + [b"\xff"]).view(pa.string())
     pq.write_table(pa.table({"image_id": ["1"] * 8_501, "caption": captions}), tmp_path / "a.parquet", row_group_size=1_000)
     with pytest.raises(InputError, match=r"column 'caption', row 8501: not UTF-8"):
-        read(open_source("table", tmp_path / "a.parquet", columns={"text": "caption"}))
+        read(open_captions("table", tmp_path / "a.parquet", columns={"text": "caption"}))
 
 
 def test_broken_parquet_file(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match=r"a.parquet' is not a whole Parquet file \(after 0 rows\)"):
-        read(open_source("table", path))
+        read(open_captions("table", path))
     pq.write_table(pa.table({"image_id": ["1"], "text": ["a"]}), path)
-    source = open_source("table", path)
+    source = open_captions("table", path)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"is not a whole Parquet file"):
         read(source)
@@ -299,13 +299,13 @@ def test_unknown_extension(tmp_path, name):
     (tmp_path / name).touch()
     message = rf"cannot tell how to read the table '{name}': expected .* \.csv, \.tsv, .* \.parquet"
     with pytest.raises(UsageError, match=message):
-        open_source("table", tmp_path / name)
+        open_captions("table", tmp_path / name)
 
 
 def test_folder(tmp_path):
     (tmp_path / "a.csv").touch()
     with pytest.raises(InputError, match=r"is a folder, expected one table; it holds 'a.csv': name the file to read"):
-        open_source("table", tmp_path)
+        open_captions("table", tmp_path)
 
 
 def test_selection_without_captions_is_refused(tmp_path):
@@ -323,7 +323,7 @@ def test_wrong_column_for_splits(tmp_path):
 
 
 def _peak(path) -> int:
-    source = open_source("table", path)
+    source = open_captions("table", path)
     tracemalloc.start()
     for part in source.parts(EVERYTHING):
         for _ in source.read(part, EVERYTHING):
@@ -348,7 +348,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path, kind, count):
 def test_null_caption_is_a_row_without_text(tmp_path, name):
     texts = ["a", None, "b", None, None, "c"]
     rows = [{"image_id": str(n), "text": text, "index": 1} for n, text in enumerate(texts, start=1)]
-    source = open_source("table", _save(tmp_path / name, rows, ["image_id", "text"]))
+    source = open_captions("table", _save(tmp_path / name, rows, ["image_id", "text"]))
     assert _pairs(source) == list(zip("123456", texts, strict=True))
     source = _text_table(tmp_path / "b.jsonl", '{"image_id": 1, "text": null}\n{"image_id": "2", "text": "b"}\n')
     assert _pairs(source) == [("1", None), ("2", "b")]  # Read one by one.
@@ -359,7 +359,7 @@ def test_value_may_have_any_length(tmp_path, name):
     text = 'é,"\t' * 50_000
     row = {"image_id": "1" * 200_000, "text": text, "language": "en", "portion": "comparable", "index": 0, "split": "train"}
     path = _save(tmp_path / name.lower(), [row], COLUMNS)
-    assert read(open_source("table", path)) == [RawCaption(**row)]
+    assert read(open_captions("table", path)) == [RawCaption(**row)]
 
 
 @pytest.mark.parametrize("texts", [['["a dog", "b"]', "['c d', \"it's\"]"], ["['a',\n 'b']"]])
@@ -369,9 +369,9 @@ def test_lists_as_text_are_refused(tmp_path, name, texts):
     path = _save(tmp_path / name, rows, ["image_id", "caption"])
     options = {"columns": {"text": "caption"}}
     with pytest.raises(InputError, match=r"column 'caption': every text is a list, such as .*literal_eval.*explode"):
-        read(open_source("table", path, **options))
+        read(open_captions("table", path, **options))
     path = _save(tmp_path / name, [*rows, {"image_id": "9", "caption": "[sic] a dog", "index": 0}], ["image_id", "caption"])
-    assert [row.text for row in read(open_source("table", path, **options))] == [*texts, "[sic] a dog"]
+    assert [row.text for row in read(open_captions("table", path, **options))] == [*texts, "[sic] a dog"]
 
 
 # --- dialects --------------------------------------------------------------------------------------------------------
@@ -397,11 +397,11 @@ def test_quoted_value_over_rows_is_refused(tmp_path, kind):
     )
     with pytest.raises(InputError, match=message):
         read(_text_table(path, text))
-    lines = _pairs(open_source("table", path, quoting="none"))
+    lines = _pairs(open_captions("table", path, quoting="none"))
     assert len(lines) == 10
     assert lines == _pandas(path, sep=delimiter, quoting=csv.QUOTE_NONE)
     assert (lines[0], lines[8]) == (("i1", '"A sign that opens'), ("i9", 'closes"'))
-    values = _pairs(open_source("table", path, quoting="rfc4180"))
+    values = _pairs(open_captions("table", path, quoting="rfc4180"))
     assert len(values) == 2
     if kind == "tsv":  # Lines without as many values do not hide it.
         odd = QUOTES.replace("a boy number 5", "a boy\tnumber 5").replace("i7\t", "\ni7\t")
@@ -444,7 +444,7 @@ def test_delimiters(tmp_path, name, delimiter, stated, quoting):
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     found = [
         (row.image_id, row.split, row.text)
-        for row in read(open_source("table", tmp_path / name, delimiter=stated, quoting=quoting))
+        for row in read(open_captions("table", tmp_path / name, delimiter=stated, quoting=quoting))
     ]
     assert found == (rows[1:] if delimiter != "," else [("1", "train", "a")])
     frame = pandas.read_csv(
@@ -458,7 +458,7 @@ def test_delimiters(tmp_path, name, delimiter, stated, quoting):
 def test_sep_line_names_the_delimiter(tmp_path, line, stated):
     path = tmp_path / "a.csv"
     path.write_text(f'{line}\nimg;caption\n1;"a; b"\n2;c, d\n')
-    source = open_source("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)
+    source = open_captions("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)
     assert _pairs(source) == [("1", "a; b"), ("2", "c, d")]
 
 
@@ -466,8 +466,8 @@ def test_delimiter_detection_uses_renamed_columns(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("img|caption\n1|a, b\n")
     with pytest.raises(InputError, match=r"has no column 'image_id'; its columns are 'img', 'caption': name them"):
-        read(open_source("table", path))
-    source = open_source("table", path, columns={"image_id": "img", "text": "caption"})
+        read(open_captions("table", path))
+    source = open_captions("table", path, columns={"image_id": "img", "text": "caption"})
     assert _pairs(source) == [("1", "a, b")]
 
 
@@ -486,7 +486,7 @@ def test_delimiter_detection_uses_renamed_columns(tmp_path):
 def test_wrong_dialects_are_refused(tmp_path, text, options, message):
     (tmp_path / "a.csv").write_text(text, newline="")
     with pytest.raises(InputError, match=message):
-        read(open_source("table", tmp_path / "a.csv", **options))
+        read(open_captions("table", tmp_path / "a.csv", **options))
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_wrong_dialects_are_refused(tmp_path, text, options, message):
 def test_invalid_dialects(tmp_path, options, message):
     (tmp_path / "a.csv").touch()
     with pytest.raises(UsageError, match=message):
-        open_source("table", tmp_path / "a.csv", **options)
+        open_captions("table", tmp_path / "a.csv", **options)
 
 
 @pytest.mark.parametrize("options", [{"delimiter": ";"}, {"quoting": "none"}])
@@ -508,15 +508,15 @@ def test_only_csv_and_tsv_have_a_dialect(tmp_path, options):
     for name in ("a.jsonl", "a.parquet"):
         (tmp_path / name).touch()
         with pytest.raises(UsageError, match=rf"--delimiter and --quoting are for CSV and TSV, but the table is '{name}'"):
-            open_source("table", tmp_path / name, **options)
+            open_captions("table", tmp_path / name, **options)
     with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for the format 'coco': only a 'table' has them"):
-        open_source("coco", tmp_path, **options)
+        open_captions("coco", tmp_path, **options)
 
 
 def test_parameters_hold_dialects_with_an_effect(tmp_path):
     (tmp_path / "a.csv").touch()
     plain = {"default_language": "en", "columns": {}}
-    assert open_source("table", tmp_path / "a.csv").parameters() == plain
-    assert open_source("table", tmp_path / "a.csv", quoting="rfc4180").parameters() == plain
-    stated = open_source("table", tmp_path / "a.csv", delimiter="tab", quoting="none")
+    assert open_captions("table", tmp_path / "a.csv").parameters() == plain
+    assert open_captions("table", tmp_path / "a.csv", quoting="rfc4180").parameters() == plain
+    stated = open_captions("table", tmp_path / "a.csv", delimiter="tab", quoting="none")
     assert stated.parameters() == {**plain, "delimiter": "\t", "quoting": "none"}

@@ -1,0 +1,69 @@
+"""Functions of jobs take the job, or its fields."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+from schemas.errors import UsageError
+from schemas.options import Opt, Options, takes_fields
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    weights: str = "default"
+
+
+@dataclass(frozen=True)
+class Share:
+    percent: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Share":
+        return cls(int(text.removesuffix("%")))
+
+
+@dataclass(frozen=True, repr=False)
+class Job(Options):
+    source: str
+    model: Model = Model("small")
+    languages: Annotated[tuple[str, ...], Opt("Languages.")] = ()
+    limit: Share | None = None
+    top: Annotated[int, Opt("Number.", min_=1)] = 5
+
+
+@takes_fields(Job)
+def run(job: Job, workers: int = 1, *, note: str = "") -> tuple[Job, int, str]:
+    """Run a job."""
+    return job, workers, note
+
+
+def test_job_is_passed_as_it_is():
+    job = Job("a")
+    assert run(job, 2, note="x") == (job, 2, "x")
+    assert run(job=job, workers=3) == (job, 3, "")
+    assert run(job)[0] is job
+
+
+def test_fields_build_the_job_beside_arguments_of_the_function():
+    assert run("a", top=2, workers=4) == (Job("a", top=2), 4, "")
+    assert run("a", model="large", languages=["en", "de"], limit="3%", note="x") == (
+        Job("a", Model("large"), ("en", "de"), Share(3)),
+        1,
+        "x",
+    )
+    assert run(source="a", model=Model("large", "random:0"))[0].model.weights == "random:0"
+
+
+def test_wrong_fields_are_refused():
+    with pytest.raises(TypeError, match="missing a required argument: 'source'"):
+        run(top=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tops'"):
+        run("a", tops=2)
+    with pytest.raises(UsageError, match="--top is 0, expected 1 or more"):
+        run("a", top=0)
+
+
+def test_function_keeps_its_name_and_words():
+    assert (run.__name__, run.__doc__) == ("run", "Run a job.")
