@@ -206,7 +206,7 @@ def check_output(location: str) -> Iterator[Check]:
     missing = [path for path in paths if not path.exists()]
     name = f".doctor{TEMPORARY_MARK}{uuid.uuid4().int >> 64}"
     try:
-        folder.write(name, b"imagepivot")
+        folder.put(name, b"imagepivot")
         folder.delete(name)
     finally:
         for path in missing:

@@ -21,7 +21,6 @@ from schemas.failures import FailuresEntry
 from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_file, sha256_of_json
 from schemas.manifest import ShardEntry, other_version
 from schemas.storage.folder import Folder
-from schemas.storage.storage_errors import store_error_of
 
 _PREFIX = "imagepivot."
 _MIN_LIMIT = 256 << 20
@@ -76,9 +75,7 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
             metadata = pq.ParquetFile(file).metadata
     except FileNotFoundError:
         return None
-    except (ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        if store_error_of(error):
-            raise
+    except (ValueError, OverflowError, MemoryError, pa.ArrowException):
         return None
     except OSError:
         if not folder.is_local:

@@ -60,7 +60,8 @@ def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Seq
     contents: dict[str, list[Any]] = {name: [_content(*place) for place in places] for name, places in folders.items()}
     if images:
         folder, file = _locate(images)
-        contents["images"] = [folder.size(file) if file else sha256_of_json(sorted(folder.files()))]
+        files = sorted((entry.name, entry.size) for entry in ([] if file else folder.list()))
+        contents["images"] = [folder.size(file) if file else sha256_of_json(files)]
     described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
     if modules := user_code():
         described["modules"] = modules
@@ -96,7 +97,7 @@ def write_made_from(folder: Folder, now: MadeFrom, sizes: Mapping[str, int]) -> 
     """Write ``_made_from.json``: a description, files read, and sizes of outputs."""
     read = now.files_read(folder)
     content = {**now, **({"read": read} if read else {}), "files": sizes}
-    folder.write(MADE_FROM_NAME, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    folder.put(MADE_FROM_NAME, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

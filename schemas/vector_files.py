@@ -201,7 +201,7 @@ def open_user_file(location: str, expected: str) -> Iterator[tuple[BinaryIO, Fil
     check_location(location)
     folder, name = file_at(absolute_location(location))
     try:
-        with folder.stream(name) as raw:
+        with folder.open(name, is_mapped=False) as raw:
             digest = FileDigest(raw)
             file = io.BufferedReader(digest, _CHUNK)
             yield cast("BinaryIO", gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file), digest

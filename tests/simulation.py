@@ -237,4 +237,4 @@ def _bytes_passed(held: Mapping[int, Sequence[object]]) -> int:
 
 
 def _size(folder: Folder) -> int:
-    return sum(size for name, size in folder.files() if re.match(r"part-|\.records/", name))
+    return sum(entry.size for entry in folder.list() if re.match(r"part-|\.records/", entry.name))

@@ -121,13 +121,14 @@ class Stage:
 
 @contextmanager
 def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
-    stage = Stage(names)
+    stage, put = Stage(names), Folder.put
 
     def stopping(function):
-        def call(folder, *arguments):
-            if MANIFEST_NAME not in arguments:
+        def call(folder, *arguments, **options):
+            is_step = not (folder.is_local and function is put and isinstance(arguments[1], bytes))  # It puts a file, a step.
+            if MANIFEST_NAME not in arguments and is_step:
                 stage.stop()
-            stage.see(result := function(folder, *arguments))
+            stage.see(result := function(folder, *arguments, **options))
             return result
 
         return call
@@ -135,7 +136,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
     with monkeypatch.context() as patch:
         patch.setattr(shard_writer, "publishing", stage.publishing)
         patch.setattr(uuid, "uuid4", stage.identifier)
-        for name in ("state", "rename", "delete", "tag", "read_tagged", "swap"):
+        for name in ("stat", "delete", "read_tagged", "put"):
             patch.setattr(Folder, name, stopping(getattr(Folder, name)))
         yield stage
 

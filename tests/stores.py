@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, unquote_plus
 
@@ -62,17 +63,62 @@ class Store:
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the environment of a store, and clear cached clients."""
-    import schemas.storage.filesystems  # Here, since the proxy is a process that needs none of it.
-    import schemas.storage.folder
-    import schemas.storage.s3
+    from schemas.storage.folder import open_bucket  # Here, since the proxy is a process that needs none of it.
 
-    schemas.storage.filesystems._connect.cache_clear()
-    schemas.storage.folder._open_bucket.cache_clear()
-    schemas.storage.s3._obstore.cache_clear()
+    open_bucket.cache_clear()
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+class MemoryBucket:
+    """A bucket in memory with a number per write as tag: the methods of `schemas.storage.object_store.Bucket`."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, str]] = {}
+        self._writes = count(1)
+
+    def exists(self) -> bool:
+        return True
+
+    def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Any:
+        from schemas.storage.object_store import Page
+
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        ends = {key: key.find("/", len(prefix)) + 1 if by_folder else 0 for key in keys}
+        folders = sorted({key[:end] for key, end in ends.items() if end})
+        return Page([self.head(key) for key in keys if not ends[key]], folders, "")
+
+    def head(self, key: str) -> Any:
+        from schemas.storage.object_store import FileInfo
+
+        if key not in self.objects:
+            return None
+        data, tag = self.objects[key]
+        return FileInfo(key, len(data), "1", tag)
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        return self.objects[key][0][start:stop] if key in self.objects else None
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        return self.objects.get(key)
+
+    def write(self, key: str, data: Any, if_match: str | None, writer: str) -> str:
+        from schemas.storage.object_store import RefusedError
+
+        tag = self.objects[key][1] if key in self.objects else None
+        if if_match not in ("", tag):
+            raise RefusedError(412)
+        self.objects[key] = data if isinstance(data, bytes) else data.read_bytes(), str(next(self._writes))
+        return self.objects[key][1]
+
+    def copy(self, key: str, origin: Any, origin_key: str) -> bool:
+        return False
+
+    def delete(self, key: str, if_match: str) -> None:
+        if key in self.objects and if_match in ("", self.objects[key][1]):
+            del self.objects[key]
 
 
 def untagged(files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -34,7 +34,7 @@ EXCEPTIONS = {
     "schemas/process/devices.py": {"torch"},  # Loaded to compute.
     "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
     "schemas/console/tables.py": {"rich"},
-    "schemas/storage/s3.py": {"botocore", "obstore"},  # Loaded for objects in S3, where they are installed.
+    "schemas/storage/s3.py": {"botocore"},  # Loaded for objects in S3.
     "schemas/storage/google_storage.py": {"google", "requests"},  # Loaded for objects in Google's store.
 }
 
@@ -97,8 +97,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 
 # Outside `schemas.storage` nothing imports these: files are reached through `schemas.storage.folder`.
 CLIENTS = {
-    *("botocore", "google.api_core", "google.auth", "google.cloud", "obstore", "pyarrow.fs", "requests"),
-    *(f"schemas.storage.{name}" for name in ("filesystems", "google_storage", "object_store", "s3")),
+    *("botocore", "google.api_core", "google.auth", "google.cloud", "requests"),
+    *(f"schemas.storage.{name}" for name in ("google_storage", "object_store", "s3")),
 }
 
 HEAVY = ("torch", "torchvision", "apache_beam", "PIL", "sacremoses", "detectron2", "typer", "rich", "pandas")
@@ -269,6 +269,14 @@ def test_only_the_storage_package_imports_store_clients(sources):
     found = {name: clients(text) for name, text in sources.items() if not name.startswith("schemas.storage.")}
     assert {name: names for name, names in found.items() if names} == {}
     assert set().union(*map(clients, sources.values())) == CLIENTS
+
+
+def test_stores_have_one_client_each(sources):
+    """Neither obstore nor pyarrow reaches a store; local disks need no file system of pyarrow."""
+    others = r"\bobstore\b|pyarrow\.fs\b|from pyarrow import .*\bfs\b|\.__reduce__\("
+    assert [name for name, text in sources.items() if re.search(others, text)] == []
+    google = [name for name, text in sources.items() if "is_google" in text]
+    assert google == []
 
 
 def test_layout_has_no_circle_itself():

@@ -205,7 +205,8 @@ def test_every_optional_import_has_an_extra():
         ("search", "sacremoses", "pipelines"),
         ("figures", "torch", "figures"),
         ("figures", "sklearn", "figures"),
-        ("figures", "obstore", "pipelines"),
+        ("figures", "botocore", "stores"),
+        ("captions", "botocore", "pipelines"),
     ],
 )
 def test_advised_extra_belongs_to_the_command(monkeypatch, command, module, extra):

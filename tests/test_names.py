@@ -17,8 +17,6 @@ SHARED = {
     "spec": "the feature of a model of timm or detectron2, which the catalogue does not list",
     **dict.fromkeys(("embed", "publish", "reproduce", "search", "sts", "train", "validate"), COMMAND),
 }
-# Names with two meanings, still to be changed.
-UNRESOLVED = {"Entry", "_connect", "_store_errors"}
 MAX_SHARED = 15
 
 
@@ -55,8 +53,8 @@ def shared_names() -> dict[str, list[str]]:
 
 def test_names_in_several_modules_are_listed_with_their_reason():
     shared = shared_names()
-    assert {name: paths for name, paths in shared.items() if name not in {*SHARED, *UNRESOLVED}} == {}
-    assert {*SHARED, *UNRESOLVED} <= set(shared), "remove names that one module has"
+    assert {name: paths for name, paths in shared.items() if name not in SHARED} == {}
+    assert set(SHARED) <= set(shared), "remove names that one module has"
     assert len(shared) <= MAX_SHARED
 
 

@@ -256,7 +256,7 @@ class _Loop:
             config=self.start.config,
             hparams={"seed": self.start.seed, "precision": self.start.precision},
         ) as log:
-            self.folder.write(CONFIG, self.start.config.encode())
+            self.folder.put(CONFIG, self.start.config.encode())
             if self.progress.step and self.progress.best_step == self.progress.step:
                 self._save(BEST)  # The process may have been killed between last.pt and best.pt.
             if not self.progress.step:

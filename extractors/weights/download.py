@@ -186,15 +186,14 @@ def _open_location(location: str) -> contextlib.AbstractContextManager[_Object]:
 def _open_object(location: str) -> Iterator[_Object]:
     folder, name = file_at(location)
     try:
-        entry = folder.entry(name)
+        entry = folder.stat(name)
         if entry is None:
             raise FileNotFoundError(location)
-        version = (folder.tag(name) if folder.has_tags else "") or entry.version
-        stream = folder.stream(name)
+        stream = folder.open(name, is_mapped=False)
     except FileNotFoundError as error:
         raise InputError(f"there are no weights {location!r}: check the bucket and the key") from error
     with stream:
-        yield _Object(name, version, entry.size, stream)
+        yield _Object(name, entry.tag, entry.size, stream)
 
 
 @contextlib.contextmanager

@@ -233,5 +233,5 @@ def duplicates(
         print_line(f"[bold]duplicates[/bold]: {groups:,} groups of {len(members):,} {items}")
     if target is not None:
         folder, name = target
-        folder.write(name, duplicates_csv(members).encode())
+        folder.put(name, duplicates_csv(members).encode())
         print_remark(f"written: {output}", style="")

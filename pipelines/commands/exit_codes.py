@@ -20,10 +20,11 @@ from schemas.escapes import to_json
 from schemas.process.shutdown import CLOSED_PIPE, DetachedError
 
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors", "simplejpeg"})
+_STORES = frozenset({"botocore", "google", "requests"})
 _EXTRAS = {
+    "stores": _STORES,
     "extractors": _MODELS,
-    "pipelines": _MODELS
-    | {"apache_beam", "sacremoses", "ijson", "urllib3", "obstore", "botocore", "google", "requests", "grpc", "packaging"},
+    "pipelines": _MODELS | _STORES | {"apache_beam", "sacremoses", "ijson", "urllib3", "grpc", "packaging"},
     "train": frozenset({"torch", "matplotlib", "scipy", "tensorboard"}),
     "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl"}),
     "hdf5": frozenset({"h5py"}),

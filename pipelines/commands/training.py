@@ -374,8 +374,8 @@ def reproduce(
                 print_line(f"written: {escape(f'{job.output}/{name}')}")
     written = f"{job.output}/{job.paper}.md, {job.output}/{job.paper}.json"
     try:
-        Folder(job.output).write(f"{job.paper}.md", report.to_markdown().encode())
-        Folder(job.output).write(f"{job.paper}.json", (to_json(report.to_dict(), indent=2) + "\n").encode())
+        Folder(job.output).put(f"{job.paper}.md", report.to_markdown().encode())
+        Folder(job.output).put(f"{job.paper}.json", (to_json(report.to_dict(), indent=2) + "\n").encode())
         if plot and report.begun.sections:
             plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
             written += f" and {job.output}/{job.paper}.png"

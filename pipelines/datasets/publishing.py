@@ -58,13 +58,13 @@ def publish(source: str, target: str, meter: Meter = Meter()) -> Publication:
         stored = _stored_entries(folder, dataset.manifest.kind)
         todo = [entry for path, entry in entries.items() if stored.get(path) != entry]
         if todo or not stored:
-            folder.write(UNFINISHED, b"")
+            folder.put(UNFINISHED, b"")
         folder.map(lambda entry: _copy(origin, folder, entry, meter), todo)
         content = origin.read(MANIFEST_NAME)
         if Manifest.from_json(content.decode(), origin.path_of(MANIFEST_NAME)) != dataset.manifest:
             raise DatasetError(f"{source!r} changed while it was copied: publish it again")
-        if folder.entry(MANIFEST_NAME) is None or folder.read(MANIFEST_NAME) != content:
-            folder.write(MANIFEST_NAME, content)
+        if folder.stat(MANIFEST_NAME) is None or folder.read(MANIFEST_NAME) != content:
+            folder.put(MANIFEST_NAME, content)
         obsolete = [path for path in stored if path not in entries]
         folder.map(folder.delete, [*obsolete, UNFINISHED])
     return Publication(len(todo), sum(entry.bytes for entry in todo), len(entries) - len(todo), len(obsolete))

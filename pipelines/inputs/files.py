@@ -77,7 +77,7 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
     location = folder.path_of(name)
     with input_errors(location):
         try:
-            with folder.stream(name) as raw:
+            with folder.open(name, is_mapped=False) as raw:
                 stored = io.BufferedReader(raw, _CHUNK if folder.is_local else _REMOTE_CHUNK)
                 if decompress and name.endswith(".gz"):
                     with gzip.GzipFile(fileobj=stored) as unzipped:
@@ -106,7 +106,7 @@ def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
         InputError: the file is missing or cannot be read.
     """
     with input_errors(folder.path_of(name)):
-        return folder.open_ranges(name)
+        return folder.open(name)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, find_delimiter, hea
 from pipelines.inputs.files import open_input, open_seekable, read_lines
 from schemas.errors import InputError, UsageError
 from schemas.footers import ShardRows
-from schemas.storage.folder import Folder
+from schemas.storage.folder import FileInfo, Folder
 from schemas.text import LONE_CR
 
 RANGE_BYTES = 32 << 20
@@ -132,11 +132,11 @@ class InputTable:
 
     def ranges(self) -> list[Range]:
         """Return the ranges of a large table; empty for a table to be read whole."""
-        state = self.folder.state(self.name)
-        if state is None or state[0] <= RANGE_BYTES or self.name.endswith(".gz"):
+        entry = self.folder.stat(self.name)
+        if entry is None or entry.size <= RANGE_BYTES or self.name.endswith(".gz"):
             return []
         try:
-            return list(_table_ranges(self, state))
+            return list(_table_ranges(self, entry))
         except (InputError, pa.ArrowException, OSError):
             return []  # Reading it fails with the reason.
 
@@ -377,8 +377,8 @@ def _row_place(first: int, index: int) -> str:
 
 
 @lru_cache(maxsize=8)
-def _table_ranges(table: InputTable, state: tuple[int, ...]) -> tuple[Range, ...]:
-    """Return the ranges of a table in this state; a run needs them several times."""
+def _table_ranges(table: InputTable, entry: FileInfo) -> tuple[Range, ...]:
+    """Return the ranges of a table's version; a run needs them several times."""
     folder, name = table.folder, table.name
     kind = type_of(name)
     if kind == "parquet":
@@ -387,7 +387,7 @@ def _table_ranges(table: InputTable, state: tuple[int, ...]) -> tuple[Range, ...
         delimiter = table.delimiter(header_lines(enumerate(read_lines(folder, name), start=1)))
         if _has_quoted_values(folder, name, delimiter.encode()):
             return ()
-    return tuple((start, min(start + RANGE_BYTES, state[0])) for start in range(0, state[0], RANGE_BYTES))
+    return tuple((start, min(start + RANGE_BYTES, entry.size)) for start in range(0, entry.size, RANGE_BYTES))
 
 
 def _row_groups(folder: Folder, name: str) -> Iterator[Range]:

@@ -151,9 +151,9 @@ def _write_template(
             f"{folder.location!r} holds {stray[0]!r}, expected an empty folder for a template: choose another folder, or leave "
             "--template_location out to finish the dataset"
         )
-    folder.check_bucket()
+    folder.check_writable()
     for name, data in output.files.items():
-        folder.write(name, data)  # As a run does before its job.
+        folder.put(name, data)  # As a run does before its job.
     preflight = PreflightCheck(folder, check_worker)
     run_pipeline(lambda pipeline: build(pipeline, frozenset(), preflight), execution, extras=extras, watch=lambda result: None)
     raise DetachedError(

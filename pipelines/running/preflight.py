@@ -57,6 +57,6 @@ class PreflightCheck:
                 )
             if self.extra_check is not None:
                 self.extra_check()
-            self.output.write(PREFLIGHT_MARKER, b"")
+            self.output.put(PREFLIGHT_MARKER, b"")
         except ImagepivotError as error:
             raise type(error)(f"the first worker failed its check: {error}") from error

@@ -90,7 +90,7 @@ def sum_by_key(pairs: Iterable[tuple[_K, Mapping[str, int]]]) -> dict[_K, Counte
 def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[CaptionGroup, Mapping[str, int]]) -> str:
     """Write a vocabulary and its text, and return the path of the text."""
     vocabulary, statistics = vocabulary_from_counts(job, counts)
-    output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
+    output.folder.put(TEXT_NAME, vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
         shard.write(vocabulary.to_table())
         shard.statistics = statistics
@@ -102,7 +102,7 @@ def restore_text(output: OutputDataset) -> str:
     path = output.folder.path_of(output.name(0))
     with output.folder.open(output.name(0)) as file, content_errors(path):
         vocabulary = Vocabulary.from_table(ShardRows(file, path).read())
-    output.folder.write(TEXT_NAME, vocabulary.to_text().encode())
+    output.folder.put(TEXT_NAME, vocabulary.to_text().encode())
     return TEXT_NAME
 
 

@@ -217,7 +217,7 @@ def load_truecasers(location: str) -> dict[str, str]:
 def write_truecaser(language: str, text: str, folder: Folder) -> str:
     """Write a truecaser into a captions dataset, and return its path there."""
     name = f"{_FOLDER}/{language}.model"
-    folder.write(name, text.encode())
+    folder.put(name, text.encode())
     return name
 
 

@@ -250,7 +250,7 @@ class MetricsFile:
         from schemas.storage.folder import file_at  # Loads pyarrow, which `--help` does not need.
 
         self._folder, self._name = file_at(location)
-        self._folder.write(self._name, b"")
+        self._folder.put(self._name, b"")
         self._written = -math.inf
 
     def write(self, snapshot: Snapshot, *, is_running: bool = True) -> None:
@@ -262,7 +262,7 @@ class MetricsFile:
         text = snapshot.to_metrics(PurePath(self._name).stem, is_running=is_running)
         # A failure is not worth the run: the file keeps its time, which the collector exports.
         with contextlib.suppress(DatasetError):
-            self._folder.write(self._name, text.encode(errors="replace"))
+            self._folder.put(self._name, text.encode(errors="replace"))
 
 
 class ProgressDisplay:

@@ -1,7 +1,7 @@
 """A folder of files on a local disk or in an object store, with atomic writes.
 
 Local files are written beside their target and renamed; objects are written in the local temporary folder and uploaded whole.
-`schemas.storage.object_store` lists and writes objects if a client of the store is installed; ``pyarrow.fs`` does the rest.
+`schemas.storage.object_store` reads, lists and writes objects.
 """
 
 from __future__ import annotations
@@ -11,39 +11,47 @@ import io
 import os
 import re
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
-from pyarrow import fs
 
 from schemas.errors import DatasetError
 from schemas.storage import object_store
-from schemas.storage.filesystems import filesystem_of
-from schemas.storage.locations import absolute_location, check_location, check_regular, is_remote, local_path, plain_location
-from schemas.storage.object_store import ANY, PART_BYTES, TEMPORARY_MARK, Bucket, Entry
-from schemas.storage.reads import record_read
-from schemas.storage.storage_errors import (
-    NoSuchBucketError,
-    StoreAccessError,
-    create_folder,
-    storage_errors,
-    store_error_of,
+from schemas.storage.locations import (
+    BucketAddress,
+    absolute_location,
+    check_location,
+    check_regular,
+    is_remote,
+    local_path,
+    plain_location,
+    split_address,
 )
+from schemas.storage.object_store import ANY, TEMPORARY_MARK, Bucket, FileInfo
+from schemas.storage.reads import record_read
+from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, create_folder, storage_errors
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+# Inside the class ``list`` is a method.
+Names = list[str]
+Results = list[_R]
 PathKind = Literal["file", "folder", "nothing"]
 
 _PARALLEL_READS = 32  # Threads that read objects wait for the network.
+_COPIED_BYTES = 16 << 20  # At a time.
+_opening = Lock()  # Several threads would open several clients.
 
 
 @dataclass(frozen=True)
@@ -76,104 +84,68 @@ class Folder:
         return not is_remote(self.location)
 
     @property
-    def has_tags(self) -> bool:
-        """Whether conditional writes are possible; see `schemas.storage.object_store`."""
-        return object_store.has_tags(self.location)
-
-    @property
-    def is_google(self) -> bool:
-        """Whether the folder is in Google Cloud Storage."""
-        return self.location.startswith(("gs://", "gcs://"))
-
-    @property
-    def _takes_ranges(self) -> bool:
-        """Whether to read by range requests, since pyarrow does not retry cut responses."""
-        return self.location.startswith("s3://") and self.has_tags
-
-    @property
     def local_path(self) -> Path:
         """Absolute path of a local folder."""
-        return Path(filesystem_of(self.location)[1])
-
-    def _find(self, name: str) -> tuple[fs.FileSystem, str]:
-        """Return the file system and the path of a file; an empty name is the folder."""
-        filesystem, root = filesystem_of(self.location)
-        return filesystem, f"{root.rstrip('/')}/{name}" if name else root
-
-    @property
-    def _bucket(self) -> Bucket:
-        return _open_bucket(object_store.bucket_of(self.location))
-
-    def _key(self, name: str) -> str:
-        return f"{filesystem_of(self.location)[1]}/{name}".partition("/")[2]
-
-    def _needs_client(self, name: str) -> bool:
-        """Return whether only the client of the store can name a file, or the folder.
-
-        Raises:
-            DatasetError: it is not installed.
-        """
-        if self.is_local or object_store.is_plain(self._key(name).removesuffix("" if name else "/")):
-            return False
-        if not self.has_tags:
-            raise DatasetError(
-                f"cannot use {self.path_of(name)!r}: only the client of the store can name a key with an empty part, '.' or '..': "
-                "install imagepivot[pipelines]"
-            ) from OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return True
+        check_location(self.location)
+        return Path(self.location).absolute()
 
     def path_of(self, name: str) -> str:
         """Return the full location of a file, for messages and other tools."""
         return f"{self.location.rstrip('/')}/{name}"
 
-    def names(self) -> list[str]:
-        """Return the sorted names of all files below the folder; empty if missing."""
-        return sorted(name for name, _ in self.files())
+    def _path(self, name: str) -> str:
+        """Return the local path of a file; an empty name is the folder."""
+        return f"{str(self.local_path).rstrip('/')}/{name}" if name else str(self.local_path)
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """Yield name and size in bytes of all files below the folder; -1 for a dead link."""
-        yield from ((entry.name, entry.size) for entry in self.entries())
+    def _object(self, name: str) -> tuple[Bucket, str]:
+        """Return bucket and key of an object; an empty name is their prefix."""
+        check_location(self.location)
+        address, prefix = split_address(self.location)
+        with _opening:
+            bucket = open_bucket(address)
+        return bucket, f"{prefix}/{name}" if prefix else name
 
-    def entries(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
+    def list(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[FileInfo]:
         """Yield all files below the folder, in no particular order.
 
         Links to folders are not followed, since they may form cycles: ``on_link`` receives their names.
         """
-        filesystem, root = filesystem_of(self.location)
-        if self.has_tags:
-            with storage_errors(self.location), suppress(NoSuchBucketError):
-                yield from object_store.list_objects(self._bucket, self._key(""))
-        elif self.is_local:
-            yield from _walk(root, "", on_link)
-        else:
-            with storage_errors(self.location):
-                infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
-            prefix = root.rstrip("/") + "/"
-            yield from (_entry(info, info.path.removeprefix(prefix)) for info in infos if info.type == fs.FileType.File)
+        if self.is_local:
+            yield from _walk(self._path(""), "", on_link)
+            return
+        with storage_errors(self.location), suppress(NoSuchBucketError):
+            yield from object_store.list_objects(*self._object(""))
 
-    def tagged(self) -> dict[str, Entry]:
+    def tagged(self) -> dict[str, FileInfo]:
         """Return all files below the folder by name, without modification times."""
-        return {entry.name: entry._replace(version="") for entry in self.entries()}
+        return {entry.name: entry._replace(version="") for entry in self.list()}
 
-    def children(self, below: str = "") -> list[str]:
+    def names(self) -> Names:
+        """Return the sorted names of all files below the folder; empty if missing."""
+        return sorted(entry.name for entry in self.list())
+
+    def children(self, below: str = "") -> Names:
         """Return the sorted names of the files in this folder or a subfolder, not deeper."""
-        # Pipes and sockets (Unknown) are listed, so that reading them fails with their name.
-        return self._children(below, fs.FileType.File, fs.FileType.Unknown)
+        return self._level(below)[0]
 
-    def folders(self) -> list[str]:
+    def folders(self) -> Names:
         """Return the sorted names of the folders directly in this folder."""
-        return self._children("", fs.FileType.Directory)
+        return self._level("")[1]
 
-    def _children(self, below: str, *types: fs.FileType) -> list[str]:
-        if self._needs_client(below):
-            with storage_errors(self.path_of(below)):
-                names = list(object_store.list_level(self._bucket, self._key(f"{below}/" if below else "")))
-            is_folder = fs.FileType.Directory in types
-            return sorted(name.removesuffix("/") for name in names if name and name.endswith("/") == is_folder)
-        filesystem, path = self._find(below)
+    def _level(self, below: str) -> tuple[Names, Names]:
+        """Return the sorted names of files and folders, as `children` does."""
+        names: Iterable[str] = ()
         with storage_errors(self.path_of(below)):
-            infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return sorted(info.base_name for info in infos if info.type in types)
+            if self.is_local:
+                with suppress(FileNotFoundError), os.scandir(self._path(below)) as entries:
+                    # Pipes and sockets are listed, so that reading them fails with their name.
+                    present = [entry for entry in entries if os.path.exists(entry.path)]  # noqa: PTH110
+                    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in present]
+            else:
+                with suppress(NoSuchBucketError):
+                    names = list(object_store.list_level(*self._object(f"{below}/" if below else "")))
+        files = sorted(name for name in names if name and not name.endswith("/"))
+        return files, sorted(name[:-1] for name in names if name.endswith("/") and name != "/")
 
     def kind(self) -> PathKind:
         """Return whether the location of the folder is a folder, a file or nothing.
@@ -181,140 +153,125 @@ class Folder:
         Raises:
             DatasetError: it is a pipe, a socket or a device.
         """
-        filesystem, path = filesystem_of(self.location)
         with storage_errors(self.location):
-            if self._needs_client(""):
-                names = set(object_store.list_level(self._bucket, self._key("").removesuffix("/")))
-                return "file" if "" in names else "folder" if "/" in names else "nothing"
-            file_type = filesystem.get_file_info(path).type
-            if file_type == fs.FileType.Unknown:
-                check_regular(path)
-        kinds: dict[fs.FileType, PathKind] = {fs.FileType.File: "file", fs.FileType.Directory: "folder"}
-        return kinds.get(file_type, "nothing")
+            if self.is_local:
+                try:
+                    is_folder = stat.S_ISDIR(os.stat(self._path("")).st_mode)  # noqa: PTH116
+                except (FileNotFoundError, NotADirectoryError):
+                    return "nothing"
+                if not is_folder:
+                    check_regular(self._path(""))
+                return "folder" if is_folder else "file"
+            bucket, prefix = self._object("")
+            with suppress(NoSuchBucketError):
+                if not prefix:
+                    return "folder" if bucket.exists() else "nothing"
+                if bucket.head(prefix.removesuffix("/")) is not None:
+                    return "file"
+                page = bucket.page(prefix)
+                return "folder" if page.objects else "nothing"
+        return "nothing"
 
-    def entry(self, name: str) -> Entry | None:
-        """Return size and modification time of a file; None if it does not exist."""
+    def stat(self, name: str) -> FileInfo | None:
+        """Return size, modification time and tag of a file; None if it does not exist.
+
+        The tag of a local file is its size, modification time and inode.
+        """
         record_read(self.path_of(name))
-        if self._needs_client(name):
-            with storage_errors(self.path_of(name)):
-                page = self._bucket.page(self._key(name), after="", by_folder=False)
-            return next((stored._replace(name=name) for stored in page.objects if stored.name == self._key(name)), None)
-        filesystem, path = self._find(name)
         with storage_errors(self.path_of(name)):
-            info = filesystem.get_file_info(path)
-        return _entry(info, name) if info.type == fs.FileType.File else None
+            if not self.is_local:
+                bucket, key = self._object(name)
+                head = bucket.head(key)
+                return None if head is None else head._replace(name=name)
+            try:
+                status = os.stat(self._path(name))  # noqa: PTH116
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        tag = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+        return FileInfo(name, status.st_size, str(status.st_mtime_ns), tag)
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes; None if it does not exist."""
-        entry = self.entry(name)
+        entry = self.stat(name)
         return None if entry is None else entry.size
 
-    def tag(self, name: str) -> str | None:
-        """Return the tag of an object; None if it does not exist."""
-        with storage_errors(self.path_of(name)):
-            head = self._bucket.head(self._key(name))
-        return None if head is None else head.tag
+    def open(self, name: str, *, is_mapped: bool = True) -> pa.NativeFile:
+        """Open a file for random access.
 
-    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if it does not exist."""
-        record_read(self.path_of(name))
-        with storage_errors(self.path_of(name)):
-            return self._bucket.get(self._key(name))
-
-    def state(self, name: str) -> tuple[int, ...] | None:
-        """Return size, time and, of a local file, inode; None if it does not exist."""
-        if not self.is_local:
-            entry = self.entry(name)
-            return None if entry is None else (entry.size, int(entry.version or 0))
-        with storage_errors(self.path_of(name)):
-            try:
-                status = os.stat(self._find(name)[1])  # noqa: PTH116
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            return status.st_size, status.st_mtime_ns, status.st_ino
-
-    def open(self, name: str) -> pa.NativeFile:
-        """Open a file for random access; a local file is memory-mapped.
+        A local file is memory-mapped, unless it is read once from start to end (``is_mapped=False``). Each read of an object is a
+        request: read large parts, or through a buffer.
 
         Raises:
             FileNotFoundError: the file does not exist.
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
-        record_read(self.path_of(name))
-        if self._needs_client(name):
-            return pa.PythonFile(self.stream(name), mode="r")
-        filesystem, path = self._find(name)
-        with storage_errors(self.path_of(name)):
-            if self.is_local:
-                check_regular(path)
-                # An empty file cannot be mapped.
-                return pa.memory_map(path) if os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
-            return filesystem.open_input_file(path)
-
-    def open_ranges(self, name: str) -> pa.NativeFile:
-        """Open a file as `open` does; in S3 each read is one range request with retries."""
-        return pa.PythonFile(self.stream(name), mode="r") if self._takes_ranges else self.open(name)
-
-    def stream(self, name: str) -> Any:
-        """Open a file for sequential reading; errors are those of `open`."""
-        record_read(self.path_of(name))
-        if self._takes_ranges or self._needs_client(name):
-            size = self.size(name)
-            if size == 0:  # Perhaps a response with truncated headers, which reading detects.
-                size = len(self.read_object(name))
-            if size is None:
+        if not self.is_local:
+            if (size := self.size(name)) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-            return _Ranges(self, name, size)
-        filesystem, path = self._find(name)
+            return pa.PythonFile(_ObjectFile(partial(self.read_range, name), size), mode="r")
+        record_read(self.path_of(name))
+        path = self._path(name)
         with storage_errors(self.path_of(name)):
-            if self.is_local:
-                check_regular(path)
-            return filesystem.open_input_stream(path, compression=None)
+            check_regular(path)
+            # An empty file cannot be mapped.
+            return pa.memory_map(path) if is_mapped and os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
 
     def read(self, name: str) -> bytes:
-        """Return all bytes of a file."""
-        # In S3 a stream takes a request per 256 KiB. In Google's store, files with random access are read by one thread at a time.
-        with storage_errors(self.path_of(name)), (self.stream if self.is_google else self.open)(name) as file:
-            return file.read()
-
-    def read_object(self, name: str) -> bytes:
         """Return all bytes of a file, from a store in one request.
 
         Raises:
             FileNotFoundError: the file does not exist; the error of a store has no path, since failures of images quote it.
             DatasetError: it cannot be read.
         """
-        try:
-            content = self.read_tagged(name) if self._takes_ranges else (self.read(name), "")
-        except FileNotFoundError:
-            if self.is_local:
-                raise
-            content = None
-        if content is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return content[0]
+        if not self.is_local:
+            return self._read_object(name)
+        with storage_errors(self.path_of(name)), self.open(name) as file:
+            return file.read()
 
-    def read_part(self, name: str, start: int, size: int) -> bytes:
-        """Return up to ``size`` bytes of a file from ``start``; fewer at its end."""
-        record_read(self.path_of(name))
-        if size and self.has_tags:
-            with storage_errors(self.path_of(name)):
-                part = self._bucket.part(self._key(name), start, start + size)
-            if part is None:
-                raise FileNotFoundError(name)
-            return part
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        """Return up to ``size`` bytes of a file from ``start``, fewer at its end.
+
+        Errors are those of `read`.
+        """
+        if not self.is_local:
+            return self._read_object(name, start, start + size) if size else b""
         with storage_errors(self.path_of(name)), self.open(name) as file:
             return bytes(file.read_at(size, start))
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file atomically."""
-        with self.replace(name) as file:
-            file.write(data)
-
-    def swap(self, name: str, data: bytes | Path, replaces: str | None) -> str | None:
-        """Write an object and return its tag, or None; see `object_store.put`."""
+    def _read_object(self, name: str, *part: int) -> bytes:
+        record_read(self.path_of(name))
         with storage_errors(self.path_of(name)):
-            return object_store.put(self._bucket, self._key(name), data, replaces)
+            bucket, key = self._object(name)
+            if (data := bucket.read(key, *part)) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return data
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """Return content and tag of an object; None if it does not exist."""
+        record_read(self.path_of(name))
+        with storage_errors(self.path_of(name)):
+            bucket, key = self._object(name)
+            return bucket.read_tagged(key)
+
+    def put(self, name: str, data: bytes | Path, if_match: str | None = ANY) -> str | None:
+        """Write a file atomically, and return the tag of an object.
+
+        A path is a file opened by `temporary`, which becomes the file. The result is None if the tag of the object is not
+        ``if_match``, which is None to write only a new object. Conditions need a store, see `schemas.storage.object_store`.
+        """
+        if not self.is_local:
+            with storage_errors(self.path_of(name)):
+                bucket, key = self._object(name)
+                return object_store.put(bucket, key, data, if_match)
+        if isinstance(data, bytes):
+            with self.replace(name) as file:
+                file.write(data)
+        else:
+            with storage_errors(self.path_of(name)):
+                data.replace(self.local_path / name)
+        return ""
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
@@ -323,22 +280,11 @@ class Folder:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            self.rename(Path(file.name), name)
-
-    def rename(self, temporary: Path, name: str) -> None:
-        """Rename or upload a file opened by `temporary`."""
-        with storage_errors(self.path_of(name)):
-            if self.is_local:
-                temporary.replace(self.local_path / name)
-            elif self.has_tags:
-                object_store.put(self._bucket, self._key(name), temporary)
-            else:
-                filesystem, path = self._find(name)
-                fs.copy_files(str(temporary), path, fs.LocalFileSystem(), filesystem, chunk_size=PART_BYTES)
+            self.put(name, Path(file.name))
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[BinaryIO]:
-        """Open a temporary file for `rename`, which is deleted after the block."""
+        """Open a temporary file for `put`, which is deleted after the block."""
         with storage_errors(self.path_of(name)):
             if self.is_local:
                 target = self._target(name)
@@ -363,76 +309,48 @@ class Folder:
         Raises:
             FileNotFoundError: it does not exist.
         """
-        (filesystem, path), (origins, source) = self._find(name), origin._find(name)
-        is_in_store = not self.is_local and filesystem.equals(origins)
-        if is_in_store and not (self._needs_client(name) or origin._needs_client(name)):
+        if not self.is_local and not origin.is_local:
+            (bucket, key), (source, source_key) = self._object(name), origin._object(name)
             with storage_errors(origin.path_of(name)):
-                filesystem.copy_file(source, path)
-            return
+                if bucket.copy(key, source, source_key):
+                    return
         with origin.open(name) as file, self.replace(name) as copy:
-            shutil.copyfileobj(file, copy)
+            shutil.copyfileobj(file, copy, _COPIED_BYTES)
 
-    def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> list[_R]:
+    def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> Results[_R]:
         """Return a function's results for values, in order; in parallel for a store."""
         if self.is_local:
             return [function(value) for value in values]
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="store") as pool:
             return list(pool.map(function, values))
 
-    def check_bucket(self) -> None:
-        """Check that the bucket of the folder exists; nothing to check for a local folder.
-
-        Raises:
-            DatasetError: the bucket does not exist, or the store cannot be reached.
-        """
-        if self.is_local:
-            return
-        filesystem, root = filesystem_of(self.location)
-        bucket = root.lstrip("/").partition("/")[0]
-        with storage_errors(self.location):
-            try:
-                exists = (
-                    self._bucket.exists() if self.has_tags else filesystem.get_file_info(bucket).type != fs.FileType.NotFound
-                )
-            except OSError as error:
-                if store_error_of(error) is not StoreAccessError:
-                    raise
-                exists = True  # Permission to write objects does not imply permission to query the bucket.
-        if not exists:
-            raise DatasetError(
-                f"cannot use {self.location!r}: there is no bucket {bucket!r}: check its name, or create it first"
-            )
-
     def check_writable(self) -> None:
         """Check permissions of a local folder or existence of a bucket, without writing.
 
         Raises:
-            DatasetError: files cannot be written.
+            DatasetError: files cannot be written, or the store cannot be reached.
         """
-        if not self.is_local:
-            self.check_bucket()
-            return
-        path = self.local_path
         with storage_errors(self.location):
-            existing = next(parent for parent in (path, *path.parents) if parent.exists())
-            if not existing.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
-            if not os.access(existing, os.W_OK | os.X_OK):
-                read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
-                code = errno.EROFS if read_only else errno.EACCES
-                raise OSError(code, os.strerror(code), str(existing))
+            if self.is_local:
+                _check_writable(self.local_path)
+                return
+            bucket, _ = self._object("")
+            with suppress(StoreAccessError):  # Permission to write objects does not imply permission to query the bucket.
+                if not bucket.exists():
+                    name = split_address(self.location)[0].name
+                    raise DatasetError(
+                        f"cannot use {self.location!r}: there is no bucket {name!r}: check its name, or create it first"
+                    )
 
-    def delete(self, name: str, tag: str = ANY) -> None:
-        """Delete a file if it exists, and has the given tag."""
-        filesystem, path = self._find(name)
+    def delete(self, name: str, if_match: str = ANY) -> None:
+        """Delete a file if it exists; an object only if it has the given tag."""
         with storage_errors(self.path_of(name)):
-            if tag == ANY and self._needs_client(name):
-                tag = self.tag(name) or ANY
-            if tag != ANY:
-                self._bucket.delete(self._key(name), tag)
-            elif self.size(name) is not None:
-                with suppress(FileNotFoundError):  # Another process has deleted it since.
-                    filesystem.delete_file(str(self._target(name)) if self.is_local else path)
+            if self.is_local:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._target(name).unlink()
+            else:
+                bucket, key = self._object(name)
+                bucket.delete(key, if_match)
 
     def _target(self, name: str) -> Path:
         """Return the local path of a file to write or delete.
@@ -446,14 +364,42 @@ class Folder:
         return self.local_path / name
 
 
-class _Ranges(io.RawIOBase):
-    """A file in S3 read by range requests."""
+@lru_cache(maxsize=64)
+def open_bucket(address: BucketAddress) -> Bucket:
+    """Return the bucket at an address; a process has one client for each.
 
-    def __init__(self, folder: Folder, name: str, size: int) -> None:
-        self._folder = folder
-        self._name = name
+    Raises:
+        DatasetError: the client of the store is not installed.
+        StoreAccessError: the machine has no credentials.
+    """
+    try:
+        if address.scheme == "s3":
+            from schemas.storage.s3 import S3Bucket
+
+            return S3Bucket(address)
+        from schemas.storage.google_storage import GoogleBucket
+
+        return GoogleBucket(address)
+    except ImportError as error:
+        raise DatasetError(
+            f"cannot use the bucket {address.name!r}: {error.name} is missing, the client of the store: "
+            "pip install 'imagepivot[stores]'"
+        ) from error
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object of a known size as a file; each read is a range request.
+
+    Two adjacent reads of one size are a sequential reader, for which the next range is requested in advance.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read = read
         self._size = size
         self._position = 0
+        self._last = (-1, 0)  # Stop and size of the last read.
+        self._ahead: tuple[int, int, Future[bytes]] | None = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def readable(self) -> bool:
         return True
@@ -465,32 +411,41 @@ class _Ranges(io.RawIOBase):
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), self._size - self._position)
-        if count <= 0:
-            return 0
-        data = self._folder.read_part(self._name, self._position, count)
-        buffer[: len(data)] = data
+    def read(self, size: int | None = -1) -> bytes:
+        start, left = self._position, max(0, self._size - self._position)
+        count = left if size is None or size < 0 else min(size, left)
+        if not count:
+            return b""
+        ahead, self._ahead = self._ahead, None
+        data = ahead[2].result() if ahead is not None and ahead[:2] == (start, count) else self._read(start, count)
         self._position += len(data)
+        if self._last == (start, count) and (following := min(count, self._size - self._position)):
+            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="readahead")
+            self._ahead = self._position, following, self._pool.submit(self._read, self._position, following)
+        self._last = self._position, count
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
         return len(data)
 
-
-@lru_cache(maxsize=64)
-def _open_bucket(address: str) -> Bucket:
-    if address.startswith("s3://"):
-        from schemas.storage.s3 import S3Bucket
-
-        return S3Bucket(address)
-    from schemas.storage.google_storage import GoogleBucket
-
-    return GoogleBucket(address)
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
 
 
-def _entry(info: fs.FileInfo, name: str) -> Entry:
-    return Entry(name, info.size, "" if info.mtime_ns is None else str(info.mtime_ns))
+def _check_writable(path: Path) -> None:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        code = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(existing))
 
 
-def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[Entry]:
+def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[FileInfo]:
     try:
         with storage_errors(folder):
             entries = os.scandir(folder)
@@ -504,12 +459,12 @@ def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[
             try:
                 status = None if entry.is_dir() else entry.stat()
             except OSError:  # A link to nothing, to itself, or without permission.
-                yield Entry(prefix + entry.name, -1)
+                yield FileInfo(prefix + entry.name, -1)
                 continue
             if status is None:
                 on_link(prefix + entry.name)
             else:
-                yield Entry(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+                yield FileInfo(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
 
 
 def file_at(location: str) -> tuple[Folder, str]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
-import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from schemas.storage import object_store
-from schemas.storage.filesystems import store_settings
-from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, Entry, Page, RefusedError, Written
+from schemas.storage.locations import BucketAddress, endpoint_of
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, Page, RefusedError
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
     StoreAccessError,
@@ -21,31 +21,33 @@ from schemas.storage.storage_errors import (
     StoreUnreachableError,
 )
 
-_MAX_SOURCES = 32  # Of one compose request.
 _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_CONNECTIONS = 64
-_PARALLEL_DELETES = 8
+_RETRY_SECONDS = 15
 
 
 class GoogleBucket(Bucket):
     """A bucket in Google Cloud Storage with generations as tags.
 
-    Large files are uploaded in parallel parts, which are temporary objects. One conditional compose request then creates the
-    target: the XML API's multipart uploads have no conditions.
+    Large files are uploaded in sequential parts: parallel ones have no conditions in the XML API, and would be temporary objects
+    in the JSON API.
     """
 
-    def __init__(self, address: str) -> None:
-        with _store_errors():
-            self._client, self._bucket = _client(address)
-        self._options = {"timeout": (object_store.CONNECT_SECONDS, object_store.READ_SECONDS), "retry": _retry()}
+    def __init__(self, address: BucketAddress) -> None:
+        options = dict(address.options)
+        with _google_errors():
+            self._client = _google_client(options, is_anonymous=address.user == "anonymous")
+        self._bucket = self._client.bucket(address.name)
+        self._store = address._replace(name="")
+        timeout = (object_store.CONNECT_SECONDS, object_store.READ_SECONDS)
+        self._options = {"timeout": timeout, "retry": _retry(float(options.get("retry_limit_seconds", _RETRY_SECONDS)))}
 
     def exists(self) -> bool:
-        with _store_errors():
+        with _google_errors():
             return self._bucket.exists(**self._options)
 
-    def page(self, prefix: str, *, after: str, by_folder: bool) -> Page:
-        with _store_errors():
+    def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
+        with _google_errors():
             listing = self._client.list_blobs(
                 self._bucket,
                 prefix=prefix,
@@ -56,95 +58,81 @@ class GoogleBucket(Bucket):
                 **self._options,
             )
             blobs = list(next(listing.pages, ()))
-        objects = [Entry(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation)) for blob in blobs]
-        return Page(objects, sorted(listing.prefixes), listing.next_page_token or "")
+        return Page([_blob_info(blob) for blob in blobs], sorted(listing.prefixes), listing.next_page_token or "")
 
-    def head(self, key: str) -> Written | None:
-        with _store_errors():
+    def head(self, key: str) -> FileInfo | None:
+        with _google_errors():
             blob = self._bucket.get_blob(key, **self._options)
-        return None if blob is None else Written(str(blob.generation), (blob.metadata or {}).get(WRITER, ""))
+        return None if blob is None else _blob_info(blob)._replace(writer=(blob.metadata or {}).get(WRITER, ""))
 
-    def get(self, key: str) -> tuple[bytes, str] | None:
-        from google.api_core.exceptions import NotFound
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        return self._download(self._bucket.blob(key), **({} if stop is None else {"start": start, "end": stop - 1}))
 
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         while (head := self.head(key)) is not None:
-            with _store_errors(), suppress(NotFound):  # Replaced or deleted since.
-                return self._bucket.blob(key, generation=int(head.tag)).download_as_bytes(**self._options), head.tag
+            tag = head.tag
+            if (data := self._download(self._bucket.blob(key, generation=int(tag)))) is not None:
+                return data, tag  # Otherwise it was replaced or deleted since.
         return None
 
-    def part(self, key: str, start: int, stop: int) -> bytes | None:
-        from google.api_core.exceptions import NotFound
+    def _download(self, blob: Any, **part: int) -> bytes | None:
+        from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
 
-        with _store_errors(), suppress(NotFound):
-            return self._bucket.blob(key).download_as_bytes(start=start, end=stop - 1, **self._options)
-        return None
+        with _google_errors():
+            try:
+                return blob.download_as_bytes(**part, **self._options)
+            except NotFound:
+                return None
+            except RequestRangeNotSatisfiable:
+                return b""
 
-    def write(self, key: str, data: bytes | Path, replaces: str | None, writer: str) -> str:
+    def write(self, key: str, data: bytes | Path, if_match: str | None, writer: str) -> str:
         from google.api_core.exceptions import PreconditionFailed
 
-        condition = {} if replaces == ANY else {"if_generation_match": int(replaces or 0)}
-        blob = self._blob(key)
+        condition = {} if if_match == ANY else {"if_generation_match": int(if_match or 0)}
+        blob = self._bucket.blob(key, chunk_size=PART_BYTES)
         blob.metadata = {WRITER: writer}
-        with _store_errors():
+        with _google_errors(), io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
             try:
-                if object_store.size_of(data) <= PART_BYTES:
-                    self._send(blob, object_store.read_part(data), condition)
-                else:
-                    self._send_parts(blob, data, condition)
+                blob.upload_from_file(
+                    file,
+                    size=object_store.size_of(data),
+                    content_type="application/octet-stream",
+                    checksum="crc32c",
+                    **condition,
+                    **self._options,
+                )
             except PreconditionFailed as error:
                 raise RefusedError(412) from error
         return str(blob.generation)
 
-    def delete(self, key: str, tag: str) -> None:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-
-        with _store_errors(), suppress(NotFound, PreconditionFailed):
-            self._bucket.delete_blob(key, if_generation_match=int(tag), **self._options)
-
-    def _blob(self, key: str) -> Any:
-        blob = self._bucket.blob(key)
-        blob.content_type = "application/octet-stream"
-        return blob
-
-    def _send(self, blob: Any, data: bytes, condition: dict[str, int]) -> None:
-        blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", **condition, **self._options)
-
-    def _send_parts(self, blob: Any, data: bytes | Path, condition: dict[str, int]) -> None:
-        folder, slash, name = blob.name.rpartition("/")
-        stem = f"{folder}{slash}.{name}{object_store.TEMPORARY_MARK}{uuid.uuid4().int >> 64}"
-        temporaries: list[Any] = []
-
-        def temporary() -> Any:
-            temporaries.append(self._blob(f"{stem}{len(temporaries):05d}"))
-            return temporaries[-1]
-
-        try:
-            parts = [temporary() for _ in range(-(-object_store.size_of(data) // PART_BYTES))]
-            object_store.upload_parts(data, PART_BYTES, lambda part_number, part: self._send(parts[part_number - 1], part, {}))
-            while len(parts) > _MAX_SOURCES:
-                groups = [parts[start : start + _MAX_SOURCES] for start in range(0, len(parts), _MAX_SOURCES)]
-                parts = [self._compose(temporary(), group, {}) for group in groups]
-            self._compose(blob, parts, condition)
-        finally:
-            with ThreadPoolExecutor(_PARALLEL_DELETES, thread_name_prefix="upload") as pool:
-                list(pool.map(self._discard, temporaries))
-
-    def _compose(self, blob: Any, parts: Sequence[Any], condition: dict[str, int]) -> Any:
+    def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
         from google.api_core.exceptions import NotFound
 
-        try:
-            blob.compose(list(parts), **condition, **self._options)
-        except NotFound as error:  # Another run has cleared the folder or committed.
-            raise RefusedError(404) from error
-        return blob
+        if not isinstance(origin, GoogleBucket) or origin._store != self._store:
+            return False
+        token: str | None = ""
+        with _google_errors(), suppress(NotFound):
+            while token is not None:  # A large object takes several requests.
+                source = origin._bucket.blob(origin_key)
+                token, _, _ = self._bucket.blob(key).rewrite(source, token=token or None, **self._options)
+            return True
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), origin_key)
 
-    def _discard(self, part: Any) -> None:
-        with suppress(Exception):  # The next run deletes leftovers.
-            part.delete(**self._options)
+    def delete(self, key: str, if_match: str) -> None:
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
+        condition = {} if if_match == ANY else {"if_generation_match": int(if_match)}
+        with _google_errors(), suppress(NotFound, PreconditionFailed):
+            self._bucket.delete_blob(key, **condition, **self._options)
 
 
-def _client(address: str) -> tuple[Any, Any]:
-    """Return a client for a bucket, and the bucket."""
+def _blob_info(blob: Any) -> FileInfo:
+    return FileInfo(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation))
+
+
+def _google_client(options: Mapping[str, str], *, is_anonymous: bool) -> Any:
+    """Return a client, without credentials for STORAGE_EMULATOR_HOST."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
@@ -157,33 +145,37 @@ def _client(address: str) -> tuple[Any, Any]:
         def send(self, *arguments: Any, **options: Any) -> Any:
             response = super().send(*arguments, **options)
             headers = {name.lower() for name in response.headers}
-            if response.status_code in (200, 206) and headers.isdisjoint({"content-length", "transfer-encoding"}):
+            if response.status_code in (200, 206, 308) and headers.isdisjoint({"content-length", "transfer-encoding"}):
                 raise exceptions.ConnectionError("the answer broke off", request=response.request)
             return response
 
-    name, settings = store_settings(address)
-    endpoint = settings["endpoint_override"]
-    options = {"api_endpoint": f"{settings['scheme']}://{endpoint}"} if endpoint else None
-    credentials = AnonymousCredentials() if settings["anonymous"] else google.auth.default(scopes=[_SCOPE])[0]
-    client = storage.Client(project="none", credentials=credentials, client_options=options)  # Objects need no project.
+    endpoint, emulator = endpoint_of(options), os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if not endpoint and emulator:
+        endpoint, is_anonymous = emulator if "://" in emulator else f"http://{emulator}", True
+    credentials = AnonymousCredentials() if is_anonymous else google.auth.default(scopes=[_SCOPE])[0]
+    client = storage.Client(
+        project=options.get("project_id", "none"),  # Objects need no project.
+        credentials=credentials,
+        client_options={"api_endpoint": endpoint.rstrip("/")} if endpoint else None,
+    )
     client._bucket_metadata_cache = None  # It requests the bucket in the background, for tracing.
     for scheme in ("http://", "https://"):
-        client._http.mount(scheme, Adapter(pool_connections=_CONNECTIONS, pool_maxsize=_CONNECTIONS))
-    return client, client.bucket(name)
+        client._http.mount(scheme, Adapter(pool_connections=object_store.CONNECTIONS, pool_maxsize=object_store.CONNECTIONS))
+    return client
 
 
-def _retry() -> Any:
-    """Return the client's retry policy within our limits, and for cut-off responses."""
+def _retry(seconds: float) -> Any:
+    """Return the client's retry policy with a limit, and for cut-off responses."""
     from google.cloud.storage.retry import DEFAULT_RETRY
     from requests.exceptions import RequestException
 
     is_retryable = DEFAULT_RETRY._predicate
     policy = DEFAULT_RETRY.with_predicate(lambda error: is_retryable(error) or isinstance(error, RequestException))
-    return policy.with_delay(object_store.FIRST_PAUSE, object_store.LONGEST_PAUSE, 2.0).with_timeout(object_store.RETRY_SECONDS)
+    return policy.with_delay(0.25, 4.0, 2.0).with_timeout(seconds)
 
 
 @contextmanager
-def _store_errors() -> Iterator[None]:
+def _google_errors() -> Iterator[None]:
     """Convert errors of Google's client."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError, TransportError

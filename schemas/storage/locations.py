@@ -6,15 +6,22 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 from schemas.errors import DatasetError, UsageError
 
 _FILE_ADDRESS = re.compile(r"file://([^/]*)(/.*)?", re.DOTALL | re.IGNORECASE)
 
 STORE = re.compile(r"(s3|gs|gcs)://([^/?]+)(/.*?)?(\?\w+=[^/?]*)?", re.DOTALL)
-"""An address of a store: scheme, bucket (perhaps after credentials and "@"), key, pyarrow options."""
+"""An address of a store: scheme, bucket (perhaps after credentials and "@"), key, options."""
+
+_OPTIONS = {
+    "s3": ("region", "scheme", "endpoint_override", "tls_ca_file_path", "tls_verify_certificates"),
+    "gs": ("scheme", "endpoint_override", "project_id", "retry_limit_seconds"),
+}
 
 _SPECIAL = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -53,6 +60,59 @@ def check_location(location: str) -> None:
         raise UsageError(
             f"cannot use the location {location!r}: {fault}. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         )
+
+
+class BucketAddress(NamedTuple):
+    """The bucket of an address, and how to reach it.
+
+    Attributes:
+        scheme: ``s3`` or ``gs``.
+        user: access key of S3, or ``anonymous`` for requests without credentials; empty for those of the machine.
+        password: secret key of S3.
+        options: options of the address by name, see `endpoint_of`.
+    """
+
+    scheme: str
+    name: str
+    user: str
+    password: str
+    options: tuple[tuple[str, str], ...]
+
+
+def split_address(location: str) -> tuple[BucketAddress, str]:
+    """Return bucket and key of an address; slashes at its end have no meaning.
+
+    The key is literal. Credentials and the values of options are percent-encoded.
+
+    Raises:
+        UsageError: the address has another scheme, or options that its store does not know.
+    """
+    fault, store = "", STORE.fullmatch(location)
+    if store is None:
+        raise UsageError(
+            f"cannot understand the location {location!r}: expected a path or an address of a store. Give a local path, "
+            "gs://BUCKET/PATH or s3://BUCKET/PATH"
+        )
+    scheme, bucket, key, query = store.groups(default="")
+    credentials, _, name = bucket.rpartition("@")
+    user, _, password = credentials.partition(":")
+    scheme, options = scheme.replace("gcs", "gs"), tuple(parse_qsl(query[1:], keep_blank_values=True))
+    unknown = [option for option, _ in options if option not in _OPTIONS[scheme]]
+    if not re.fullmatch(r"[\w.-]+", name):
+        fault = "its bucket has other characters than letters, digits, '.', '-' and '_': write / in a key as %2F"
+    elif unknown:
+        fault = f"its option {unknown[0]!r} is unknown, expected {', '.join(_OPTIONS[scheme])}"
+    elif user not in ("", "anonymous") and (scheme == "gs" or not password):
+        fault = "before '@' there is " + ("no anonymous" if scheme == "gs" else "neither ACCESS_KEY:SECRET_KEY nor anonymous")
+    if fault:
+        raise UsageError(f"cannot understand the location {location!r}: {fault}")
+    return BucketAddress(scheme, name, unquote(user), unquote(password), options), key.rstrip("/")[1:]
+
+
+def endpoint_of(options: Mapping[str, str]) -> str:
+    """Return the endpoint in an address; empty for the cloud's own."""
+    endpoint = options.get("endpoint_override", "")
+    return endpoint if not endpoint or "://" in endpoint else f"{options.get('scheme', 'https')}://{endpoint}"
 
 
 def plain_location(location: str | os.PathLike[str]) -> str:

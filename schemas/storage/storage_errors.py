@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,20 +62,6 @@ _REMOTE_ADVICE = {
     errno.ENOSPC: "the disk for temporary files is full: free some space, or set TMPDIR",
 }
 
-# pyarrow raises generic errors with the text of the response. The first pattern that matches decides.
-_ARROW_ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
-    ("NO_SUCH_BUCKET", NoSuchBucketError),
-    (
-        "ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|EXPIRED|MISSING_AUTHENTICATION|PERMISSION_DENIED|"
-        "UNAUTHENTICATED|[Cc]redential|OAuth2|access token|Permission denied",
-        StoreAccessError,
-    ),
-    (r"HTTP status (code: )?(429|5\d\d)|SERVICE_UNAVAILABLE|SLOW_DOWN", StoreBusyError),
-    ("NETWORK_CONNECTION|CURL error|UNAVAILABLE|DEADLINE_EXCEEDED", StoreUnreachableError),
-    ("", StoreError),
-)
-_ARROW_STORE = re.compile(r"AWS Error|google::cloud::Status|\bcurl|HTTP status", re.IGNORECASE)
-
 
 @contextmanager
 def storage_errors(location: str) -> Iterator[None]:
@@ -85,13 +70,10 @@ def storage_errors(location: str) -> Iterator[None]:
         yield
     except (DatasetError, UsageError, FileNotFoundError):
         raise
-    except (OSError, pa.ArrowException) as error:
-        store_error = store_error_of(error)
-        if store_error is None and not isinstance(error, OSError):
-            raise  # An error in the content of a file.
-        detail, code = f"{type(error).__name__}: {error}", getattr(error, "errno", None) or 0
+    except OSError as error:
+        detail, code = f"{type(error).__name__}: {error}", error.errno or 0
         if is_remote(location):
-            advice = store_error.advice if store_error else _REMOTE_ADVICE.get(code, "")
+            advice = error.advice if isinstance(error, StoreError) else _REMOTE_ADVICE.get(code, "")
             detail = f"{advice} ({detail})" if advice else detail
         else:
             detail = _LOCAL_ADVICE.get(code, f"{detail}: check the disk, or choose another folder")
@@ -113,16 +95,6 @@ def create_folder(path: Path) -> None:
         ) from error
 
 
-def store_error_of(error: BaseException) -> type[StoreError] | None:
-    """Return the class of an object store's failure; None for any other error."""
-    if isinstance(error, StoreError):
-        return type(error)
-    text = str(error)
-    if not _ARROW_STORE.search(text):
-        return None
-    return next(store_error for pattern, store_error in _ARROW_ERRORS if re.search(pattern, text))
-
-
 def damaged(path: str, problem: str) -> DatasetError:
     """Return the error about a damaged file; the problem is a clause after its path."""
     return DatasetError(
@@ -140,9 +112,6 @@ def content_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        if store_error_of(error):
-            with storage_errors(path):
-                raise
         # The connection to a store may have failed instead.
         verb = "cannot be read" if is_remote(path) and isinstance(error, OSError) else "is damaged"
         raise damaged(path, f"{verb} ({' '.join(str(error).split()) or type(error).__name__})") from error

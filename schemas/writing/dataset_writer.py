@@ -137,7 +137,7 @@ def read_compatible(
 def _probe(folder: Folder) -> None:
     """Write and delete a file in a store, to fail before the first shard is computed."""
     if not folder.is_local:
-        folder.write(PROBE_NAME, b"")
+        folder.put(PROBE_NAME, b"")
         folder.delete(PROBE_NAME)
 
 
@@ -164,7 +164,7 @@ def _complete_task(
                     check()
                     state.uncommit()
                     for name, data in output.files.items():
-                        output.folder.write(name, data)
+                        output.folder.put(name, data)
                 if todo:
                     write_missing(frozenset(range(output.shards)) - todo)
                     written |= todo

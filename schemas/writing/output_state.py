@@ -31,7 +31,7 @@ from schemas.fingerprints import FORMAT_VERSION, canonical_json, sha256_of_bytes
 from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, other_version
 from schemas.sample_outputs import SampleOutputs, are_equal
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
 from schemas.writing.records import Record, read_record, record_name, write_record
 from schemas.writing.reuse_policy import ReusePolicy
@@ -90,14 +90,14 @@ def read_state(output: OutputDataset, shard: int, manifest: Manifest | None = No
     """Return the state of a shard without listing the folder or comparing its inputs."""
     folder, name = output.folder, output.name(shard)
     sizes = {part: folder.size(part) for part in (name, failures_name(name), record_name(name))}
-    entries = {part: Entry(part, size) for part, size in sizes.items() if size is not None}
+    entries = {part: FileInfo(part, size) for part, size in sizes.items() if size is not None}
     return state_of(folder, name, entries, manifest, fingerprint=output.fingerprint, read_all=read_all)
 
 
 def state_of(
     folder: Folder,
     shard: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, FileInfo],
     manifest: Manifest | None = None,
     *,
     fingerprint: str | None = None,
@@ -165,7 +165,7 @@ def state_of(
 
 
 def _read_footer(
-    folder: Folder, shard: str, entries: Mapping[str, Entry], record: Record | None, fingerprint: str | None
+    folder: Folder, shard: str, entries: Mapping[str, FileInfo], record: Record | None, fingerprint: str | None
 ) -> Footer | None:
     """Read a footer; in a store take it from the record, without parameters."""
     if record is not None and not folder.is_local and record.matches_tags(entries):
@@ -178,7 +178,7 @@ def _read_footer(
 def _compare_failures(
     folder: Folder,
     shard: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, FileInfo],
     footer: Footer,
     manifest: Manifest | None,
     reference: str,
@@ -195,7 +195,7 @@ def _compare_failures(
     return "" if expected is None else file_problem(folder, entries, expected, reference, digest=digest)
 
 
-def file_problem(folder: Folder, entries: Mapping[str, Entry], expected: FileEntry, reference: str, *, digest: bool) -> str:
+def file_problem(folder: Folder, entries: Mapping[str, FileInfo], expected: FileEntry, reference: str, *, digest: bool) -> str:
     """Return the fault of a file: missing, another size or digest; empty without any."""
     name = expected.path
     if name not in entries or entries[name].size < 0:
@@ -408,7 +408,7 @@ class OutputState:
         ]
         folder.map(folder.delete, obsolete)
         for name, data in self.output.files.items():
-            folder.write(name, data)
+            folder.put(name, data)
 
     def uncommit(self) -> None:
         """Delete the manifest, so that the folder is not a dataset until the next commit.
@@ -431,10 +431,11 @@ class OutputState:
             return
         record = Record.of(shard.entry, shard.footer, sample_outputs=self._sample_outputs(shard))
         beside = record_name(name)
-        if folder.has_tags:
-            folder.swap(beside, record.to_json_lines().encode(), self.entries[beside].tag if beside in self.entries else None)
-        else:
+        if folder.is_local:
             write_record(folder, name, record)
+        else:
+            old = self.entries[beside].tag if beside in self.entries else None
+            folder.put(beside, record.to_json_lines().encode(), if_match=old)
 
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:

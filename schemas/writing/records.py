@@ -15,7 +15,6 @@ The file has one JSON value per line: the record, then an array per image.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +27,7 @@ from schemas.fingerprints import canonical_json, sha256_of_bytes, sha256_of_json
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
 from schemas.sample_outputs import SampleOutputs
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 
 _FORMAT = "shard record 1"
 _FIRST_BYTES = 1 << 16
@@ -122,7 +121,7 @@ class Record:
         except (KeyError, TypeError, ValueError, DatasetError):
             return None
 
-    def matches_tags(self, stored: Mapping[str, Entry]) -> bool:
+    def matches_tags(self, stored: Mapping[str, FileInfo]) -> bool:
         """Return whether shard and failures have the recorded tags or none in a listing."""
         return all(name not in stored or stored[name].tag in ("", tag) for name, tag in self.tags.items())
 
@@ -144,7 +143,16 @@ def record_name(shard: str) -> str:
 
 def write_record(folder: Folder, shard: str, record: Record) -> None:
     """Write the record of a shard."""
-    folder.write(record_name(shard), record.to_json_lines().encode())
+    folder.put(record_name(shard), record.to_json_lines().encode())
+
+
+def _first_line(folder: Folder, name: str) -> bytes:
+    """Return the first line of a file; empty without a line end."""
+    line = b""
+    while len(part := folder.read_range(name, len(line), _FIRST_BYTES)) and b"\n" not in part:
+        line += part
+    first, end, _ = (line + part).partition(b"\n")
+    return first if end else b""
 
 
 def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | None:
@@ -153,9 +161,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         if whole:
             first, _, lines = folder.read(record_name(shard)).partition(b"\n")
         else:
-            with (folder.stream if folder.is_google else folder.open)(record_name(shard)) as file:
-                first, end, lines = io.BufferedReader(file, _FIRST_BYTES).readline().partition(b"\n")
-            first = first if end else b""
+            first = _first_line(folder, record_name(shard))
     except FileNotFoundError:
         return None
     try:

@@ -86,7 +86,7 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
         if file_problem(folder, entries, entry, "the manifest", digest=True):
             text = _vocabulary_text(folder, intact[0]) if entry.path == TEXT_NAME and intact else None
             if text is not None:
-                folder.write(entry.path, text.encode())
+                folder.put(entry.path, text.encode())
                 mended.append(entry.path)
             else:
                 delete(entry.path)

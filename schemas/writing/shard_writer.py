@@ -7,7 +7,7 @@ publish wins.
 
 Publishing on a local disk:
 
-1. The attempt notes size, time and inode of the shard when it begins.
+1. The attempt notes size, time and inode of the shard, its tag, when it begins.
 2. It takes the lock file ``.publishing``, and fails if a manifest exists or the shard has changed since.
 3. It writes the failures, deletes the old record, and renames shard and record.
 
@@ -50,7 +50,7 @@ from schemas.footers import Footer, footer_metadata, shard_entry
 from schemas.kinds import group_rows, holds_vectors, is_vector
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.sample_outputs import SampleOutputs
-from schemas.storage.folder import Entry, Folder
+from schemas.storage.folder import FileInfo, Folder
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME, OutputDataset
 from schemas.writing.records import Record, Source, record_name
@@ -70,7 +70,7 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
         DatasetError: another run holds the lock, or the folder cannot be created.
     """
     if not folder.is_local:
-        folder.check_bucket()
+        folder.check_writable()
         yield
         return
     path = folder.local_path
@@ -152,7 +152,7 @@ def _is_last(handle: int, path: Path) -> bool:
 def publishing(folder: Folder) -> Iterator[None]:
     """Exclude other processes from publishing shards or committing in the block.
 
-    An object store has no lock. Without tags, too, files of two attempts that end at the same moment may mix.
+    An object store has no lock.
     """
     if not folder.is_local:
         yield
@@ -165,7 +165,7 @@ def publishing(folder: Folder) -> Iterator[None]:
         os.close(handle)
 
 
-def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Entry]) -> None:
+def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, FileInfo]) -> None:
     """Write the manifest of a dataset inside `publishing`.
 
     ``stored`` is the listing that the manifest describes.
@@ -174,14 +174,14 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, En
         DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
     """
     parts = (part.encode() for part in manifest.json_parts())
-    if not folder.has_tags:
+    if folder.is_local:
         with folder.replace(MANIFEST_NAME) as file:
             file.writelines(parts)
         return
     with folder.temporary(MANIFEST_NAME) as file:
         file.writelines(parts)
         file.flush()
-        tag = folder.swap(MANIFEST_NAME, Path(file.name), None)
+        tag = folder.put(MANIFEST_NAME, Path(file.name), if_match=None)
     if tag is None:
         other = folder.read_tagged(MANIFEST_NAME)
         if other is None or other[0].decode() != manifest.to_json():
@@ -193,6 +193,12 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, En
             if tag is not None:
                 folder.delete(MANIFEST_NAME, tag)
             raise DatasetError(f"{folder.path_of(name)} was replaced during the commit: run the same command again")
+
+
+def tag_of(folder: Folder, name: str) -> str | None:
+    """Return the tag of a file; None if it does not exist."""
+    entry = folder.stat(name)
+    return None if entry is None else entry.tag
 
 
 class LostRaceError(Exception):
@@ -210,8 +216,8 @@ class Attempt:
         self._folder = folder
         self._shard = shard
         self._check_not_committed()
-        self._before = None if folder.has_tags else folder.state(shard)
-        self._before_tagged = folder.read_tagged(record_name(shard)) if folder.has_tags else None
+        self._before = tag_of(folder, shard) if folder.is_local else None
+        self._before_tagged = None if folder.is_local else folder.read_tagged(record_name(shard))
 
     def publish(self, file: BinaryIO, record: Record, failures: bytes) -> None:
         """Publish shard (a temporary file), failures (perhaps empty) and record.
@@ -220,7 +226,7 @@ class Attempt:
             LostRaceError: another attempt has published the shard.
             CommittedError: the dataset was committed since the attempt began.
         """
-        if self._folder.has_tags:
+        if not self._folder.is_local:
             try:
                 self._publish_tagged(Path(file.name), record, failures)
             except LostRaceError:
@@ -235,20 +241,20 @@ class Attempt:
                 os.fsync(written.fileno())
             lock.enter_context(publishing(folder))  # Until both are renamed.
             self._check_not_committed()
-            present = folder.state(shard)
+            present = tag_of(folder, shard)
             if present is not None and present != self._before:  # None: another run has deleted a damaged shard.
                 raise LostRaceError
             if failures:
-                folder.write(failures_name(shard), failures)
+                folder.put(failures_name(shard), failures)
             else:
                 folder.delete(failures_name(shard))
             folder.delete(record_name(shard))
-            folder.rename(Path(file.name), shard)
+            folder.put(shard, Path(file.name))
 
     def _publish_tagged(self, path: Path, record: Record, failures: bytes) -> None:
         folder, beside = self._folder, record_name(self._shard)
         before, tag = self._before_tagged or (None, None)
-        claim = folder.swap(beside, f"claimed by {uuid.uuid4()}\n".encode(), tag)
+        claim = folder.put(beside, f"claimed by {uuid.uuid4()}\n".encode(), tag)
         if claim is None:
             raise LostRaceError
         tags: dict[str, str] = {}
@@ -260,7 +266,7 @@ class Attempt:
                 tags[name] = self._write_claimed(name, failures, claim)
             elif before is not None and (old := self._tag_claimed(name, claim)) is not None:
                 folder.delete(name, old)
-            if folder.swap(beside, replace(record, tags=tags).to_json_lines().encode(), claim) is None:
+            if folder.put(beside, replace(record, tags=tags).to_json_lines().encode(), claim) is None:
                 raise LostRaceError
         except BaseException:
             with contextlib.suppress(DatasetError):  # The claim remains, and the shard counts as unfinished.
@@ -271,14 +277,14 @@ class Attempt:
         """Write a file while the claim is the record, and return its tag."""
         # A new shard needs no first check: the write fails if another attempt has written the file.
         current = None if self._before_tagged is None else self._tag_claimed(name, claim)
-        while (tag := self._folder.swap(name, data, current)) is None:
+        while (tag := self._folder.put(name, data, current)) is None:
             current = self._tag_claimed(name, claim)
         return tag
 
     def _tag_claimed(self, name: str, claim: str) -> str | None:
         """Return the tag of a file, read before the check that the claim still holds."""
-        tag = self._folder.tag(name)
-        if self._folder.tag(record_name(self._shard)) != claim:
+        tag = tag_of(self._folder, name)
+        if tag_of(self._folder, record_name(self._shard)) != claim:
             raise LostRaceError
         return tag
 
@@ -289,8 +295,8 @@ class Attempt:
             if before is None:
                 folder.delete(beside, claim)
             else:
-                folder.swap(beside, before, claim)
-        elif failures in tags and folder.tag(beside) != claim:
+                folder.put(beside, before, claim)
+        elif failures in tags and tag_of(folder, beside) != claim:
             folder.delete(failures, tags[failures])
 
     def committed(self) -> CommittedError:
@@ -301,8 +307,7 @@ class Attempt:
         )
 
     def _check_not_committed(self) -> None:
-        folder = self._folder
-        if (folder.tag(MANIFEST_NAME) if folder.has_tags else folder.state(MANIFEST_NAME)) is not None:
+        if tag_of(self._folder, MANIFEST_NAME) is not None:
             raise self.committed()
 
 

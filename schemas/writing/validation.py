@@ -21,7 +21,7 @@ from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
 from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.sample_outputs import are_equal
-from schemas.storage.folder import Entry
+from schemas.storage.folder import FileInfo
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
 from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
@@ -92,7 +92,7 @@ def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Ta
     return table
 
 
-def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mapping[str, Entry]) -> Iterator[str]:
+def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mapping[str, FileInfo]) -> Iterator[str]:
     entry, footer = dataset.manifest.shards[index], shard.footer
     if footer is not None and shard.status is Status.OTHER:
         yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"

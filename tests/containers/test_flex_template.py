@@ -82,7 +82,7 @@ def launch(gcloud: Callable[..., subprocess.CompletedProcess[str]], **changed: s
 
 def test_launch_makes_the_dataset(gcloud):
     rows = [f"i{number}\t{language}\tThe Dog of Anna runs {number}" for number in range(20) for language in ("en", "de")]
-    Folder("gs://bucket").write("captions.tsv", "\n".join(["image_id\tlanguage\ttext", *rows, ""]).encode())
+    Folder("gs://bucket").put("captions.tsv", "\n".join(["image_id\tlanguage\ttext", *rows, ""]).encode())
     assert launch(gcloud) == "JOB_STATE_DONE"
     assert validate("gs://bucket/captions") == []
     assert open_dataset("gs://bucket/captions").manifest.rows == 40
@@ -92,7 +92,7 @@ def test_launch_uses_weights_of_the_image(gcloud, image):
     for number in range(5):
         photo = io.BytesIO()
         Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(photo, "PNG")
-        Folder("gs://bucket/photos").write(f"i{number}.png", photo.getvalue())
+        Folder("gs://bucket/photos").put(f"i{number}.png", photo.getvalue())
     places = {"command": "features", "images": "gs://bucket/photos", "output": "gs://bucket/features"}
     weights = {"extractor": MODEL, "weights": "/opt/imagepivot/weights/w.pth", "shared_disk": "true", "shards": "2"}
     assert launch(gcloud, **places, **weights, sdk_container_image=image("worker-cpu")) == "JOB_STATE_DONE"

@@ -71,7 +71,7 @@ def test_nightly_job(images, image, shared, monkeypatch):
             for number in range(photos):
                 photo = io.BytesIO()
                 Image.new("RGB", (60 + number, 50), (200, 30 * number, 20)).save(photo, "PNG")
-                Folder("gs://bucket/photos").write(f"i{number}.png", photo.getvalue())
+                Folder("gs://bucket/photos").put(f"i{number}.png", photo.getvalue())
             done = images.run(
                 image(target(container)),
                 *words_of(container),

@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def test_existing_bucket_is_left_as_it_was(store, imagepivot):
-    Folder(store.address("features")).write("_manifest.json", b"{}")
+    Folder(store.address("features")).put("_manifest.json", b"{}")
     done = imagepivot("doctor", store.address("features"), "--json")
     assert json.loads(done.stdout)["checks"][-1] == {
         "name": "output",

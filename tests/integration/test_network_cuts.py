@@ -2,7 +2,8 @@
 
 import pytest
 
-from schemas.storage.folder import Folder
+from schemas.storage import s3
+from schemas.storage.folder import Folder, open_bucket
 from schemas.writing.validation import validate
 from tests.builders import stored
 from tests.fake_extractors import picture, use_colours
@@ -20,9 +21,9 @@ def far(stores, monkeypatch):
     use(far.environment, monkeypatch)
     use_colours(monkeypatch)
     for number in range(12):
-        Folder(far.address("photos")).write(f"{number:02d}.png", picture(number, 20, 30))
+        Folder(far.address("photos")).put(f"{number:02d}.png", picture(number, 20, 30))
     lines = "".join(f"image{number},en,A dog.,train\n" for number in range(20))
-    Folder(far.address("raw")).write("c.csv", ("image_id,language,text,split\n" + lines).encode())
+    Folder(far.address("raw")).put("c.csv", ("image_id,language,text,split\n" + lines).encode())
     return far
 
 
@@ -62,7 +63,9 @@ def test_commands_ride_out_a_cut(far, imagepivot, how, name, after):
     assert validate(output) == []
 
 
-def test_lasting_network_cut_is_an_error_and_the_command_resumes(far, imagepivot):
+def test_lasting_network_cut_is_an_error_and_the_command_resumes(far, imagepivot, monkeypatch):
+    monkeypatch.setattr(s3, "ATTEMPTS", 4)  # The others only wait.
+    open_bucket.cache_clear()
     output = far.address("lasting")
     far.cut("drop", 600, after=30)
     error = run(imagepivot, far, "features", output, code=1).stderr

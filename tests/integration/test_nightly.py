@@ -160,12 +160,12 @@ class Machine:
 def copy(source: str, target: str, left_out: Callable[[str], bool]) -> None:
     for name in Folder(source).names():
         if not left_out(name):
-            Folder(target).write(name, Folder(source).read(name))
+            Folder(target).put(name, Folder(source).read(name))
 
 
 def copy_file(source: str, target: str) -> None:
     (before, _, name), (after, _, other) = source.rpartition("/"), target.rpartition("/")
-    Folder(after).write(other, Folder(before).read(name))
+    Folder(after).put(other, Folder(before).read(name))
 
 
 def gcloud(words: list[str]) -> None:
@@ -477,7 +477,7 @@ def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
     captions = [f"{number:03d}\ta dog runs\ttrain\n" for number in range(30)]
 
     def upload_captions(count: int) -> None:
-        Folder(near.address("")).write("captions.tsv", ("image_id\ttext\tsplit\n" + "".join(captions[:count])).encode())
+        Folder(near.address("")).put("captions.tsv", ("image_id\ttext\tsplit\n" + "".join(captions[:count])).encode())
 
     def run(*more: str, words: str = line, code: int = 0) -> str:
         steps.started.clear()

@@ -76,7 +76,7 @@ def dataflow(inputs, tmp_path_factory) -> Iterator[clusters.Cluster]:
     """The stand-in for Dataflow, and the inputs in its store."""
     with clusters.dataflow(tmp_path_factory.mktemp("dataflow")) as cluster:
         for name, data in tree(inputs).items():
-            Folder(STORE).write(name, data)
+            Folder(STORE).put(name, data)
         yield cluster
 
 
@@ -144,7 +144,7 @@ def test_addresses_on_dataflow(dataflow, local, local_features, imagepivot):
 def test_users_mistake_on_a_worker_is_one_line(kind, request, imagepivot, tmp_path):
     cluster = request.getfixturevalue(kind)
     root = f"{STORE}mistake/" if kind == "dataflow" else f"{tmp_path}/"
-    Folder(root).write(
+    Folder(root).put(
         "captions.tsv", b"image_id\tindex\ttext\n" + b"a\t0\tx\ne\t0\tx\n" * 2
     )  # Found in both shards, when they are sorted.
     done = imagepivot(*commands("--shared-disk", at=root)[0], "--", *cluster.flags, code=1)

@@ -59,7 +59,7 @@ def store(sources) -> Iterator[FarStore]:
         use(far.environment, patch)
         for source, files in sources.items():
             for name, data in files.items():
-                Folder(far.address(source)).write(name, data)
+                Folder(far.address(source)).put(name, data)
         yield far
 
 

@@ -20,7 +20,7 @@ def test_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatch)
     with emulator("gs") as store:
         use(store.environment, monkeypatch)
         source, output = Folder(store.address("in")), Folder(store.address("out"))
-        source.write("captions.tsv", text.encode())
+        source.put("captions.tsv", text.encode())
         flags = (
             "--runner=DataflowRunner",
             "--project=project-1",
@@ -40,5 +40,5 @@ def test_template_is_written_and_nothing_else(imagepivot, tmp_path, monkeypatch)
         assert template["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"]
         detached = imagepivot(*words, "--detach", "--", *flags, code=2).stderr
         assert "--template_location writes only a template" in detached
-        output.write("part-00000-of-00016.parquet", b"")
+        output.put("part-00000-of-00016.parquet", b"")
         assert "expected an empty folder for a template" in imagepivot(*words, "--", *flags, code=1).stderr

@@ -172,6 +172,12 @@ def test_commands_without_their_extra_name_the_line_to_install_it(environment):
         assert f"which is not installed: pip install 'imagepivot[{extra}]'" in output, line
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_bucket_without_the_extra_names_the_line_to_install_it(environment, scheme):
+    output = environment.command("inspect", f"{scheme}://bucket/x", code=1)
+    assert "pip install 'imagepivot[stores]'" in " ".join(output.split())
+
+
 def test_type_checkers_accept_a_right_script_and_reject_a_wrong_one(dist, tmp_path):
     python = install(tmp_path, sys.executable, dist.wheel, "mypy", "basedpyright")
     (tmp_path / "user.py").write_text(USER, encoding="utf-8")

@@ -153,7 +153,7 @@ class Toy:
     def commit(self) -> Manifest:
         files: tuple[str, ...] = ()
         if self.kind == "vocabulary":
-            self.output.folder.write("_vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
+            self.output.folder.put("_vocabulary.txt", "".join(f"{row['token']}\n" for row in self.rows).encode())
             files = ("_vocabulary.txt",)
         return commit(self.output, files=files)
 

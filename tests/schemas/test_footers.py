@@ -18,7 +18,7 @@ def test_truncated_shard_has_no_footer(folder, kept):
 
 @pytest.mark.parametrize("data", [b"hello", b"PAR1" * 100, bytes(500)])
 def test_other_bytes_and_files_of_other_tools_have_none(folder, data):
-    folder.write(NAME, data)
+    folder.put(NAME, data)
     assert inspect_shard(folder, NAME) is None
     pq.write_table(pa.table({"a": [1]}), folder.local_path / NAME)
     assert inspect_shard(folder, NAME) is FOREIGN

@@ -69,7 +69,7 @@ def full(request, toys, tmp_path_factory):
         toy.write()
         if kind in SIDE_FILES:
             for name in SIDE_FILES[kind]:
-                toy.output.folder.write(name, b"sky\nman\n")
+                toy.output.folder.put(name, b"sky\nman\n")
             commit(toy.output, files=tuple(SIDE_FILES[kind]))
         assert validate(toy.path) == []
         assert len(list((toy.path / ".records").iterdir())) == shards

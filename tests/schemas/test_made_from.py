@@ -115,7 +115,7 @@ def test_damaged_files_read_are_not_current(tmp_path, read):
     now, output = made_from("sts", {}, {"data": (str(tmp_path / "pairs.txt"),)}), Folder(str(tmp_path / "out"))
     write_made_from(output, now, {})
     assert is_current(output, now)
-    output.write(MADE_FROM_NAME, f'{{"read": {read}, {output.read(MADE_FROM_NAME).decode()[1:]}'.encode())
+    output.put(MADE_FROM_NAME, f'{{"read": {read}, {output.read(MADE_FROM_NAME).decode()[1:]}'.encode())
     assert not is_current(output, now)
 
 

@@ -87,7 +87,7 @@ def write_ranks(folder: Folder, table: pa.Table, metadata: Mapping[str, str] | N
     """
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
-    folder.write(RANKS, buffer.getvalue())
+    folder.put(RANKS, buffer.getvalue())
 
 
 def read_ranks(folder: str | os.PathLike[str]) -> pa.Table:

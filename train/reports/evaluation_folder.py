@@ -52,6 +52,6 @@ def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], locati
     """Write scores and ranks, and return the names of the files."""
     tables = [score.ranks for score in scores]
     tables += [result.ranks for score in scores for result in score.cross_lingual.values()]
-    Folder(location).write(EVALUATION, (to_json(content, indent=2) + "\n").encode())
+    Folder(location).put(EVALUATION, (to_json(content, indent=2) + "\n").encode())
     write_ranks(Folder(location), pa.concat_tables(tables))
     return [EVALUATION, RANKS]

@@ -153,7 +153,7 @@ def _write_figures(
         # Independent of the folder of the run.
         "refused": {name: reason.replace(repr(run.folder.location), "the run") for name, reason in figures.refused.items()},
     }
-    folder.write(_DATA, (to_json(content, indent=1) + "\n").encode())
+    folder.put(_DATA, (to_json(content, indent=1) + "\n").encode())
     names = (*drawn, *attention, _DATA)
     write_made_from(folder, made_from, {name: folder.size(name) or 0 for name in names})
     return replace(figures, names=names)

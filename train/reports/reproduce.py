@@ -139,7 +139,7 @@ class Task:
                 write_failure(self.failure, failure, {"preset": self.preset, **self.identity})
         if failure is not None and failure.traceback:
             with suppress(DatasetError):
-                Folder(str(self.run)).write(_TRACEBACK, failure.traceback.encode())
+                Folder(str(self.run)).put(_TRACEBACK, failure.traceback.encode())
         else:
             (self.run / _TRACEBACK).unlink(missing_ok=True)
 

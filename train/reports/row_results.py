@@ -92,7 +92,7 @@ def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> N
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    Folder(str(path.parent)).write(path.name, (to_json(content, indent=2) + "\n").encode())
+    Folder(str(path.parent)).put(path.name, (to_json(content, indent=2) + "\n").encode())
 
 
 def read_failure(path: Path) -> Failure | None:

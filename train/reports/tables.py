@@ -431,5 +431,5 @@ def write_gold_ranks(ranks: GoldRanks, output: str) -> list[str]:
 
 def _write(output: str, contents: Mapping[str, str]) -> list[str]:
     for name, content in contents.items():
-        Folder(output).write(name, content.encode())
+        Folder(output).put(name, content.encode())
     return list(contents)

@@ -83,7 +83,7 @@ class RunLog:
             data = path.read_bytes() if step and path.exists() else b""
         lines = [line for line, entry in parse_entries(data, self._path) if entry["step"] <= step]
         self._events = EventFile(folder, step, config, hparams or {}) if tensorboard else None
-        self._folder.write(LOG, b"".join(lines))  # Atomic: a process that is killed here leaves the old lines.
+        self._folder.put(LOG, b"".join(lines))  # Atomic: a process that is killed here leaves the old lines.
         with storage_errors(self._path):
             self._file = path.open("ab", buffering=0)  # Unbuffered, so that closing it cannot fail.
 
@@ -127,7 +127,7 @@ class RunLog:
     def _draw(self) -> History:
         started = time.monotonic()
         history = read_history(self._folder)
-        self._folder.write(METRICS, history.to_csv().encode())
+        self._folder.put(METRICS, history.to_csv().encode())
         if self._curves:
             try:
                 from train.runs.curves import draw_curves

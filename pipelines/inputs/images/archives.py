@@ -73,7 +73,7 @@ def archives_in(folder: Folder) -> ArchiveKind | None:
     """
     examples: dict[ArchiveKind, str] = {}
     compressed = ""
-    for path, _ in folder.files():
+    for path in (entry.name for entry in folder.list()):
         name = PurePosixPath(path).name
         if name.startswith((".", "_")):
             continue
@@ -142,7 +142,7 @@ class ImagesInTars(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one member."""
-        data = self.folder.read_part(_parts_of(ref.uri)[0], ref.offset, ref.bytes)
+        data = self.folder.read_range(_parts_of(ref.uri)[0], ref.offset, ref.bytes)
         if len(data) != ref.bytes:
             raise OSError(errno.EIO, "the archive ends before the image does")
         return data

@@ -18,7 +18,7 @@ from pipelines.inputs.tables import InputTable
 from pipelines.inputs.web import PARALLEL_READS, PUBLIC_ACCESS, WebAccess, check_proxy, fetch, web_version
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.storage.folder import Entry, Folder, file_at, object_at
+from schemas.storage.folder import FileInfo, Folder, file_at, object_at
 from schemas.storage.locations import check_location, is_remote, is_web_address, plain_location
 
 TABLE_COLUMNS = ("image_id", "uri")
@@ -55,10 +55,10 @@ class FolderSource(ImageSource):
             raise skipped.no_images(self.location)
         object.__setattr__(self, "skipped", skipped)  # Not a field, since sources are compared by value.
 
-    def _entries(self, skipped: SkippedFiles) -> Iterator[Entry]:
+    def _entries(self, skipped: SkippedFiles) -> Iterator[FileInfo]:
         """Yield the files of the pattern, or those that hold images."""
         matches = re.compile(self.pattern).fullmatch if self.pattern is not None else None
-        for entry in self.folder.entries(skipped.add_link):
+        for entry in self.folder.list(skipped.add_link):
             if matches(entry.name) if matches else self._holds_images(entry.name):
                 yield entry
             elif matches:
@@ -78,14 +78,15 @@ class ImagesInFolder(FolderSource):
     """The images below a folder, as separate files."""
 
     def _list(self, skipped: SkippedFiles) -> Iterator[ImageRef]:
-        for path, size, version, _ in self._entries(skipped):
+        for entry in self._entries(skipped):
+            path = entry.name
             try:
                 path.encode()
             except UnicodeEncodeError as error:
                 raise InputError(f"{self.location!r} holds the file {path!r}, and its name is not UTF-8: {_RENAME}") from error
             image_id = id_of_path(path, self.ids)
             check_image_id(image_id, place=f"{self.location!r}, file {path!r}", advice=_RENAME)
-            yield ImageRef(image_id, path, size, version=version)
+            yield ImageRef(image_id, path, entry.size, version=entry.version)
 
     def _holds_images(self, path: str) -> bool:
         return is_image(path)
@@ -103,7 +104,7 @@ class ImagesInFolder(FolderSource):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one file."""
-        return self.folder.read_object(ref.uri)
+        return self.folder.read(ref.uri)
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class ImageTable(ImageSource):
         """Return size and version of a file; -1 and empty if unknown."""
         try:
             folder, name = self._find(uri)
-            entry = folder.entry(name)
+            entry = folder.stat(name)
         except (DatasetError, UsageError, FileNotFoundError):
             return -1, ""
         return (-1, "") if entry is None else (entry.size, entry.version)
@@ -196,7 +197,7 @@ class ImageTable(ImageSource):
             return fetch(ref.uri, self.access)
         folder, name = self._find(ref.uri)
         try:
-            return folder.read_object(name)
+            return folder.read(name)
         except FileNotFoundError as error:
             if "\\" not in ref.uri:
                 raise

@@ -101,7 +101,7 @@ class StagingArea:
                 return False
             file.write(data)
             file.flush()
-            self.folder.rename(Path(file.name), name)
+            self.folder.put(name, Path(file.name))
         return True
 
 
@@ -133,7 +133,7 @@ class StagedImages(ImageSource):
             raise no_image()
         if staged is not None:
             with suppress(OSError, DatasetError):
-                data = self._folder.read_part(staged.name, staged.offset, staged.bytes)
+                data = self._folder.read_range(staged.name, staged.offset, staged.bytes)
                 if len(data) == staged.bytes:
                     return data
         return self._images.read(ref)

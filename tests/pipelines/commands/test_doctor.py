@@ -73,7 +73,7 @@ import sys
 
 import imagepivot
 
-for name in ("torch", "torchvision", "PIL", "apache_beam", "packaging", "botocore", "google", "obstore", "ijson", "requests"):
+for name in ("torch", "torchvision", "PIL", "apache_beam", "packaging", "botocore", "google", "ijson", "requests"):
     sys.modules[name] = None
 sys.argv = ["imagepivot", "doctor"]
 imagepivot.main()

@@ -72,7 +72,7 @@ def forget(job: FeaturesJob) -> None:
     for name in [name for name in folder.names() if name.startswith("part-")]:
         write_record(folder, name, replace(read_record(folder, name, whole=True), sample_outputs=()))
     if folder.size("_manifest.json") is not None:
-        folder.write("_manifest.json", replace(Manifest.read(folder), sample_outputs=()).to_json().encode())
+        folder.put("_manifest.json", replace(Manifest.read(folder), sample_outputs=()).to_json().encode())
 
 
 def interrupt(job: FeaturesJob) -> None:

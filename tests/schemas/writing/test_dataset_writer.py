@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -27,13 +28,14 @@ from tests.schemas.conftest import blocked_process, prepare
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
     published = []
-    publish = Folder.rename
+    publish = Folder.put
 
-    def record(self, temporary, name):
-        published.append(name)
-        publish(self, temporary, name)
+    def record(self, name, data):
+        if isinstance(data, Path):
+            published.append(name)
+        publish(self, name, data)
 
-    monkeypatch.setattr(Folder, "rename", record)
+    monkeypatch.setattr(Folder, "put", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()
     shard = "part-00000-of-00001"
     assert published == [f"{shard}.parquet", f".records/{shard}.jsonl", "_vocabulary.txt", "_manifest.json"]
@@ -60,8 +62,8 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
-    toy.output.folder.write("_truecaser/en.model", b"model")
-    toy.output.folder.write("_truecaser/de.model", b"Modell")
+    toy.output.folder.put("_truecaser/en.model", b"model")
+    toy.output.folder.put("_truecaser/de.model", b"Modell")
     manifest = commit(
         toy.output,
         statistics=lambda footers: {"rows_by_shard": [footer.rows for footer in footers]},
@@ -139,7 +141,7 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
     toy = new_features()
     folder = toy.output.folder
     for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "_truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
-        folder.write(name, b"half")
+        folder.put(name, b"half")
     prepare(toy.output, overwrite=False)
     assert folder.names() == []
 

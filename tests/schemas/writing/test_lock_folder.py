@@ -51,7 +51,7 @@ def test_refused_run_keeps_existing_folders(tmp_path, name, left):
 
 def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):
     with lock_folder(folder):
-        folder.write(".publishing", b"")  # Of a worker that was killed.
+        folder.put(".publishing", b"")  # Of a worker that was killed.
     assert not folder.local_path.exists()
     with publishing(folder):
         with lock_folder(folder):
@@ -98,7 +98,7 @@ def test_task_exit_keeps_the_lock_of_a_new_run(folder, monkeypatch):
     def replace_lock(handle, operation):
         flock(handle, operation)
         (folder.local_path / ".lock").unlink()
-        folder.write(".lock", b"theirs")
+        folder.put(".lock", b"theirs")
 
     with lock_folder(folder, shared=True):
         monkeypatch.setattr(shard_writer.fcntl, "flock", replace_lock)

@@ -115,7 +115,7 @@ def test_read_record_cut_anywhere_is_none(folder, written):
 )
 def test_read_record_other_content_is_none(folder, text):
     assert read_record(folder, SHARD) is None
-    folder.write(record_name(SHARD), text.encode())
+    folder.put(record_name(SHARD), text.encode())
     assert read_record(folder, SHARD) is None
     assert read_record(folder, SHARD, whole=True) is None
 

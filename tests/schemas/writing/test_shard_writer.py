@@ -197,7 +197,7 @@ def test_memory_holds_one_row_group(folder):
 
     def tables():
         for start in range(0, 2560, 128):
-            sizes.append(sum(size for _, size in folder.files()))
+            sizes.append(sum(entry.size for entry in folder.list()))
             yield table[start : start + 128]
 
     write(folder, tables(), "features", {"feature": POOL.to_json()})

@@ -234,7 +234,7 @@ def test_features_of_another_version_of_the_model_code_are_refused(run, toy, tmp
     def features(outputs: tuple[float, ...]) -> str:
         folder = Folder(str(tmp_path / str(outputs[1])))
         shutil.copytree(toy.features, folder.location)
-        folder.write(MANIFEST_NAME, replace(Manifest.read(folder), sample_outputs=outputs).to_json().encode())
+        folder.put(MANIFEST_NAME, replace(Manifest.read(folder), sample_outputs=outputs).to_json().encode())
         return folder.location
 
     expected = score_run(run, features=toy.features, **arguments)

@@ -356,7 +356,7 @@ def test_unsupported_figure_is_refused_alone(attending, boxed, tmp_path, job):
 def test_attention_pictures_of_former_examples_are_deleted(attending, boxed, tmp_path):
     job = job_of(attending, boxed, tmp_path, "mha-d", only=("attention",), examples=3)
     draw_figures(job)
-    Folder(job.output).write("attention-mine.png", b"mine")
+    Folder(job.output).put("attention-mine.png", b"mine")
     draw_figures(replace(job, examples=1))
     assert sorted(Folder(job.output).names()) == ["_made_from.json", "attention-1.png", "attention-mine.png", "figures.json"]
 

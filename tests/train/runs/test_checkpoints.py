@@ -80,7 +80,7 @@ class Evil:
     ids=["empty", "text", "zip", "pickle", "evil", "hello", "a", "key", "struct", "unicode", "type"],
 )
 def test_read_checkpoint_of_other_files_is_refused(folder, data, capfd):
-    folder.write(BEST, data)
+    folder.put(BEST, data)
     with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
@@ -107,7 +107,7 @@ def test_flipped_bit_is_found(folder, parts, part, bit):
     start, size = places[part]
     flipped = bytearray(data)
     flipped[start + size // 2] ^= 1 << bit
-    folder.write(BEST, bytes(flipped))
+    folder.put(BEST, bytes(flipped))
     with pytest.raises(DatasetError, match=rf"best\.pt is damaged, .*\(its part '.*{part}' is not as it was written"):
         read_checkpoint(folder, BEST)
 
@@ -161,7 +161,7 @@ def test_read_checkpoint_with_a_part_marked_as_folder_is_refused(folder):
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         start = archive.start_dir
     data[data.index(b"archive/data/0", start) - 8] ^= 0x10  # The attributes of the part, in the archive's directory.
-    folder.write(BEST, bytes(data))
+    folder.put(BEST, bytes(data))
     with pytest.raises(DatasetError, match=r"best\.pt is damaged, .*\(its part '.*/data/0' is not as it was written"):
         read_checkpoint(folder, BEST)
 

@@ -199,11 +199,11 @@ def test_folder_with_links_only_is_refused(tmp_path):
 
 def test_note_does_not_depend_on_the_order_of_the_walk(tmp_path, monkeypatch):
     images = _files(tmp_path / "images", "a.jpg", *(f"{number}/{number}.k{number % 30}" for number in range(90)))
-    names = list(Folder(str(images)).files())
+    entries = list(Folder(str(images)).list())
     notes = set()
     for seed in range(5):
-        random.Random(seed).shuffle(names)
-        monkeypatch.setattr(Folder, "files", lambda folder, on_link=None: iter(names))
+        random.Random(seed).shuffle(entries)
+        monkeypatch.setattr(Folder, "list", lambda folder, on_link=None: iter(entries))
         notes.add(skipped(images).warning)
     (note,) = notes
     assert note.startswith("skipped: 90 files (.k0 3, .k1 3, .k10 3,")

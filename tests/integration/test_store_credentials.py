@@ -1,0 +1,171 @@
+"""Credentials for buckets, found by the rules of the clients, and options of addresses, against the emulators of both stores.
+
+A server on this machine plays the metadata services of the clouds. The emulators accept all credentials: the clients tell which
+they found.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from schemas.errors import DatasetError
+from schemas.storage.folder import Folder, open_bucket
+from schemas.storage.locations import split_address
+from tests.stores import KEYS, LOCAL, use
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+ROLE = {
+    "AccessKeyId": "role",
+    "SecretAccessKey": "secret",
+    "Token": "t",
+    "Expiration": "2099-01-01T00:00:00Z",
+    "Code": "Success",
+}
+TOKEN = {"access_token": "token", "expires_in": 3600, "token_type": "Bearer"}
+ANSWERS = {
+    "/latest/api/token": "session",
+    "/latest/meta-data/iam/security-credentials/": "role",
+    "/latest/meta-data/iam/security-credentials/role": json.dumps(ROLE),
+    "/container": json.dumps(ROLE),
+    "/token": json.dumps(TOKEN),
+    "/": "",
+    "/computeMetadata/v1/project/project-id": "project",
+    "/computeMetadata/v1/instance/service-accounts/default/": json.dumps({"email": "me@project", "scopes": []}),
+    "/computeMetadata/v1/instance/service-accounts/default/token": json.dumps(TOKEN),
+    "/computeMetadata/v1/universe/universe-domain": "googleapis.com",
+}
+
+
+class Metadata(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        answer = ANSWERS.get(self.path.partition("?")[0])
+        self.send_response(404 if answer is None else 200)
+        self.send_header("Metadata-Flavor", "Google")
+        is_json = answer is not None and answer.startswith("{")
+        self.send_header("Content-Type", "application/json" if is_json else "application/text")
+        self.end_headers()
+        self.wfile.write((answer or "").encode())
+
+    do_PUT = do_POST = do_GET  # noqa: N815 -- names of the base class
+
+    def log_message(self, *rest):
+        pass
+
+
+@pytest.fixture(scope="module")
+def metadata() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def blank(near, monkeypatch, tmp_path):
+    """A store, and an environment without credentials and endpoints."""
+    use(LOCAL, monkeypatch)
+    for name in (*KEYS, "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield near
+    open_bucket.cache_clear()
+
+
+def read_and_write(location: str):
+    """Use a folder of the bucket, and return its client."""
+    folder = Folder(location)
+    tag = folder.put("a", b"1")
+    assert folder.put("a", b"2", if_match=tag)
+    assert (folder.read("a"), folder.names(), folder.kind()) == (b"2", ["a"], "folder")
+    return open_bucket(split_address(location)[0])._client
+
+
+def at(store, folder: str, user: str = "", options: str = "") -> str:
+    """Return an address with the endpoint of a store."""
+    return f"{store.scheme}://{user}bucket/{folder}?endpoint_override=127.0.0.1:{store.port}&scheme=http{options}"
+
+
+@pytest.mark.parametrize("source", ["keys", "profile", "container", "instance", "address"])
+def test_credentials_for_s3(blank, metadata, monkeypatch, tmp_path, source):
+    if blank.scheme != "s3":
+        pytest.skip("another store")
+    user, expected = "", "role"
+    if source == "keys":
+        expected = "testing"
+        for name, value in KEYS.items():
+            monkeypatch.setenv(name, value)
+    elif source == "profile":
+        expected = "id"
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws/credentials").write_text("[work]\naws_access_key_id = id\naws_secret_access_key = secret\n")
+        (tmp_path / ".aws/config").write_text(f"[profile work]\nregion = eu-west-3\nendpoint_url = {blank.url}\n")
+        monkeypatch.setenv("AWS_PROFILE", "work")
+    elif source == "container":
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://{metadata}/container")
+    elif source == "instance":
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{metadata}")
+    else:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        user, expected = "key:se%2Fcret@", "key"
+    location = f"s3://bucket/{source}" if source == "profile" else at(blank, source, user)
+    client = read_and_write(location)
+    found = client._get_credentials()
+    assert found.access_key == expected
+    assert client.meta.region_name == ("eu-west-3" if source == "profile" else "us-east-1")
+    assert source != "address" or found.secret_key == "se/cret"
+
+
+def test_public_object_in_s3_is_read_without_credentials(blank, monkeypatch):
+    if blank.scheme != "s3":
+        pytest.skip("another store")
+    owner = open_bucket(split_address(at(blank, "", "key:secret@"))[0])._client
+    for name, rights in (("open", "public-read"), ("closed", "private")):
+        owner.put_object(Bucket="bucket", Key=f"public/{name}", Body=b"1", ACL=rights)
+    folder = Folder(at(blank, "public", "anonymous@"))
+    assert folder.read("open") == b"1"
+    with pytest.raises(DatasetError, match="access denied"):
+        folder.read("closed")
+
+
+@pytest.mark.parametrize("source", ["file", "instance", "anonymous"])
+def test_credentials_for_google(blank, metadata, monkeypatch, tmp_path, source):
+    if blank.scheme != "gs":
+        pytest.skip("another store")
+    kind = "AnonymousCredentials"
+    if source == "file":
+        kind = "Credentials"
+        content = {"type": "service_account", "client_email": "me@project", "token_uri": f"http://{metadata}/token"}
+        (tmp_path / "key.json").write_text(json.dumps({**content, "private_key": private_key(), "project_id": "p"}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    elif source == "instance":
+        kind = "Credentials"
+        for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+            monkeypatch.setenv(name, metadata)
+        monkeypatch.setattr("google.auth.compute_engine._metadata._METADATA_HOST", metadata, raising=False)
+    client = read_and_write(at(blank, source, "anonymous@" if source == "anonymous" else ""))
+    assert type(client._credentials).__name__ == kind
+    assert client._credentials.token == (None if source == "anonymous" else "token")
+
+
+def private_key() -> str:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return rsa.generate_private_key(65537, 2048).private_bytes(*forms).decode()
+
+
+def test_options_of_an_address_reach_the_store(blank):
+    options = {"s3": "&region=eu-west-1&tls_verify_certificates=false", "gs": "&project_id=p&retry_limit_seconds=5"}[
+        blank.scheme
+    ]
+    client = read_and_write(at(blank, "options", "key:secret@" if blank.scheme == "s3" else "anonymous@", options))
+    if blank.scheme == "s3":
+        assert (client.meta.region_name, client.meta.endpoint_url) == ("eu-west-1", blank.url)
+    else:
+        assert (client.project, client._connection.API_BASE_URL) == ("p", blank.url)
