@@ -35,9 +35,9 @@ def chance_recall(cutoff: int, right: int, items: int) -> float:
 
 
 def chance_measures(right: Sequence[int], items: int) -> tuple[float, ...]:
-    """Return `MEASURES` of a random order, from the right items of each query.
+    """Return `MEASURES` of a random order, from the correct items of each query.
 
-    The median rank is the least rank within which half of the right items are expected.
+    The median rank is the least rank within which half of the correct items are expected.
 
     >>> chance_measures([1, 1], 1000)
     (0.1, 0.5, 1.0, 500)

@@ -198,7 +198,7 @@ class EvaluateJob(Options):
     token_features: TokenFeaturesFolder = ""
     relevance: Annotated[
         tuple[str, ...],
-        Opt("Measure with right items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True),
+        Opt("Measure with correct items of this ECCV Caption or CxC file, too; repeatable.", metavar="FILE", is_repeated=True),
     ] = ()
     annotations: Annotated[
         str, Opt("Read ids of captions for --relevance from this JSON file of COCO or Karpathy's splits.", metavar="FILE")

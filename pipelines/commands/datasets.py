@@ -66,7 +66,6 @@ def validate(
     """
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
-    from schemas.writing.validation import STRAY
     from schemas.writing.validation import validate as problems_of
 
     if mend:
@@ -85,11 +84,11 @@ def validate(
     for problem in problems:
         notes.print(f"[red]{escape(problem)}[/red]", highlight=False, soft_wrap=True)
     if problems:
-        damaged = sum(not problem.endswith(STRAY) for problem in problems)
-        advice = "copy it again, mend it with --repair, or make it again with --overwrite"
-        advice = advice if damaged else "delete these files, or move them elsewhere"
         count = "the problem" if len(problems) == 1 else f"the {len(problems)} problems"
-        raise DatasetError(f"{dataset!r} is not a valid dataset, see {count} above: {advice}")
+        raise DatasetError(
+            f"{dataset!r} is not a valid dataset, see {count} above. Copy damaged files again, mend the dataset with --repair, or "
+            "make it again with --overwrite"
+        )
     print_line(f"{escape(dataset)} is valid")
 
 

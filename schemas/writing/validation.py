@@ -27,9 +27,6 @@ from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 
-STRAY = "is in the folder but not in the manifest"
-"""End of the problem that `validate` reports for such a file."""
-
 
 def validate(
     path: str | os.PathLike[str], *, strict: bool = False, on_warning: Callable[[str], None] = events.remark
@@ -58,7 +55,8 @@ def validate(
     if others:
         on_warning(left_alone(folder.location, others))
     states = [state_of(folder, entry.path, entries, manifest, read_all=True) for entry in manifest.shards]
-    problems = [f"{name} {STRAY}" for name in stray if name not in others]
+    advice = "delete it, or move it elsewhere"
+    problems = [f"{name} is in the folder but not in the manifest: {advice}" for name in stray if name not in others]
     problems += [problem for shard in states for problem in (shard.problem, shard.failures_problem) if problem]
     file_problems = (file_problem(folder, entries, entry, "the manifest", digest=True) for entry in manifest.files)
     problems += filter(None, file_problems)

@@ -158,7 +158,7 @@ def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path
         "validate",
         folder,
         "--strict",
-        says="is not a valid dataset, see the problem above: delete these files, or move them elsewhere",
+        says="is not a valid dataset, see the problem above. Copy damaged files again",
     )
     assert note in imagepivot("validate", folder, "--repair").stderr
     path = next(folder.glob("part-*"))

@@ -103,7 +103,7 @@ INPUTS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "class names": ("names.txt", "Käse\ngray,grey\n", lambda path: read_names(path, 2)),
     "configuration": ("c.toml", CONFIG, lambda path: resolve(str(path))),
     "word vectors": ("a.vec", "2 2\nä 1 2\nb 3 4\n", word_vectors),
-    "right items": ("a_image_to_caption.json", '{"1": [2]}', right_items),
+    "correct items": ("a_image_to_caption.json", '{"1": [2]}', right_items),
     "ids of captions": ("dataset_x.json", COCO_IDS, right_items),
     "duplicates": ("d.csv", DUPLICATES, lambda path: read_duplicates(str(path))[0]),
     "truecaser": ("en.model", TRUECASER, lambda path: truecaser_inputs(load_truecasers(str(path.parent)))),

@@ -29,7 +29,7 @@ def test_chance_standard_error_covers_random_rankings(images, captions):
     ("right", "items"), [([1], 1), ([1], 2), ([1, 1], 7), ([1], 8), ([2, 2, 2], 9), ([1, 3, 5], 9), ([9], 9)]
 )
 def test_chance_measures_are_those_of_all_orders(right, items):
-    """The right items of a query are at each set of places equally often; queries with few orders count as often as others."""
+    """The correct items of a query are at each set of places equally often; queries with few orders count as often as others."""
     by_query = [[min(places) for places in combinations(range(1, items + 1), number)] for number in right]
     times = int(np.lcm.reduce([len(ranks) for ranks in by_query]))
     ranks = [rank for query in by_query for rank in query * (times // len(query))]

@@ -119,7 +119,7 @@ def rank_language(
 
     The candidates are the captions in the language and the images that have any: other images are neither query nor candidate. A
     language is thus scored as if it were the only one. ``images`` and the captions ``texts`` in the language are encoded by each
-    model. Relevance is measured by each of the ``definitions`` of right items.
+    model. Relevance is measured by each of the ``definitions`` of correct items.
     """
     rows = captions.rows_of(language)
     candidates, image_of_caption = np.unique(captions.images[rows], return_inverse=True)

@@ -1,4 +1,4 @@
-"""Recall, median rank and measures over all right items, in both directions.
+"""Recall, median rank and measures over all correct items, in both directions.
 
 A rank is one plus the number of wrong items before the right one. Ties are broken pessimistically: a wrong item with an equal score
 comes before the right one, so that a model with equal scores for everything ranks last. NaN scores count like ties.
@@ -12,11 +12,11 @@ right nor wrong. Text to image: each caption is a query of its own.
 
 ===============  ===================================================================================================
 nDCG@10          discounted cumulative gain of the first ten items over that of an ideal order (MTEB, trec_eval)
-R-Precision      share of right items among the first R, where R is the query's number of right items (Musgrave et al. 2020)
+R-Precision      share of correct items among the first R, where R is the query's number of correct items (Musgrave et al. 2020)
 mAP@R            mean over the first R positions of the precision there, 0 at wrong items (ECCV Caption, Chun et al. 2022)
 ===============  ===================================================================================================
 
-Letters: ``I`` images, ``C`` captions, ``P`` pairs of a query and a right item.
+Letters: ``I`` images, ``C`` captions, ``P`` pairs of a query and a correct item.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RecallMetrics:
 
 @dataclass(frozen=True)
 class RelevanceMetrics:
-    """Measures over all right items of queries of one modality, in percent.
+    """Measures over all correct items of queries of one modality, in percent.
 
     Attributes:
         chance: the six measures of a random order.
@@ -114,14 +114,14 @@ class RelevanceMetrics:
 
     @classmethod
     def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int, is_item: np.ndarray) -> RelevanceMetrics:
-        """Summarize counts ``[P]`` of wrong items before right items of queries.
+        """Summarize counts ``[P]`` of wrong items before correct items of queries.
 
-        ``is_item`` tells right items that are ranked from listed ones that the data lack.
+        ``is_item`` tells correct items that are ranked from listed ones that the data lack.
         """
         order = np.lexsort((num_wrong, queries))
         _, query, right = np.unique(queries[order], return_inverse=True, return_counts=True)
         present = np.bincount(query, is_item[order]).astype(int)
-        nth = np.arange(1, len(query) + 1) - (right.cumsum() - right)[query]  # Among the right items, from 1.
+        nth = np.arange(1, len(query) + 1) - (right.cumsum() - right)[query]  # Among the correct items, from 1.
         positions = num_wrong[order] + nth
         within = positions <= right[query]
         gains = _DISCOUNTS[np.minimum(positions, GAIN_CUTOFF) - 1] * (positions <= GAIN_CUTOFF)
@@ -156,7 +156,7 @@ class Ranks:
         image_to_text: int64 ``[I]``, rank of the best-ranked caption of each image; 0 for an image without captions.
         text_to_image: int64 ``[C]``, rank of the image of each caption.
         best_wrong: int64 ``[I]`` and ``[C]``, the best-scored caption and image of another image; -1 without one.
-        relevance: measures over all right items by definition of these, then by direction.
+        relevance: measures over all correct items by definition of these, then by direction.
     """
 
     image_to_text: Tensor

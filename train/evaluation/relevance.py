@@ -1,9 +1,9 @@
-"""Measures over all right items of queries, from the best scores of a ranking.
+"""Measures over all correct items of queries, from the best scores of a ranking.
 
 Scores are equal as in `train.evaluation.metrics`, and ties are pessimistic: a wrong item precedes right ones with an equal score.
 Only the first positions count, so that the best scores of each query are enough.
 
-Letters: ``P`` pairs of a query and a right item, ``Q`` queries, ``K`` scores that are kept.
+Letters: ``P`` pairs of a query and a correct item, ``Q`` queries, ``K`` scores that are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OWN_CAPTIONS = "captions"
 _NEVER = 1 << 40  # Position beyond all.
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""Query and right item of each pair, int64 ``[P]``; -1 for a right item that is no candidate. No other pair is repeated."""
+"""Query and correct item of each pair, int64 ``[P]``; -1 for a correct item that is no candidate. No other pair is repeated."""
 
 RightItems: TypeAlias = Callable[[Captions, np.ndarray, np.ndarray], tuple[Pairs, Pairs] | None]
-"""Definition of right items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
+"""Definition of correct items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
 
 Pairs are positions in ``rows`` and ``images``, from images to captions, then from captions to images. None for other captions than
 those that the definition is about.

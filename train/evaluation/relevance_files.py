@@ -1,9 +1,9 @@
-"""Right items of COCO's test images from files of ECCV Caption and CxC.
+"""Correct items of COCO's test images from files of ECCV Caption and CxC.
 
-``NAME_image_to_caption.json`` and ``NAME_caption_to_image.json`` map the ids of COCO's images and captions to lists of right items.
-A dataset has no ids of captions: COCO's ``captions_*.json``, or ``dataset_coco.json`` of Karpathy's splits, has them by image and
-order, with their texts. Captions with other texts, such as those in another language, have no ids. An image's number is the end of
-its image id, e.g. ``COCO_val2014_000000391895``.
+``NAME_image_to_caption.json`` and ``NAME_caption_to_image.json`` map the ids of COCO's images and captions to lists of correct
+items. A dataset has no ids of captions: COCO's ``captions_*.json``, or ``dataset_coco.json`` of Karpathy's splits, has them by
+image and order, with their texts. Captions with other texts, such as those in another language, have no ids. An image's number
+is the end of its image id, e.g. ``COCO_val2014_000000391895``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Annotations: TypeAlias = Mapping[tuple[int, int], tuple[int, str]]
 
 @dataclass(frozen=True)
 class FileRelevance:
-    """Right items of images and captions, by COCO's ids.
+    """Correct items of images and captions, by COCO's ids.
 
     Attributes:
         words: tokens of the vocabulary.
@@ -86,7 +86,7 @@ class FileRelevance:
 
 
 def read_relevance(locations: Sequence[str], annotations: str, words: Sequence[str]) -> dict[str, FileRelevance]:
-    """Read right items by the names of files; either file of a pair names both.
+    """Read correct items by the names of files; either file of a pair names both.
 
     ``words`` are the tokens of the vocabulary.
 
@@ -106,7 +106,7 @@ def read_relevance(locations: Sequence[str], annotations: str, words: Sequence[s
         paths = [f"{match[1]}{name}_{direction}.json" for direction in ("image_to_caption", "caption_to_image")]
         if name == OWN_CAPTIONS or (name in definitions and definitions[name].location not in paths):
             raise UsageError(
-                f"--relevance is {location!r}, but {name!r} already names right items of this evaluation: rename the file"
+                f"--relevance is {location!r}, but {name!r} already names correct items of this evaluation: rename the file"
             )
         to_captions, to_images = (convert(_read_json(path), dict[str, list[int]], path, error=InputError) for path in paths)
         definitions[name] = FileRelevance(location, to_captions, to_images, captions, words)

@@ -51,8 +51,8 @@ class Score:
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
         exclusion: duplicates of training items that were left out; None if not requested.
-        relevance: measures over all right items, by definition of right items: ``captions`` for those of each image, and names of
-            files.
+        relevance: measures over all correct items, by definition of correct items: ``captions`` for those of each image, and names
+            of files.
         intervals: 95 % confidence intervals, by direction; with folds, of the ranks of all folds.
         ranks: ranks of the queries in both directions, see `train.evaluation.ranks`.
     """
@@ -132,8 +132,8 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
         DatasetError: the captions have another vocabulary or the features another extractor than the runs, images lack features,
             the split is unknown, or the runs cannot form an ensemble.
         UsageError: a run does not know a language; no captions have the split, language or portion; the images are fewer than the
-            folds; the data have no right items of a file of ``relevance``; or, with ``cross_lingual``, no image has captions in two
-            languages.
+            folds; the data have no correct items of a file of ``relevance``; or, with ``cross_lingual``, no image has captions in
+            two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
     known, languages = check_members(runs), job.languages
@@ -170,8 +170,8 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
     for name, file in files.items():
         if not any(name in score.relevance for score in scores):
             raise UsageError(
-                f"{file.location!r} has no right items among the images and captions of split {', '.join(chosen)}: evaluate COCO's "
-                "test images, with ids that end in COCO's numbers, and give --annotations the file that the captions come from"
+                f"{file.location!r} has no correct items among the images and captions of split {', '.join(chosen)}: evaluate "
+                "COCO's test images, with ids that end in COCO's numbers, and give --annotations the captions' file"
             )
     if job.cross_lingual and not any(score.cross_lingual for score in scores):
         raise UsageError(

@@ -24,7 +24,7 @@ FAILURE_KINDS = {
     "killed": "the process of the run was killed, or crashed",
     "disk": "the disk is full, or its quota used up",
     "refused": "the message says what is wrong, and what to do",
-    "fault": "nobody expected this error; its traceback is kept in the folder of the run",
+    "fault": "an error that is not foreseen; its traceback is kept in the folder of the run",
 }
 """The closed list of kinds of failures, with their meanings."""
 

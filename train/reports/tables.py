@@ -37,7 +37,7 @@ _FEW_IMAGES = 6  # The median is outside of the range of five draws in 6.25 % of
 
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
-    """Return tables of scores, means, cross-lingual retrieval and all right items."""
+    """Return tables of scores, means, cross-lingual retrieval and all correct items."""
     return [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
 
 
@@ -114,7 +114,7 @@ def _cross_lingual_table(scores: Sequence[Score]) -> Table:
 
 
 def _relevance_table(scores: Sequence[Score]) -> Table:
-    """Return a table of measures over all right items; recalls for files only."""
+    """Return a table of measures over all correct items; recalls for files only."""
     rows: list[Row] = []
     for score in scores:
         for definition, relevance in score.relevance.items():
@@ -127,7 +127,7 @@ def _relevance_table(scores: Sequence[Score]) -> Table:
                 rows.append((captions, queries, *cells[3:], *(cells[:3] if name else ())))
     recalls = _RECALLS if any(len(score.relevance) > 1 for score in scores) else ()
     columns = ["captions", "queries", *number_columns("nDCG@10", "R-Prec.", "mAP@R", spec=".1f"), *recalls]
-    return Table(columns, rows, "all right items", ["in percent, in brackets those of chance"])
+    return Table(columns, rows, "all correct items", ["in percent, in brackets those of chance"])
 
 
 def run_comparison_tables(comparison: Comparison) -> list[Table]:

@@ -141,7 +141,9 @@ def test_file_of_another_tool_is_a_remark(copy_toy, name):
     (toy.path / name).write_bytes(b"{}")
     assert validate(toy.path, on_warning=remarks.append) == []
     assert remarks == [f"ignored in {str(toy.path)!r}: {name!r}, not part of the dataset"]
-    assert validate(toy.path, strict=True) == [f"{name} is in the folder but not in the manifest"]
+    assert validate(toy.path, strict=True) == [
+        f"{name} is in the folder but not in the manifest: delete it, or move it elsewhere"
+    ]
 
 
 # --- footers, schema, counts -----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def between(
 
 
 def plain_ranks_between(scores: list[list[float]], rows: Sequence[int], columns: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Compute ranks by the definition: of each right item by itself, then the best of them."""
+    """Compute ranks by the definition: of each correct item by itself, then the best of them."""
 
     def ranks(scores: list[list[float]], queries: Sequence[int], items: Sequence[int]) -> list[int]:
         found = []

@@ -19,7 +19,7 @@ NAMES = ("recall_at_1", "recall_at_5", "recall_at_10", "ndcg_at_10", "r_precisio
 
 
 def plain_measures(order: list[bool], listed: int | None = None) -> list[float]:
-    """Compute the measures of a query by their definitions, from the relevance of its items in order and its right items."""
+    """Compute the measures of a query by their definitions, from the relevance of its items in order and its correct items."""
     right = sum(order) if listed is None else listed
     gain = sum(relevant / math.log2(place + 2) for place, relevant in enumerate(order[:10]))
     ideal = sum(1 / math.log2(place + 2) for place in range(min(right, 10)))
@@ -56,7 +56,7 @@ def relevance_of(scores: torch.Tensor, row_pairs, column_pairs, owners: np.ndarr
 
 
 def pairs_of(rng: np.random.Generator, queries: int, items: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw 1 to ``most`` right items for about two thirds of the queries."""
+    """Draw 1 to ``most`` correct items for about two thirds of the queries."""
     chosen = [
         (query, item)
         for query in range(queries)
@@ -124,7 +124,7 @@ def test_ndcg_and_hit_rate_equal_those_of_mteb(captions):
 
 
 def chance_of(right: int, absent: int, items: int) -> tuple[float, ...]:
-    """Return the chance of a query with right items among the ranked ones, and of others that the data lack."""
+    """Return the chance of a query with correct items among the ranked ones, and of others that the data lack."""
     places = np.concatenate([np.arange(right), np.full(absent, 1 << 40)])
     wrong = np.where(places < 1 << 40, 0, places)
     return RelevanceMetrics.of(np.zeros(len(places), int), wrong, items, places < 1 << 40).chance

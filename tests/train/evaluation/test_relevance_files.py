@@ -144,7 +144,7 @@ def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
             "has no ids and texts of captions",
         ),
         ("captions_val2014.json", '{"annotations": [{"image_id": 1, "id": 5}]}', InputError, r"texts of captions \(KeyError"),
-        ("captions_image_to_caption.json", "{}", UsageError, "'captions' already names right items .*: rename the file"),
+        ("captions_image_to_caption.json", "{}", UsageError, "'captions' already names correct items .*: rename the file"),
     ],
 )
 def test_files_of_another_layout_are_refused(name, content, error, message, files):
@@ -160,7 +160,7 @@ def test_files_of_one_name_are_refused(files, tmp_path):
     shutil.copy(files / "eccv_caption_to_image.json", tmp_path / "other")
     both = [str(files / "eccv_image_to_caption.json"), str(files / "eccv_caption_to_image.json")]
     assert list(read_relevance(both, str(files / "dataset_coco.json"), WORDS)) == ["eccv"]
-    with pytest.raises(UsageError, match=r"other/eccv_caption_to_image\.json', but 'eccv' already names right items"):
+    with pytest.raises(UsageError, match=r"other/eccv_caption_to_image\.json', but 'eccv' already names correct items"):
         read_relevance([*both, str(tmp_path / "other/eccv_caption_to_image.json")], str(files / "dataset_coco.json"), WORDS)
 
 
@@ -232,7 +232,7 @@ def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
     score = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
     assert list(score.relevance) == ["captions", "own", "queries"]
     assert score.relevance["own"] == score.relevance["queries"] == score.relevance["captions"]
-    message = "own_caption_to_image.json' has no right items among the images and captions of split test: evaluate COCO's"
+    message = "own_caption_to_image.json' has no correct items among the images and captions of split test: evaluate COCO's"
     with pytest.raises(UsageError, match=message):
         evaluate_run(replace(job, languages=("de",)))
     table = score_tables([score], title="")[-1]
