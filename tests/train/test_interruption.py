@@ -1,6 +1,5 @@
 """Signals during training: the current step is saved, and the run resumes bit for bit."""
 
-import os
 import signal
 from dataclasses import replace
 
@@ -73,18 +72,3 @@ def test_command_reports_the_saved_step(toy, tmp_path, number, code):
     arguments = ("train", "own.toml", "run", *data, "--resume", "--max-steps", str(step + 2))
     with start(*arguments, folder=tmp_path) as process:
         assert f"{step + 2:,} steps in run" in process.wait().stdout
-
-
-@pytest.mark.cluster
-def test_command_interrupted_before_training(toy, tmp_path):
-    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
-    with start("train", "demo", "run", *data, folder=tmp_path, before=_interrupt_loading) as process:
-        done = process.wait()
-    assert (done.returncode, done.stderr) == (130, "stopped before training began; nothing was changed\n")
-    assert not (tmp_path / "run").exists()
-
-
-def _interrupt_loading() -> None:
-    import train.loop
-
-    train.loop.load_training_inputs = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)
