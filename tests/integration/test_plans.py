@@ -125,9 +125,9 @@ def test_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forked_
 
 
 def test_captions_of_multi30k(tmp_path, multi30k, imagepivot, forked_steps):
-    """On the validation split, which is a thirtieth of the whole."""
+    """The captions of the validation split, a thirtieth of all, take the place of those for training."""
     for path in multi30k.rglob("val*"):
-        place = tmp_path / "multi30k" / path.relative_to(multi30k)
+        place = tmp_path / "multi30k" / path.relative_to(multi30k).with_name(path.name.replace("val", "train", 1))
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(path)
     words = ("build", "multi30k", "encoded", "--set", "paths.multi30k=multi30k", "--output", tmp_path / "plan")
