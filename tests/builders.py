@@ -85,13 +85,13 @@ def region_row(
     return {"image_id": image_id, "width": width, "height": height, "num_regions": used, **columns}
 
 
-def write_encoded(folder: Path, captions: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``vocabulary``, of all tokens of captions, and ``encoded``, the captions as ids of it."""
+def write_encoded(folder: Path, captions: Sequence[Mapping[str, Any]], *, seed: int = 0, shards: int = 1) -> None:
+    """Write ``vocabulary``, of all tokens of captions, and ``encoded``, the captions as ids of it; ``seed`` is a parameter."""
     counts: dict[str, Counter[str]] = {row["language"]: Counter() for row in captions}
     for row in captions:
         counts[row["language"]].update(row["tokens"])
     vocabulary = Vocabulary.from_counts(counts, min_count=1)
-    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": 0})
+    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": seed})
     encoded = []
     for row in captions:
         ids = vocabulary.encode(row["tokens"])
@@ -99,4 +99,4 @@ def write_encoded(folder: Path, captions: Sequence[Mapping[str, Any]]) -> None:
         encoded.append({**kept, "token_ids": ids, "length": len(ids)})
     parameters = {"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}}
     inputs = ({"name": "captions", "fingerprint": "c" * 64}, {"name": "vocabulary", "fingerprint": words.fingerprint})
-    write_rows(folder / "encoded", "encoded", encoded, parameters=parameters, inputs=inputs)
+    write_rows(folder / "encoded", "encoded", encoded, parameters=parameters, inputs=inputs, shards=shards)

@@ -30,7 +30,7 @@ BLOCKS = [
     )
 ]
 
-PROGRAM = """#!{python}
+PROGRAM = """#!{python} -IS
 # Takes the words of one of the known commands, in which * is one word and NAME=* an option, or any; writes them to a log.
 import fnmatch, json, os, pathlib, sys
 
@@ -66,150 +66,54 @@ if words[:3] == ["buildx", "imagetools", "inspect"]:
     print("sha256:" + "0" * 64)
 """
 ACCOUNT = "serviceAccount:imagepivot@my-project.iam.gserviceaccount.com"
-JOBS = ("--job-port=8099", "--artifacts-dir=/*")  # Of a job server of Beam.
-KNOWN = {
-    "kubectl": (
-        [
-            ["apply", "-f", "docker/kubernetes/*.yaml"],
-            ["wait", "--for=condition=*", "--timeout=*", "job/*"],
-            ["wait", "--for=condition=available", "--timeout=*", "deployment/beam-jobs"],
-        ],
-        WAIT,
-    ),
-    "aws": (
-        [
-            ["batch", "register-job-definition", "--cli-input-json", "file://definition.json"],
-            [
-                *("batch", "submit-job", "--job-name", "features", "--job-queue", "gpu", "--job-definition", "imagepivot"),
-                *("--array-properties", "size=*", "--container-overrides", "file://features.json"),
-            ],
-            ["s3", "sync", "--only-show-errors", "--exclude", "*", "--exclude", "*", "*", "*"],
-            ["s3", "cp", "--only-show-errors", "*", "*"],
-        ],
-        FILES,
-    ),
-    "gcloud": (
-        [
-            ["batch", "jobs", "submit", "features-[0-9]*", "--location=*", "--config=features.json"],
-            ["storage", "rsync", "--recursive", "--exclude=*", "gs://*", "gs://*"],
-            ["storage", "cp", "gs://*", "gs://*"],
-            [
-                *("dataflow", "flex-template", "build", "gs://*.json", "--image=*/launcher:*"),
-                *("--sdk-language=PYTHON", "--metadata-file=docker/metadata.json"),
-            ],
-            [
-                *("dataflow", "flex-template", "run", "captions-[0-9]*", "--region=*"),
-                *("--template-file-gcs-location=gs://*.json", "--parameters=*"),
-            ],
-            ["dataflow", "jobs", "describe", "*", "--region=*", "--format=value(currentState)"],
-            ["iam", "service-accounts", "create", "imagepivot", "--project=*"],
-            ["projects", "add-iam-policy-binding", "my-project", f"--member={ACCOUNT}", "--role=roles/dataflow.worker"],
-            ["projects", "add-iam-policy-binding", "my-project", f"--member={ACCOUNT}", "--role=roles/artifactregistry.reader"],
-            [
-                "storage",
-                "buckets",
-                "add-iam-policy-binding",
-                "gs://*",
-                f"--member={ACCOUNT}",
-                "--role=roles/storage.objectAdmin",
-            ],
-            [
-                "compute",
-                "networks",
-                "subnets",
-                "update",
-                "dataflow",
-                "--project=*",
-                "--region=*",
-                "--enable-private-ip-google-access",
-            ],
-            [
-                *("dataflow", "flex-template", "run", "features-[0-9]*", "--project=*", "--region=*"),
-                *(
-                    "--template-file-gcs-location=gs://*.json",
-                    "--service-account-email=*",
-                    "--subnetwork=regions/*/subnetworks/*",
-                ),
-                *(
-                    "--disable-public-ips",
-                    "--num-workers=8",
-                    "--max-workers=8",
-                    "--additional-user-labels=*=*",
-                    "--parameters=*",
-                ),
-            ],
-        ],
-        FILES,
-    ),
-    "mvn": (
-        [
-            [
-                "dependency:copy",
-                f"-Dartifact=org.apache.beam:beam-runners-{engine}-job-server:{beam.__version__}",
-                "-DoutputDirectory=.",
-            ]
-            for engine in ("flink-1.20", "spark-3")
-        ],
-        "",
-    ),
-    "java": (
-        [
-            [
-                "-jar",
-                f"beam-runners-flink-1.20-job-server-{beam.__version__}.jar",
-                "--flink-master=*",
-                "--flink-conf-dir=*",
-                *JOBS,
-            ],
-            ["-jar", f"beam-runners-spark-3-job-server-{beam.__version__}.jar", "--spark-master-url=spark://*", *JOBS],
-        ],
-        "",
-    ),
-    "go": ([["install", f"github.com/apache/beam/sdks/v2/go/cmd/prism@v{beam.__version__}"]], ""),
-    "prism": ([["--job_port=*"]], ""),
-    "sbatch": (
-        [
-            ["--parsable", "features.sbatch"],
-            ["--dependency=afterany:*", "complete.sbatch"],
-            ["--array=*", "features.sbatch"],
-        ],
-        "print(7)",
-    ),
-    "docker": (
-        [
-            ["run", "--rm", "--volume", "*:/data", "*/worker-cpu:*", *["*"] * 6],
-            ["run", "--rm", "--gpus", "all", "--volume", "*:/data", "*/train:*", *["*"] * 10],
-            ["run", "--rm", "--network", "host", "--user", "[0-9]*", "--volume", "/*:/*", "*/worker-cpu:*", "--worker_pool"],
-            [
-                "buildx",
-                "build",
-                "--load",
-                "--build-arg",
-                "*=*",
-                "--file",
-                "docker/Dockerfile",
-                "--target",
-                "*",
-                "--tag",
-                "*",
-                ".",
-            ],
-            ["buildx", "imagetools", "inspect", "--format", "*", "*:*"],
-        ],
-        CONTAINER,
-    ),
-    "apptainer": ([["pull", "worker.sif", "docker://*/worker:*"], ["exec", "--nv", "worker.sif", *["*"] * 10]], CONTAINER),
-    "python": (
-        [
-            ["-m", "apache_beam.runners.worker.worker_pool_main", "--service_port=*"],
-            ["-m", "tests.cluster.engines", "flink", "*"],
-        ],
-        "",
-    ),
-    "make": ([["container-test"]], ""),
-    "boot": (None, ""),
-    "imagepivot": (None, ""),  # `platforms.check_command` parses its words.
-}
+JOBS = "--job-port=8099 --artifacts-dir=/*"  # Of a job server of Beam.
+LINES = rf"""
+kubectl apply -f docker/kubernetes/*.yaml
+kubectl wait --for=condition=* --timeout=* job/*
+kubectl wait --for=condition=available --timeout=* deployment/beam-jobs
+aws batch register-job-definition --cli-input-json file://definition.json
+aws batch submit-job --job-name features --job-queue gpu --job-definition imagepivot \
+    --array-properties size=* --container-overrides file://features.json
+aws s3 sync --only-show-errors --exclude * --exclude * * *
+aws s3 cp --only-show-errors * *
+gcloud batch jobs submit features-[0-9]* --location=* --config=features.json
+gcloud storage rsync --recursive --exclude=* gs://* gs://*
+gcloud storage cp gs://* gs://*
+gcloud dataflow flex-template build gs://*.json --image=*/launcher:* --sdk-language=PYTHON --metadata-file=docker/metadata.json
+gcloud dataflow flex-template run captions-[0-9]* --region=* --template-file-gcs-location=gs://*.json --parameters=*
+gcloud dataflow jobs describe * --region=* --format=value(currentState)
+gcloud iam service-accounts create imagepivot --project=*
+gcloud projects add-iam-policy-binding my-project --member={ACCOUNT} --role=roles/dataflow.worker
+gcloud projects add-iam-policy-binding my-project --member={ACCOUNT} --role=roles/artifactregistry.reader
+gcloud storage buckets add-iam-policy-binding gs://* --member={ACCOUNT} --role=roles/storage.objectAdmin
+gcloud compute networks subnets update dataflow --project=* --region=* --enable-private-ip-google-access
+gcloud dataflow flex-template run features-[0-9]* --project=* --region=* --template-file-gcs-location=gs://*.json \
+    --service-account-email=* --subnetwork=regions/*/subnetworks/* --disable-public-ips --num-workers=8 --max-workers=8 \
+    --additional-user-labels=*=* --parameters=*
+mvn dependency:copy -Dartifact=org.apache.beam:beam-runners-flink-1.20-job-server:{beam.__version__} -DoutputDirectory=.
+mvn dependency:copy -Dartifact=org.apache.beam:beam-runners-spark-3-job-server:{beam.__version__} -DoutputDirectory=.
+java -jar beam-runners-flink-1.20-job-server-{beam.__version__}.jar --flink-master=* --flink-conf-dir=* {JOBS}
+java -jar beam-runners-spark-3-job-server-{beam.__version__}.jar --spark-master-url=spark://* {JOBS}
+go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{beam.__version__}
+prism --job_port=*
+sbatch --parsable features.sbatch
+sbatch --dependency=afterany:* complete.sbatch
+sbatch --array=* features.sbatch
+docker run --rm --volume *:/data */worker-cpu:* * * * * * *
+docker run --rm --gpus all --volume *:/data */train:* * * * * * * * * * *
+docker run --rm --network host --user [0-9]* --volume /*:/* */worker-cpu:* --worker_pool
+docker buildx build --load --build-arg *=* --file docker/Dockerfile --target * --tag * .
+docker buildx imagetools inspect --format * *:*
+apptainer pull worker.sif docker://*/worker:*
+apptainer exec --nv worker.sif * * * * * * * * * *
+python -m apache_beam.runners.worker.worker_pool_main --service_port=*
+python -m tests.cluster.engines flink *
+make container-test
+"""
+KNOWN: dict[str, list[list[str]] | None] = {"boot": None, "imagepivot": None}  # `platforms.check_command` parses its words.
+for program, *pattern in map(str.split, LINES.replace("\\\n", "").strip().splitlines()):
+    KNOWN.setdefault(program, []).append(pattern)
+MORE = {"kubectl": WAIT, "aws": FILES, "gcloud": FILES, "sbatch": "print(7)", "docker": CONTAINER, "apptainer": CONTAINER}
 # Arguments of the resource in the providers google and google-beta, version 7.
 TERRAFORM = {
     *("provider", "name", "project", "region", "container_spec_gcs_path", "parameters", "labels", "on_delete"),
@@ -228,9 +132,9 @@ def blocks(page: str, section: str, language: str) -> list[str]:
 def run(block: str, folder: Path, **settings: str) -> tuple[int, list[list[str]]]:
     """Run a block with the stand-ins; return its exit code and the commands that they took."""
     (folder / "bin").mkdir(exist_ok=True)
-    for name, (known, more) in KNOWN.items():
+    for name, known in KNOWN.items():
         program = folder / "bin" / name
-        program.write_text(PROGRAM.format(python=sys.executable, name=name, known=known, more=more))
+        program.write_text(PROGRAM.format(python=sys.executable, name=name, known=known, more=MORE.get(name, "")))
         program.chmod(0o755)
     (folder / "log").write_text("")
     if not (folder / "docker").exists():

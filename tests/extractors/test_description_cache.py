@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+import timm
 import torch
-import torchvision
 
 import extractors
 from extractors import ExtractorRequest, description_cache
@@ -42,12 +42,13 @@ def hashed(monkeypatch) -> list[int]:
 
 def save(path: Path, *, seed: int) -> Path:
     torch.manual_seed(seed)
-    torch.save(torchvision.models.resnet50(weights=None).state_dict(), path)
+    torch.save(timm.create_model("test_resnet.r160_in1k", num_classes=0).state_dict(), path)
     return path
 
 
 def request(weights: Path | str, **options) -> ExtractorRequest:
-    return ExtractorRequest("resnet50-pool", weights=str(weights), **options)
+    """A request for a small model."""
+    return ExtractorRequest("timm:test_resnet.r160_in1k", weights=str(weights), **options)
 
 
 @pytest.mark.slow

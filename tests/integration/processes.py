@@ -21,14 +21,12 @@ from typing import TypeVar
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
-        __name__,
-        "torchvision",
-        "timm",
-        "pipelines.commands.app",
-        "pipelines.features.transforms",
-        "pipelines.text.transforms",
-        "train.loop",
-        "train.runs.curves",
+        *(__name__, "torchvision", "timm", "sacremoses", "simplejpeg", "pyarrow.dataset", "rich.table", "typer._adapters"),
+        *("tensorboard.summary.writer.event_file_writer", "pipelines.commands.app", "pipelines.datasets.inspection"),
+        *("pipelines.exchange.importing", "pipelines.exchange.exporting", "pipelines.features.extraction"),
+        *("pipelines.features.transforms", "pipelines.inputs.captions.opening", "pipelines.text.transforms"),
+        *("pipelines.text.vocabulary", "schemas.writing.validation", "train.loop", "train.runs.curves"),
+        *("train.evaluation.search", "train.evaluation.sts", "train.reports.reproduce_report", "train.reports.tables"),
     ]
 )
 _Result = TypeVar("_Result")

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.process.steps import run_command
 from schemas.writing.validation import validate
+from tests.integration.processes import ForkedSteps
 from tests.test_format import code_of_page
 from train.runs.run import open_run
 
@@ -85,7 +85,15 @@ def test_all_are_shown(demo):
         assert f"build/demo/{name}" in demo.stdout.replace("\n", "")
 
 
-def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path):
+class SilentSteps(ForkedSteps):
+    """Steps whose output is not of interest."""
+
+    def __call__(self, words, variables=None, read=None) -> int:
+        return super().__call__(words, variables, lambda line: None)
+
+
+def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path, monkeypatch):
+    monkeypatch.setattr("schemas.process.steps.run_command", SilentSteps())
     shutil.copytree(folder, tmp_path / "build" / "demo")
     before = state(tmp_path / "build" / "demo")
     again = imagepivot("demo", "build/demo", "--scenes", demo.scenes, cwd=tmp_path)
@@ -106,14 +114,15 @@ def test_reader_of_the_specification_reads_every_dataset(folder, name):
 def test_demo_without_the_extra_has_untrained_features(folder, imagepivot, tmp_path, monkeypatch):
     """Crops and regions, which take minutes, are those of the other demo: they have random weights in both."""
 
-    def run_or_copy(words, *arguments):
-        for name, extractor in (("crops", "vgg19-10crop"), ("regions", "faster-rcnn-36")):
-            if f"--extractor={extractor}" in words:
-                shutil.copytree(folder / name, tmp_path / "demo" / name)
-                return 0
-        return run_command(words, *arguments)
+    class CopiedSteps(SilentSteps):
+        def __call__(self, words, *arguments) -> int:
+            for name, extractor in (("crops", "vgg19-10crop"), ("regions", "faster-rcnn-36")):
+                if f"--extractor={extractor}" in words:
+                    shutil.copytree(folder / name, tmp_path / "demo" / name)
+                    return 0
+            return super().__call__(words, *arguments)
 
-    monkeypatch.setattr("schemas.process.steps.run_command", run_or_copy)
+    monkeypatch.setattr("schemas.process.steps.run_command", CopiedSteps())
     monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
     done = imagepivot("demo", tmp_path / "demo", "--scenes", "4")
     assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr

@@ -89,7 +89,7 @@ def test_features_are_torchvisions(dataset, independent):
     for image_id, feature in zip(dataset.image_ids(), dataset.numpy(), strict=True):
         expected = independent[image_id]
         assert feature.shape == expected.shape == (2048,)
-        assert np.abs(feature - expected).max() < 1e-4 * np.abs(expected).max()
+        assert np.abs(feature - expected).max() < 1e-6 * np.abs(expected).max()
 
 
 # --- images that cannot be used --------------------------------------------------------------------------------------

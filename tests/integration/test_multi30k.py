@@ -18,7 +18,7 @@ from train.config.sections import load_config
 from train.jobs import Corpus
 from train.training_data import load_training_inputs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 # Kádár et al. 2018, Table 1: Jaccard overlap of the languages' vocabularies.
 TABLE_1 = {"de/en": 0.04, "en/fr": 0.06, "cs/en": 0.02, "de/fr": 0.03, "cs/de": 0.01, "cs/fr": 0.01}
@@ -127,7 +127,6 @@ def test_vocabulary_of_the_independent_captions(folder):
     assert list(statistics["jaccard"]) == ["de/en"]
 
 
-@pytest.mark.cluster
 def test_token_ids_decode_to_tokens_or_unk(folder, captions):
     words = (folder / "translation" / "_vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     known = set(words)
@@ -170,7 +169,6 @@ def corpus(folder, captions) -> Corpus:
     return Corpus(names["every-caption"], names["features"], names["every-word"])
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(("seed", "kept"), [(0, 3883), (1, 3828)])
 def test_min_count_keeps_frequent_words_of_sampled_captions(multi30k, tokens, corpus, seed, kept):
     """English, one caption an image (Kádár et al. 2018, figure 3), read with one vocabulary of everything.

@@ -1,9 +1,9 @@
-"""Recipe moses-truecase end to end, against a truecaser that this module writes from the rules of the Perl script."""
+"""Recipe moses-truecase end to end, against a second truecaser by the rules of the Perl script."""
 
 import gzip
 import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,45 +11,25 @@ import pytest
 from pipelines.text.moses import RECIPES, prepare
 from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
+from tests.pipelines.text.test_truecasing import reference_counts, reference_truecase
 
 pytestmark = pytest.mark.slow
 
-DELAYED = {"(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"}
-ENDS = {".", ":", "?", "!"}
 HEADER = ("image_id", "language", "portion", "index", "split", "text")
-
-
-def cased(word: str) -> bool:
-    return any(letter.lower() != letter or letter.upper() != letter for letter in word)
 
 
 def learn(captions) -> dict[str, int]:
     """Count the forms of words that do not begin a sentence."""
-    counts: Counter = Counter()
-    for tokens in captions:
-        rest = list(tokens)
-        while rest and rest[0] in DELAYED:
-            rest.pop(0)
-        for number, word in enumerate(rest):
-            first = number == 0 or rest[number - 1] in ENDS
-            if cased(word) and not first:
-                counts[word] += 1
-    return counts
+    counts = reference_counts([" ".join(tokens) for tokens in captions])
+    return {form: tenths // 10 for forms in counts.values() for form, tenths in forms.items()}
 
 
-def apply(tokens, counts) -> list[str]:
-    """Give the first word of a sentence its most frequent form, and likewise every other word that is unknown."""
+def best_forms(counts) -> dict[str, str]:
+    """The most frequent form of each word, by the word in lower case."""
     best: dict[str, str] = {}
     for form in sorted(counts, key=lambda form: (-counts[form], form)):
         best.setdefault(form.lower(), form)
-    result, start = [], True
-    for word in tokens:
-        result.append(best.get(word.lower(), word) if start or word not in counts else word)
-        if word in ENDS:
-            start = True
-        elif word not in DELAYED:
-            start = False
-    return result
+    return best
 
 
 def model_text(counts) -> str:
@@ -125,8 +105,11 @@ def test_truecaser_equals_the_reference(folder, learned, language):
 
 def reference_tokens(rows, learned) -> dict[tuple[str, str, str, int], list[str]]:
     recipe = RECIPES["moses-truecase"]
+    forms = {language: (best_forms(counts), set(counts)) for language, counts in learned.items()}
     return {
-        (image_id, language, portion, int(index)): apply(prepare(text, language, recipe), learned[language])
+        (image_id, language, portion, int(index)): reference_truecase(
+            " ".join(prepare(text, language, recipe)), *forms[language]
+        ).split()
         for image_id, language, portion, index, _, text in rows
     }
 

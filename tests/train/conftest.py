@@ -12,8 +12,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from schemas.vocabulary import Vocabulary
-from tests.builders import write_rows
+from tests.builders import write_encoded, write_rows
 from tests.integration.processes import ForkedSteps
 from tests.train.trainings import ALL_PORTIONS, CONFIG, region_row, rewrite
 from train.config import models as config_models
@@ -54,32 +53,15 @@ def write_toy(folder: Path, seed: int = 0, test: str = "test", translations: str
     names = {"comparable": test, "translation": translations or test}
     rng = np.random.default_rng(seed)
     images = {f"{split}-{n:03d}": (split, int(rng.integers(WORDS))) for split, count in SPLITS.items() for n in range(count)}
-    counts: dict[str, dict[str, int]] = {language: {} for language, _ in collections}
     captions = []
     for image_id, (split, topic) in images.items():
         for (language, portion), count in collections.items():
             for index in range(count):
                 words = [(topic + int(step)) % WORDS for step in rng.integers(0, 3, size=rng.integers(1, 7))]
                 tokens = [f"{language}{word}" for word in words]
-                for token in tokens:
-                    counts[language][token] = counts[language].get(token, 0) + 1
                 key = {"image_id": image_id, "language": language, "portion": portion, "index": index}
                 captions.append({**key, "split": names[portion] if split == "test" else split, "tokens": tokens})
-    vocabulary = Vocabulary.from_counts(counts, min_count=1)
-    fingerprint = write_dataset(
-        folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": seed}, shards=1
-    )
-    rows = []
-    for row in captions:
-        ids = vocabulary.encode(row.pop("tokens"))
-        rows.append({**row, "token_ids": ids, "length": len(ids)})
-    write_dataset(
-        folder / "encoded",
-        "encoded",
-        rows,
-        parameters={"vocabulary_size": len(vocabulary), "text": {"recipe": "raw"}},
-        inputs=({"name": "captions", "fingerprint": "c" * 64}, {"name": "vocabulary", "fingerprint": fingerprint}),
-    )
+    write_encoded(folder, captions, seed=seed, shards=SHARDS)
     table = rng.standard_normal((WORDS, 8)).astype(np.float32)
     features = [
         {"image_id": image_id, "feature": table[topic] + 0.3 * rng.standard_normal(8).astype(np.float32)}

@@ -1,3 +1,5 @@
+"""The pool of ResNet50; tests/integration/test_features_photos.py compares its numbers with torchvision."""
+
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -5,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
-from torchvision import transforms
 
 import extractors
 from extractors.whole_image import resnet50
@@ -34,34 +34,10 @@ def features(extractor, crops) -> np.ndarray:
     return extractor.extract(crops)
 
 
-@pytest.fixture(scope="module")
-def independent(files) -> torch.Tensor:
-    """Features [6, 2048] by torchvision alone: its own transforms, model, and pool."""
-    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
-    steps.append(transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    images = []
-    for file in files:
-        with Image.open(file) as image:
-            images.append(transforms.Compose(steps)(image.convert("RGB")))
-    with torch.random.fork_rng(devices=[]), torch.inference_mode():
-        torch.manual_seed(0)
-        model = torchvision.models.resnet50(weights=None).eval()
-        model.fc = torch.nn.Identity()
-        return model(torch.stack(images))
-
-
 @pytest.mark.slow
 def test_preprocess_single_threaded_equals_preprocess(extractor, files, crops):
     for file, expected in zip(files, crops, strict=True):
         assert torch.equal(extractor.preprocess_single_threaded(extractors.decode_image(file.read_bytes())), expected)
-
-
-@pytest.mark.slow
-def test_extract_equals_torchvision(features, independent):
-    assert features.dtype == np.float32
-    assert features.shape == (6, 2048)
-    expected = independent.numpy()
-    assert np.abs(features - expected).max() < 1e-6 * np.abs(expected).max()
 
 
 def assert_same_bytes(extractor, crops, features, size) -> None:

@@ -531,11 +531,6 @@ def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeyp
         import_features(job)
 
 
-def test_hdf5_arrays_in_groups_with_one_name_are_refused(hdf5):
-    with pytest.raises(InputError, match=r"f.h5:val/a: 'train/a' and 'val/a' would both be the image 'a': give --id-rule path"):
-        import_features(hdf5({"train/a": np.ones(4), "val/a": np.ones(4)}, id_rule="name"))
-
-
 def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
     h5py = pytest.importorskip("h5py")
     job = hdf5({"g/a": np.ones(3)})

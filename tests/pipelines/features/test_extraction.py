@@ -161,7 +161,6 @@ def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_listing_in_parts_gives_the_same_bytes(images, tmp_path, monkeypatch):
     extract_features(job_of(images, tmp_path / "one"), ONE)
     monkeypatch.setattr(listing, "_PART_REFS", 15)

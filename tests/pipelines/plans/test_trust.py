@@ -29,34 +29,12 @@ def read(folder: Path, text: str, **options):
 @pytest.mark.parametrize(
     "variable",
     [
-        *(
-            "PYTHONPATH",
-            "PYTHONWARNINGS",
-            "PYTHONSTARTUP",
-            "PYTHONHOME",
-            "BROWSER",
-            "PATH",
-            "LD_PRELOAD",
-            "LD_LIBRARY_PATH",
-            "HOME",
-        ),
-        *(
-            "OMP_TOOL_LIBRARIES",
-            "CUDA_INJECTION64_PATH",
-            "CXX",
-            "TORCHINDUCTOR_CACHE_DIR",
-            "GLIBC_TUNABLES",
-            "MPLBACKEND",
-            "TMPDIR",
-        ),
-        *(
-            "http_proxy",
-            "AWS_ENDPOINT_URL",
-            "OMP_NUM_THREADS\n",
-            "IMAGEPIVOT_CACHE",
-            "IMAGEPIVOT_CAPTIONS_TRUST",
-            "IMAGEPIVOT_",
-        ),
+        *("PYTHONPATH", "PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONHOME", "BROWSER", "PATH", "LD_PRELOAD"),
+        *("LD_LIBRARY_PATH", "HOME"),
+        *("OMP_TOOL_LIBRARIES", "CUDA_INJECTION64_PATH", "CXX", "TORCHINDUCTOR_CACHE_DIR", "GLIBC_TUNABLES"),
+        *("MPLBACKEND", "TMPDIR"),
+        *("http_proxy", "AWS_ENDPOINT_URL", "OMP_NUM_THREADS\n", "IMAGEPIVOT_CACHE"),
+        *("IMAGEPIVOT_CAPTIONS_TRUST", "IMAGEPIVOT_"),
     ],
 )
 def test_variables_that_may_run_code_are_refused_without_trust(tmp_path, variable):
@@ -79,12 +57,8 @@ CODE_FLAGS = [
     *("--prism_location=./prism", "--setup_file=./setup.py", "--runner=package.module.Runner", "--environment_type=PROCESS"),
     *("--runner=PortableRunner", "--job_endpoint=host:1", "--flink_master=host:1", "--flink_job_server_jar=x.jar"),
     *("--sdk_container_image=image", "--beam_plugins=module", "--requirements_file=r.txt", "--extra_package=p.tar.gz"),
-    *(
-        "--sdk_location=s",
-        "--save_main_session",
-        "--experiments=use_portable_job_submission",
-        "--worker_harness_container_image=i",
-    ),
+    *("--sdk_location=s", "--save_main_session"),
+    *("--experiments=use_portable_job_submission", "--worker_harness_container_image=i"),
 ]
 
 

@@ -178,7 +178,7 @@ def test_broken_model_line_is_named(line: str, problem: str) -> None:
 # A second implementation of both programs, to compare with.
 
 
-def _reference_counts(captions: list[str]) -> dict[str, dict[str, int]]:
+def reference_counts(captions: list[str]) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     delayed = ["(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"]
     for caption in captions:
@@ -195,7 +195,7 @@ def _reference_counts(captions: list[str]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _reference_truecase(line: str, best: dict[str, str], known: set[str]) -> str:
+def reference_truecase(line: str, best: dict[str, str], known: set[str]) -> str:
     forms = []
     start = True
     for word in line.split():
@@ -232,7 +232,7 @@ def _random_captions(seed: int, count: int) -> list[str]:
 def test_equals_the_reference_on_random_captions() -> None:
     captions = _random_captions(seed=11, count=5000)
     model = TruecaseModel.from_counts(_sum(c.split(" ") if c else [] for c in captions))
-    reference = _reference_counts(captions)
+    reference = reference_counts(captions)
     assert model.counts == {form: count for forms in reference.values() for form, count in forms.items()}
     best = {kind: min(forms, key=lambda form: (-forms[form], form)) for kind, forms in reference.items()}
     assert model.best == best
@@ -240,7 +240,7 @@ def test_equals_the_reference_on_random_captions() -> None:
     known = {form for forms in reference.values() for form in forms}
     for caption in captions + _random_captions(seed=12, count=5000):
         tokens = caption.split(" ") if caption else []
-        assert " ".join(truecase(tokens, model)) == _reference_truecase(caption, best, known), repr(caption)
+        assert " ".join(truecase(tokens, model)) == reference_truecase(caption, best, known), repr(caption)
 
 
 EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
