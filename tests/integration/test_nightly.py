@@ -237,7 +237,7 @@ def broken(number: int) -> bytes:
 
 def upload(photos: Folder, numbers: range, make: Callable[[int], bytes] = photo, other: int = 0) -> None:
     for number in numbers:
-        photos.write(f"{number:03d}.jpg", make(number + other))
+        photos.put(f"{number:03d}.jpg", make(number + other))
 
 
 def dataset_in(location: str) -> dict[str, bytes]:
