@@ -53,7 +53,6 @@ check: $(STAMP) docs  ## Run linter, formatter, type checker and licence checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.sizes
-	$(BIN)/python -m tests.wording
 	$(BIN)/reuse lint --quiet
 
 format: $(STAMP)  ## Format the code.

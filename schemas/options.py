@@ -106,9 +106,10 @@ class JobFunction(Protocol[_Job, _More, _Result]):
 def takes_fields(
     job_class: Callable[..., _Job],
 ) -> Callable[[Callable[Concatenate[_Job, _More], _Result]], JobFunction[_Job, _More, _Result]]:
-    """Return a decorator of functions that run a job, which then also take its fields, beside their own keyword arguments.
+    """Return a decorator that lets a job's function also take the job's fields.
 
-    Lists become tuples. A text for a nested dataclass is parsed, or is its first field: ``extractor="resnet50-pool"``.
+    Fields precede the keyword arguments of the function itself. Lists become tuples. A text for a nested dataclass is parsed, or
+    is its first field: ``extractor="resnet50-pool"``.
     """
 
     def decorate(function: Callable[Concatenate[_Job, _More], _Result]) -> JobFunction[_Job, _More, _Result]:

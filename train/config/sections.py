@@ -267,9 +267,10 @@ class Config:
 
 
 def select_languages(config: Config, languages: Sequence[str]) -> Config:
-    """Return a configuration of these languages, in this order; without any, the configuration itself.
+    """Return a configuration of these languages, in this order.
 
-    A language that it does not have gets the portions of the others, if all have the same.
+    Without languages it is the configuration itself. A language that it does not have gets the portions of the others, if all have
+    the same.
 
     Raises:
         UsageError: the portions of a language are unknown, or the configuration needs other languages.

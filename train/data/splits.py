@@ -29,7 +29,7 @@ _MAX_EXAMPLES = 5
 
 
 def default_test_splits(available: Collection[str]) -> list[str]:
-    """Return the test splits of captions with these splits: ``test``, or else those of Multi30K of 2016."""
+    """Return the available test splits: ``test``, or else Multi30K's of 2016."""
     return [split for split in (("test",) if "test" in available else TEST_SPLITS) if split in available]
 
 
