@@ -70,6 +70,13 @@ class OtherDatasetError(DatasetError):
     """The folder of an output has another dataset."""
 
 
+def errno_of(error: BaseException | None) -> int | None:
+    """Return the number of the system's error behind an error, if any."""
+    while error is not None and not (isinstance(error, OSError) and error.errno is not None):
+        error = error.__cause__ or error.__context__
+    return error.errno if isinstance(error, OSError) else None
+
+
 def first_line(error: BaseException) -> str:
     """Return the first non-blank line of an error's message, or else its type."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -442,7 +442,7 @@ class ReproduceJob(Options):
 
     @property
     def overrides(self) -> Mapping[str, str]:
-        """Values for all configurations, see `train.config.sections.resolve`."""
+        """Values for all configurations, see `train.config.sections.load_config`."""
         return _overrides(self)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from keyword import iskeyword
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -391,26 +390,34 @@ class Command(TyperCommand):
             events.start()  # Set by the environment or a file; `app.main` handles the flag before words are parsed.
         function: Any = self.callback
         context = {"context": ctx} if "context" in inspect.signature(function).parameters else {}
+        origins = {key: origin for key in self.options if (origin := _origin(ctx, key))}
+        arguments = self.arguments(ctx.params, flags_of(ctx), origins)
+        _skip_pandas()
         try:
-            arguments = self.arguments(ctx.params, flags_of(ctx))
-            _skip_pandas()
             return function(**context, **arguments)
         except UsageError as error:
-            if origins := _origins(ctx, self.options, str(error)):
-                raise UsageError(f"{error}{origins}") from None
-            raise
+            raise _with_origins(error, origins) from None
 
-    def arguments(self, values: Mapping[str, Any], flags: tuple[str, ...]) -> dict[str, Any]:
+    def arguments(
+        self, values: Mapping[str, Any], flags: tuple[str, ...], origins: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, Any]:
         """Return the arguments of the function for values of options and flags for Beam.
+
+        ``origins`` are the places of values that are not on the command line, for messages.
 
         Raises:
             UsageError: a value is invalid, or options contradict each other.
         """
-        converted = {
-            key: flags if option.opt.is_behind_dashes else option.value(values.get(key, option.default))
-            for key, option in self.options.items()
-        }
-        return job_from(self.callback, converted, build=dict)
+        converted = {}
+        for key, option in self.options.items():
+            try:
+                converted[key] = flags if option.opt.is_behind_dashes else option.value(values.get(key, option.default))
+            except UsageError as error:
+                raise _with_origins(error, {key: origins[key]} if key in origins else {}) from None
+        try:
+            return job_from(self.callback, converted, build=dict)
+        except UsageError as error:
+            raise _with_origins(error, origins) from None
 
     def convert(self, table: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Convert a table of TOML to values by option key; messages name its place.
@@ -469,22 +476,22 @@ def flags_of(context: typer.Context) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _origins(context: typer.Context, options: Mapping[str, Option], message: str) -> str:
-    """Return the environment variables or file that a message is about."""
-    places: dict[str, None] = {}
-    for key, option in options.items():
-        value = context.params.get(key)
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        is_named = re.search(rf"(?<![\w-]){re.escape(option.label)}(?![\w-])", message)
-        if not is_named and not any(isinstance(item, str) and repr(item) in message for item in values):
-            continue
-        source = getattr(context.get_parameter_source(key), "name", "")
-        if source == "ENVIRONMENT":
-            name = next(parameter.envvar for parameter in context.command.params if parameter.name == key)
-            places[f" (in the environment: {name} is {os.environ.get(str(name), '')!r})"] = None
-        elif source == "DEFAULT_MAP":
-            places[f" (in {context.params.get('config', '')!r})"] = None
-    return "".join(places)
+def _with_origins(error: UsageError, origins: Mapping[str, str]) -> UsageError:
+    """Return the error with the places of options, by key, at its end."""
+    keys: dict[str, list[str]] = {}
+    for key, origin in origins.items():
+        keys.setdefault(origin, []).append(key.rstrip("_").replace("_", "-"))
+    ends = [origin if len(origins) == 1 else f"{', '.join(names)} {origin}" for origin, names in keys.items()]
+    return UsageError(f"{error} ({'; '.join(ends)})") if ends else error
+
+
+def _origin(context: typer.Context, key: str) -> str:
+    """Return the environment variable or file that a value comes from, as the end of a message."""
+    source = getattr(context.get_parameter_source(key), "name", "")
+    if source == "ENVIRONMENT":
+        name = next(parameter.envvar for parameter in context.command.params if parameter.name == key)
+        return f"in the environment: {name} is {os.environ.get(str(name), '')!r}"
+    return f"in {context.params.get('config', '')!r}" if source == "DEFAULT_MAP" else ""
 
 
 def _load(context: typer.Context, location: str) -> str:

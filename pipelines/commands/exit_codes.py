@@ -15,7 +15,7 @@ from rich.markup import escape
 from pipelines.commands.results import console, notes, print_remark
 from pipelines.commands.signals import flush_streams, stop_signal, stopped_line
 from schemas.console import events
-from schemas.errors import ImagepivotError, UsageError
+from schemas.errors import ImagepivotError, UsageError, errno_of
 from schemas.escapes import to_json
 from schemas.process.shutdown import CLOSED_PIPE, DetachedError
 
@@ -115,15 +115,21 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
     if stop_signal():
         return 128 + stop_signal(), None
     message = f"{type(error).__name__}: {error}"
-    if events.emit("error", message=message, kind=type(error).__name__, traceback=traceback.format_exc()):
+    if events.emit("error", message=message, **_kind(error), traceback=traceback.format_exc()):
         return 1, message
     return None
 
 
 def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, str]:
-    if not events.emit("error", message=message, kind=type(error).__name__):
+    if not events.emit("error", message=message, **_kind(error)):
         notes.print(f"[bold red]Error:[/bold red] {escape(message)}", highlight=False, soft_wrap=True)
     return code, message
+
+
+def _kind(error: BaseException) -> dict[str, str | int]:
+    """Return the class of an error, and the number of the system's error behind it, if any."""
+    number = errno_of(error)
+    return {"kind": type(error).__name__, **({} if number is None else {"errno": number})}
 
 
 def _extra_for(module: str) -> str | None:

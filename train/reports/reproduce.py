@@ -10,6 +10,7 @@ with the same output.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ import torch
 
 from schemas.console.events import Remark
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.errors import DatasetError, ImagepivotError, UsageError, errno_of
 from schemas.fingerprints import sha256_of_bytes
 from schemas.options import takes_fields
 from schemas.parameters import EncodedParameters, untrained_remark
@@ -58,7 +59,6 @@ NO_MEMORY_ADVICE = "give fewer --workers, a smaller schedule.batch_size, or --me
 
 _TRACEBACK = "traceback.txt"
 _MAX_CHARACTERS = 200
-_DISK_FULL = re.compile(r"the disk is full|\[Errno (28|122)\]")
 # Torch has an exception class for GPU memory, but not for that of the host.
 _NO_MEMORY = re.compile(
     r"MemoryError|out of ?memory|can't allocate memory|cannot allocate memory|alloc_failed|unable to find an engine",
@@ -328,7 +328,7 @@ def _run(task: Task, device: str, variables: Mapping[str, str]) -> Failure | Non
         scores = json.loads((task.evaluation / EVALUATION).read_bytes())["scores"]
         write_result(task.result, common | _data_and_steps(task) | {"scores": scores})
     except ImagepivotError as error:
-        return failure_of(type(error).__name__, str(error))
+        return failure_of(type(error).__name__, str(error), errno_of(error))
     if not task.members:
         (task.run / LAST).unlink()  # The optimizer state is twice the size of the model, and no longer needed.
     return None
@@ -351,22 +351,23 @@ def _run_command(words: Sequence[str], variables: Mapping[str, str]) -> Failure 
     if code == 0:
         return None
     if errors:
-        return failure_of(errors[-1]["kind"], errors[-1]["message"] or "", errors[-1].get("traceback", ""))
+        last = errors[-1]
+        return failure_of(last["kind"], last["message"] or "", last.get("errno"), last.get("traceback", ""))
     if code == 128 + signal.SIGKILL:
         return Failure("killed", f"a training process was killed, probably because memory ran out: {NO_MEMORY_ADVICE}")
     how = f"was ended by {signal.Signals(code - 128).name}" if code > 128 else f"ended with exit code {code}"
     return Failure("killed", f"a training process {how}", "".join(lines))
 
 
-def failure_of(error: str, message: str, traceback: str = "") -> Failure:
-    """Classify the error of a run by the name of its class and its message.
+def failure_of(error: str, message: str, number: int | None = None, traceback: str = "") -> Failure:
+    """Classify the error of a run by the name of its class and the number of the system's error behind it.
 
-    Only unexpected errors have a traceback.
+    Memory that ran out has no class of its own, only texts of torch. Only unexpected errors have a traceback.
     """
     message = " ".join(message.split())
     if error == "DivergedError":
         return Failure("diverged", message)
-    if _DISK_FULL.search(message):
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"the disk is full: free some space ({message})" if traceback else message)
     if traceback and _NO_MEMORY.search(f"{error} {message}"):
         detail = shorten(message.removeprefix(f"{error}:"), _MAX_CHARACTERS, placeholder=" ...")

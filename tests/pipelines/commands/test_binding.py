@@ -257,6 +257,9 @@ def test_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
     Path("run.toml").write_text('languages = ["en", "e n"]\n', encoding="utf-8")  # The message names the value alone.
     with pytest.raises(UsageError, match=r"^'e n' is not a language tag: .* \(in 'run\.toml'\)$"):
         cli.app(["captions", "c.tsv", "o", "--format", "table", "--config", "run.toml"], standalone_mode=False)
+    Path("run.toml").write_text('languages = ["en"]\nsplits = "train"\n', encoding="utf-8")  # Of two options together.
+    with pytest.raises(UsageError, match=r" \(splits, languages in 'run\.toml'\)$"):
+        cli.app(["embed", "r", "o", "--features", "f", "--config", "run.toml"], standalone_mode=False)
     monkeypatch.setenv("IMAGEPIVOT_VOCABULARY_MIN_COUNT", "few")
     expected = (
         r"^--min-count is 'few', expected a whole number, written 20 \(in the environment: IMAGEPIVOT_VOCABULARY_MIN_COUNT"

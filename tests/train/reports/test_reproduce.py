@@ -13,7 +13,7 @@ from PIL import Image
 
 from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, ImagepivotError, UsageError
+from schemas.errors import DatasetError, ImagepivotError, UsageError, errno_of
 from schemas.vocabulary import SPECIALS
 from tests.train.trainings import SMALL, reproduce_job, rewrite, settings_of, with_other_features
 from train.config.sections import load_config
@@ -496,7 +496,8 @@ def raised(do) -> Exception:
 def test_every_error_has_a_kind_and_a_line(error, kind, words):
     ours = isinstance(error, ImagepivotError)  # Others are events with a traceback, see `pipelines.commands.endings`.
     name = type(error).__name__
-    failure = failure_of(name, str(error) if ours else f"{name}: {error}", "" if ours else "Traceback ...")
+    number = errno.ENOSPC if ours and kind == "disk" else errno_of(error)
+    failure = failure_of(name, str(error) if ours else f"{name}: {error}", number, "" if ours else "Traceback ...")
     assert failure.kind == kind in FAILURE_KINDS
     assert words in failure.reason
     assert "\n" not in failure.reason
