@@ -41,7 +41,7 @@ def command(toy_2016, capfd, monkeypatch):
             settings = [f"--set={key}={value}" for key, value in bad.items()] if task.preset.endswith(BAD) else []
             return [*train_words(task, device), *settings]
 
-        monkeypatch.setattr(running, "resolve", resolved)
+        monkeypatch.setattr(running, "load_config", resolved)
         monkeypatch.setattr(Task, "train_words", words)
         arguments = ["reproduce", "gella2017", str(output), "--seeds=1", f"--workers={workers}", "--device=cpu", "--no-plot"]
         arguments += [f"--{name}={getattr(toy_2016, name)}" for name in ("captions", "features", "vocabulary")]
