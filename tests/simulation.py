@@ -136,7 +136,7 @@ def features(count: int, shards: int, folder: Path) -> list[Cost]:
             with open_shard(output, number) as shard:
                 shard.write(pa.table([pa.array([ref.image_id for ref in refs]), values], schema=output.schema))
                 shard.statistics = statistics_of(sources, images=len(refs), failed=0)
-                shard.sources, shard.state = sources, digest_of(entries)
+                shard.sources, shard.version_digest = sources, digest_of(entries)
         size.append(_size(output.folder))
     _commit(costs, output, count)
     return costs

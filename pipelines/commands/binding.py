@@ -486,7 +486,7 @@ def _with_origins(error: UsageError, origins: Mapping[str, str]) -> UsageError:
 
 
 def _origin(context: typer.Context, key: str) -> str:
-    """Return the environment variable or file that a value comes from, as the end of a message."""
+    """Return the place of a value that is not on the command line, for a message."""
     source = getattr(context.get_parameter_source(key), "name", "")
     if source == "ENVIRONMENT":
         name = next(parameter.envvar for parameter in context.command.params if parameter.name == key)

@@ -127,7 +127,7 @@ def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, 
 
 
 def _kind(error: BaseException) -> dict[str, str | int]:
-    """Return the class of an error, and the number of the system's error behind it, if any."""
+    """Return the class of an error, and the number of the system's error if any."""
     number = errno_of(error)
     return {"kind": type(error).__name__, **({} if number is None else {"errno": number})}
 

@@ -74,7 +74,7 @@ def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_
         shards=len(listing.shards),
         listings=listing.shards,
         # If versions cost a request each, only an update compares them; a resumed run compares addresses.
-        states=listing.states if job.open_images().has_versions else None,
+        version_digests=listing.version_digests if job.open_images().has_versions else None,
         files=names,
         other_files=NAMES_FILES,
         notes=job.notes.to_json(),

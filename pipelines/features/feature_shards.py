@@ -145,7 +145,7 @@ def _read_stored(output: OutputDataset, shard: int) -> _Stored | None:
         rows=frozenset(rows),
         failures={row["key"]: failure_row(**row) for row in failures},
         # A record without sources holds a digest that only the manifest had.
-        sources={source.image_id: source for source in sources} if record.state else None,
+        sources={source.image_id: source for source in sources} if record.version_digest else None,
     )
 
 
@@ -275,7 +275,7 @@ def write_feature_shard(
         writer.add_failures(tally.failures)
         sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]
         writer.statistics = statistics_of(sources, images=len(reuse.rows) + tally.images, failed=len(tally.failures))
-        writer.sources, writer.state, writer.sample_outputs = sources, _state(sources), loaded.sample_outputs
+        writer.sources, writer.version_digest, writer.sample_outputs = sources, _version_digest(sources), loaded.sample_outputs
     tally.rewritten = int(reuse.stored is not None)
     return tally
 
@@ -284,18 +284,18 @@ def _is_left_alone(output: OutputDataset, shard: int, reuse: Reuse) -> bool:
     """Return whether a shard is up to date; then also update its record."""
     if reuse.stored is None or reuse.todo or reuse.dropped:
         return False
-    footer, name, state = reuse.stored.footer, output.name(shard), _state(reuse.sources)
+    footer, name, digest = reuse.stored.footer, output.name(shard), _version_digest(reuse.sources)
     if statistics_of(reuse.sources, images=len(reuse.rows), failed=len(reuse.failures)) != footer.statistics:
         return False
-    if reuse.stored.record.state != state:
+    if reuse.stored.record.version_digest != digest:
         with output.folder.open(name) as file:
             entry = shard_entry(file, name, footer.rows)
-        record = Record.of(entry, footer, state, reuse.sources, reuse.stored.record.sample_outputs)
+        record = Record.of(entry, footer, digest, reuse.sources, reuse.stored.record.sample_outputs)
         write_record(output.folder, name, record)
     return True
 
 
-def _state(sources: Iterable[Source]) -> str:
+def _version_digest(sources: Iterable[Source]) -> str:
     return digest_of((source.image_id, source.uri, str(source.bytes), source.version) for source in sources)
 
 

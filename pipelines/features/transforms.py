@@ -85,8 +85,8 @@ class ExtractFeatures(beam.PTransform):
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List images, group references by shard, and write each shard in one call."""
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
-        # Only the launcher compares states; without them the graph is small.
-        output = replace(self.output, states=None)
+        # Only the launcher compares digests of versions; without them the graph is small.
+        output = replace(self.output, version_digests=None)
         extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, self.threads, gpus, self.copies)))
         # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]

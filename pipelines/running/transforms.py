@@ -99,7 +99,7 @@ class CommitDataset(beam.PTransform):
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:
         """Wait for all shards, a side input of small elements, and commit."""
-        output = replace(self.output, listings=None, states=None)  # Only the launcher compares these.
+        output = replace(self.output, listings=None, version_digests=None)  # Only the launcher compares these.
         once = results.pipeline | "Once" >> beam.Create([b""])
         return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries, self.statistics)
 

@@ -230,7 +230,7 @@ def _read_after_task(
 
 def _drop_states(output: OutputDataset, policy: ReusePolicy) -> OutputDataset:
     """Drop modification times, which differ between machines, unless it is an update."""
-    return output if policy.update else replace(output, states=None)
+    return output if policy.update else replace(output, version_digests=None)
 
 
 def _check_update(output: OutputDataset, policy: ReusePolicy) -> None:
@@ -240,7 +240,7 @@ def _check_update(output: OutputDataset, policy: ReusePolicy) -> None:
     start = "the task that commits must see which tasks have brought their shards up to date: leave out --task"
     if policy.keep_removed or policy.only_add or policy.check_content:
         raise UsageError(f"{start}, or --keep-removed, --only-add and --check-content, after which nothing shows it")
-    if output.listings is not None and output.states is None:
+    if output.listings is not None and output.version_digests is None:
         raise UsageError(f"{start}. Listing these images does not tell when they changed, so that nothing shows it")
 
 
@@ -288,7 +288,7 @@ def commit(
     """
     folder, files = output.folder, (*files, *output.files)
     with publishing(folder):
-        state = OutputState(replace(output, listings=None, states=None), ReusePolicy(verify=folder.is_local))
+        state = OutputState(replace(output, listings=None, version_digests=None), ReusePolicy(verify=folder.is_local))
         shards = _Shards(state, footers=None if statistics is None else [])
         entries = ShardEntries(shards.entries())
         shards.check()

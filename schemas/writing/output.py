@@ -40,10 +40,10 @@ class OutputDataset:
         inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (other inputs).
         listings: per shard, a digest of the list of its inputs, if they may change. A shard is current only if the statistics in
             its footer have the same ``listing``.
-        states: per shard, a digest of sizes and versions of its inputs; see `schemas.writing.records`.
+        version_digests: per shard, a digest of sizes and versions of its inputs; see `schemas.writing.records`.
         files: content by name of files beside the shards, known before the run and not part of the fingerprint.
         other_files: regular expression for the names of all files that a run may write beside the shards.
-        sources: locations of the datasets behind listings and states, for messages; empty for images.
+        sources: locations of the datasets behind listings and digests of versions, for messages; empty for images.
         notes: texts about this run for the manifest, by key; not part of the fingerprint.
         sample_outputs: function that returns the sample outputs of the model on this machine; None without a model, or if workers
             on other machines compute them.
@@ -63,7 +63,7 @@ class OutputDataset:
     inputs: Sequence[Mapping[str, Any]] = ()
     shards: int = 1
     listings: tuple[str, ...] | None = None
-    states: tuple[str, ...] | None = None
+    version_digests: tuple[str, ...] | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     other_files: str = ""
     sources: tuple[str, ...] = ()
@@ -72,12 +72,14 @@ class OutputDataset:
     max_failures: FailureLimit | None = field(default=None, compare=False)
 
     def made_from(self, *sources: Dataset) -> OutputDataset:
-        """Return the output with the digest of its source datasets' content as state.
+        """Return the output with a digest of its source datasets' content.
 
         The inputs have only their fingerprints, and content may differ at the same fingerprint.
         """
-        state = sha256_of_json([source.manifest.content_sha256 for source in sources])
-        return replace(self, states=(state,) * self.shards, sources=tuple(source.folder.location for source in sources))
+        digest = sha256_of_json([source.manifest.content_sha256 for source in sources])
+        return replace(
+            self, version_digests=(digest,) * self.shards, sources=tuple(source.folder.location for source in sources)
+        )
 
     @property
     def fingerprint(self) -> str:

@@ -102,7 +102,7 @@ def state_of(
     *,
     fingerprint: str | None = None,
     listing: str | None = None,
-    state: str | None = None,
+    version_digest: str | None = None,
     read_all: bool = False,
 ) -> ShardState:
     """Determine the state of a shard.
@@ -117,7 +117,7 @@ def state_of(
         manifest: the manifest of the dataset, if it exists.
         fingerprint: fingerprint of the dataset; None for that of the manifest, else that in the record, or any.
         listing: digest of the shard's inputs; None to skip the comparison.
-        state: digest of sizes and versions of the inputs in their listing; None to skip the comparison.
+        version_digest: digest of sizes and versions of the inputs in their listing; None to skip the comparison.
         read_all: compare all digests.
 
     Raises:
@@ -160,7 +160,7 @@ def state_of(
         status = Status.CLAIMED if expected is None and footer is not None and not failures_problem else Status.DAMAGED
         return ShardState(shard, status, problem, failures_problem, listed, footer, record)
     is_changed = listing not in (None, footer.statistics.get("listing"))
-    is_moved = state is not None and record is not None and record.state not in ("", state)
+    is_moved = version_digest is not None and record is not None and record.version_digest not in ("", version_digest)
     return ShardState(shard, Status.STALE if is_changed or is_moved else Status.CURRENT, "", "", entry, footer, record)
 
 
@@ -268,7 +268,7 @@ class OutputState:
             self._own_manifest,
             fingerprint=output.fingerprint,
             listing=None if output.listings is None else output.listings[shard],
-            state=None if output.states is None else output.states[shard],
+            version_digest=None if output.version_digests is None else output.version_digests[shard],
             read_all=read_all or (self._policy.verify and shard in self.selected),
         )
 
@@ -288,9 +288,10 @@ class OutputState:
             return False
         if not policy.update or policy.only_add:
             return True
-        # Without states or a record nothing can be compared. An unreadable file may have become readable without a new time.
+        # Without digests of versions or a record nothing can be compared. An unreadable file may have become readable without a
+        # new time.
         is_unrecorded = self.output.listings is not None and (
-            self.output.states is None or shard.record is None or not shard.record.state
+            self.output.version_digests is None or shard.record is None or not shard.record.version_digest
         )
         return not (policy.check_content or is_unrecorded or "unreadable" in footer.failures.reasons)
 

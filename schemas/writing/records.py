@@ -57,8 +57,8 @@ class Record:
 
     Attributes:
         statistics_sha256: digest of the statistics in the shard's footer.
-        state: digest of ids, addresses, sizes and versions of the images, as the producer defines it; empty if the inputs are part
-            of the fingerprint.
+        version_digest: digest of ids, addresses, sizes and versions of the images, as the producer defines it; empty if the inputs
+            are part of the fingerprint.
         sources_sha256: SHA-256 of the lines of the sources.
         shard: entry of the manifest and content of the footer without parameters. See `as_footer`.
         sample_outputs: sample outputs of the model that computed the rows; empty if unknown.
@@ -69,7 +69,7 @@ class Record:
     bytes: int
     sha256: str
     statistics_sha256: str
-    state: str = ""
+    version_digest: str = ""
     sources_sha256: str = ""
     shard: Mapping[str, Any] = field(default_factory=dict)
     sample_outputs: SampleOutputs = ()
@@ -81,7 +81,7 @@ class Record:
         cls,
         entry: ShardEntry,
         footer: Footer,
-        state: str = "",
+        version_digest: str = "",
         sources: Sequence[Source] = (),
         sample_outputs: SampleOutputs = (),
     ) -> Record:
@@ -97,13 +97,22 @@ class Record:
             "failures": asdict(footer.failures),
         }
         statistics = sha256_of_json(footer.statistics)
-        return cls(entry.bytes, entry.sha256, statistics, state, shard=shard, sample_outputs=sample_outputs, sources=sources)
+        return cls(
+            entry.bytes,
+            entry.sha256,
+            statistics,
+            version_digest,
+            shard=shard,
+            sample_outputs=sample_outputs,
+            sources=sources,
+        )
 
     def to_json_lines(self) -> str:
         """Return the content of the file, with sources sorted by image id."""
         lines = "".join(f"{canonical_json(list(source))}\n" for source in sorted(self.sources or ()))
         content = {"format": _FORMAT, **vars(self), "sources_sha256": sha256_of_bytes(lines.encode())}
         del content["sources"]
+        content["state"] = content.pop("version_digest")  # The key of version 1.
         for name in ("tags", "sample_outputs"):
             if not content[name]:
                 del content[name]
@@ -169,6 +178,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         digest = content.pop("record_sha256")
         if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
             return None
+        content["version_digest"] = content.pop("state")
         sample_outputs = _share(tuple(content.get("sample_outputs", ())))
         record = Record(**{**content, "sample_outputs": sample_outputs}, sources=None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.

@@ -338,7 +338,7 @@ class ShardWriter:
         self.statistics: Mapping[str, Any] = {}
         self.failures: list[Mapping[str, str]] = []
         self.sources: Sequence[Source] = ()
-        self.state = ""
+        self.version_digest = ""
         self.sample_outputs: SampleOutputs = ()
         self._writer = writer
         self._output = output
@@ -416,8 +416,8 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
     with contextlib.suppress(LostRaceError), folder.temporary(name) as file:
         with pq.ParquetWriter(file, schema, version="2.6", **options) as parquet:
             shard = ShardWriter(parquet, output, rows)
-            if output.listings is None and output.states is not None:
-                shard.state = output.states[index]
+            if output.listings is None and output.version_digests is not None:
+                shard.version_digest = output.version_digests[index]
             yield shard
             failures, failures_entry = failures_content(shard.failures)
             footer = shard._finish(failures_entry)
@@ -425,7 +425,7 @@ def open_shard(output: OutputDataset, index: int) -> Iterator[ShardWriter]:
         try:
             with pa.memory_map(file.name) as written:
                 entry = shard_entry(written, name, shard.rows)
-            record = Record.of(entry, footer, shard.state, shard.sources, shard.sample_outputs)
+            record = Record.of(entry, footer, shard.version_digest, shard.sources, shard.sample_outputs)
             attempt.publish(file, record, failures)
         except FileNotFoundError as error:  # A commit deletes temporary files, also of running attempts.
             raise attempt.committed() from error

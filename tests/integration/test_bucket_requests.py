@@ -181,9 +181,11 @@ def test_parts_of_an_upload_under_a_condition_count_together(store):
     assert folder.names() == []
 
 
-def output_of(location: str, shards: int, listings=None, states=None) -> OutputDataset:
+def output_of(location: str, shards: int, listings=None, version_digests=None) -> OutputDataset:
     parameters = {"feature": {"name": "random", "shape": [4], "dtype": "float32", "source": ""}}
-    return OutputDataset(Folder(location), "features", parameters, shards=shards, listings=listings, states=states)
+    return OutputDataset(
+        Folder(location), "features", parameters, shards=shards, listings=listings, version_digests=version_digests
+    )
 
 
 def write(location: str, shards: int = SHARDS) -> OutputDataset:
@@ -195,7 +197,7 @@ def write(location: str, shards: int = SHARDS) -> OutputDataset:
         values = pa.FixedSizeListArray.from_arrays(pa.array(np.full(4, number, np.float32)), type=output.schema.field(1).type)
         shard.write(pa.table([pa.array([f"i{number}"]), values], schema=output.schema))
         shard.statistics = {"images": 1, "listing": listings[number]}
-        shard.state = output.states[number]
+        shard.version_digest = output.version_digests[number]
         if number % 2:
             row = {"key": f"f{number}", "uri": "u", "stage": "decode", "reason": "truncated", "message": "m"}
             shard.add_failures([row])

@@ -360,7 +360,7 @@ def _run_command(words: Sequence[str], variables: Mapping[str, str]) -> Failure 
 
 
 def failure_of(error: str, message: str, number: int | None = None, traceback: str = "") -> Failure:
-    """Classify the error of a run by the name of its class and the number of the system's error behind it.
+    """Classify the error of a run by its class and the system's error behind it.
 
     Memory that ran out has no class of its own, only texts of torch. Only unexpected errors have a traceback.
     """

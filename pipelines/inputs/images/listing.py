@@ -44,15 +44,15 @@ class Listing:
     Attributes:
         counts: number of images of each shard.
         shards: digest of each shard's images by id, uri as stored, and size, 64 hexadecimal digits.
-        states: digest of each shard's images by id, uri as stored, size and version. Modification times change it, so it is only
-            compared on one machine and never part of a dataset.
+        version_digests: digest of each shard's images by id, uri as stored, size and version. Modification times change it, so it
+            is only compared on one machine and never part of a dataset.
         cached: the references in a file of this machine; None if listing again is cheap.
         samples: a few references from all parts of the list.
     """
 
     counts: tuple[int, ...]
     shards: tuple[str, ...]
-    states: tuple[str, ...]
+    version_digests: tuple[str, ...]
     cached: CachedListing | None = field(default=None, compare=False, repr=False)
     samples: tuple[ImageRef, ...] = field(default=(), compare=False, repr=False)
 
@@ -64,24 +64,24 @@ class Listing:
     @classmethod
     def of(cls, refs: Iterable[ImageRef], shards: int) -> Listing:
         """Compute the listing in one pass and constant memory."""
-        sums, states, counts = [0] * shards, [0] * shards, [0] * shards
+        sums, digests, counts = [0] * shards, [0] * shards, [0] * shards
         samples = deque[ImageRef](maxlen=_SAMPLES)
         for number, ref in enumerate(refs, start=1):
             shard = shard_of(ref.image_id, shards) if shards > 1 else 0
             entry = (ref.image_id, redact_address(ref.uri), str(ref.bytes))
             sums[shard] += _digest(*entry)
-            states[shard] += _digest(*entry, ref.version)
+            digests[shard] += _digest(*entry, ref.version)
             counts[shard] += 1
             if number.bit_count() == 1:  # Powers of two, since the length is unknown.
                 samples.append(ref)
-        return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, states)), samples=tuple(samples))
+        return cls(tuple(counts), tuple(map(_hexadecimal, sums)), tuple(map(_hexadecimal, digests)), samples=tuple(samples))
 
     def folded(self, shards: int) -> Listing:
         """Return the listing for a divisor of its number of shards."""
         return Listing(
             tuple(sum(self.counts[shard::shards]) for shard in range(shards)),
             tuple(sum_digests(self.shards[shard::shards]) for shard in range(shards)),
-            tuple(sum_digests(self.states[shard::shards]) for shard in range(shards)),
+            tuple(sum_digests(self.version_digests[shard::shards]) for shard in range(shards)),
             self.cached,
             self.samples,
         )

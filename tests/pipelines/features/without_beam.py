@@ -30,7 +30,12 @@ def plan(
     listing = Listing.of(source.refs(), shards)
     parameters = {"feature": SPEC.to_json()}
     output = OutputDataset(
-        Folder(str(folder)), "features", parameters, shards=shards, listings=listing.shards, states=listing.states
+        Folder(str(folder)),
+        "features",
+        parameters,
+        shards=shards,
+        listings=listing.shards,
+        version_digests=listing.version_digests,
     )
 
     def make_missing(finished: frozenset[int]) -> None:

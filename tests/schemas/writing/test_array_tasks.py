@@ -305,7 +305,7 @@ def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_f
 def test_updates_without_trace_are_refused(toy, setting):
     listed = replace(toy.output, listings=("a", "b", "c"))
     with pytest.raises(UsageError, match="the task that commits must see which tasks have brought their shards up to date"):
-        run(toy, 0, output=replace(listed, states=("x", "y", "z")), update=True, **{setting: True})
+        run(toy, 0, output=replace(listed, version_digests=("x", "y", "z")), update=True, **{setting: True})
     with pytest.raises(UsageError, match="Listing these images does not tell when they changed"):
         run(toy, 0, output=listed, update=True)
     assert tree(toy.path) == {}

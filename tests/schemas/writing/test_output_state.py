@@ -126,7 +126,7 @@ IN_FOLDERS = [
 def situation(request, new_features) -> tuple[Case, Path, OutputDataset]:
     case, committed = CASES[request.param[0]], request.param[1]
     toy = new_features()
-    output = replace(toy.output, listings=LISTINGS, states=LISTINGS)
+    output = replace(toy.output, listings=LISTINGS, version_digests=LISTINGS)
     write_dataset(output, lambda number, shard: fill(toy, number, shard))
     shutil.copytree(toy.path, toy.path.parent / "whole")
     case.change(toy.path, output)
@@ -139,7 +139,7 @@ def situation(request, new_features) -> tuple[Case, Path, OutputDataset]:
 def fill(toy, number, shard):
     shard.write(toy.table(toy.shard(number)))
     shard.add_failures([FAILURE] if number == 1 else [])
-    shard.statistics, shard.state = {"listing": LISTINGS[number]}, LISTINGS[number]
+    shard.statistics, shard.version_digest = {"listing": LISTINGS[number]}, LISTINGS[number]
 
 
 def run(output: OutputDataset, policy: ReusePolicy, toy) -> str:

@@ -30,7 +30,7 @@ def test_record_round_trip(folder):
     write_record(folder, SHARD, FULL)
     record = read_record(folder, SHARD, whole=True)
     assert dataclasses.replace(record, sources=None) == read_record(folder, SHARD)
-    assert (record.bytes, record.sha256, record.state) == (4711, "a" * 64, "c" * 64)
+    assert (record.bytes, record.sha256, record.version_digest) == (4711, "a" * 64, "c" * 64)
     assert record.sources == sorted(SOURCES)
     assert record_name(SHARD) == ".records/part-00001-of-00003.jsonl"
     assert folder.names() == [record_name(SHARD)]
@@ -39,7 +39,7 @@ def test_record_round_trip(folder):
 def test_without_sources(folder):
     write_record(folder, SHARD, RECORD)
     record = read_record(folder, SHARD)
-    assert (record.state, record.sources) == ("", None)
+    assert (record.version_digest, record.sources) == ("", None)
     assert read_record(folder, SHARD, whole=True) == dataclasses.replace(record, sources=[])
 
 
@@ -51,7 +51,7 @@ def test_record_file_is_json_lines_sorted_by_image(folder):
     assert content["format"] == "shard record 1"
     assert content["sources_sha256"] == hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
     before = path(folder).read_bytes()
-    write_record(folder, SHARD, Record.of(ENTRY, FOOTER, FULL.state, SOURCES[::-1]))
+    write_record(folder, SHARD, Record.of(ENTRY, FOOTER, FULL.version_digest, SOURCES[::-1]))
     assert path(folder).read_bytes() == before
 
 

@@ -362,7 +362,7 @@ def test_chance_in_folds_counts_smaller_galleries(model, comparable):
 
 
 def test_score_run_in_folds(write_run, toy):
-    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portion": "comparable"}
+    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portions": ("comparable",)}
     run = open_run(write_run())
     (whole, *_), (folded, *_) = score_run(run, **arguments), score_run(run, folds=4, **arguments)
     assert folded.folds == 4
