@@ -98,7 +98,7 @@ def test_retrieval_in_mteb_equals_evaluate(run, toy):
     to_text = evaluate(model, retrieval_task("MockAny2AnyRetrievalI2TTask", image, text, own))
     scores = model.similarity(model.encode([image], prompt_type=None), model.encode([text], prompt_type=None))
     assert len(torch.unique(scores)) == scores.numel()
-    options = {"splits": ["test"], "languages": ["en"], "portion": "comparable"}
+    options = {"splits": ["test"], "languages": ["en"], "portions": ["comparable"]}
     (score,) = score_run(run, captions=toy.captions, features=toy.features, **options)
     relevance = score.relevance["captions"]
     for found, expected in ((to_image, relevance["text_to_image"]), (to_text, relevance["image_to_text"])):
