@@ -38,8 +38,8 @@ _ACCEPTED: dict[Any, Any] = {float: (int, float), list: (list, tuple), dict: Map
 _SIMILAR = 3  # Number of keys that a message suggests.
 # The memory of tomllib grows with the square of the parts of a dotted key.
 _MAX_TOML = 1 << 18  # Characters.
-_MAX_DOTS = 500  # Of a line.
-_MAX_WHOLE = 2**63 - 1  # Of the whole numbers of Arrow, numpy and torch.
+_MAX_DOTS = 500  # Dots in one line.
+_MAX_WHOLE = 2**63 - 1  # Largest whole number of Arrow, numpy and torch.
 
 
 class Tagged:

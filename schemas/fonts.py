@@ -60,7 +60,7 @@ def _draw(draw: Callable[[], T]) -> tuple[T, set[str]]:
         try:
             drawing = draw()
         except (OSError, RuntimeError, ValueError) as error:
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # Of the picture's own file.
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # The disk of the picture itself is full.
                 raise
             reason = f"{type(error).__name__}: {first_line(error)}"
             advice = "delete matplotlib's cache (~/.cache/matplotlib), or install matplotlib again"

@@ -25,7 +25,7 @@ from schemas.storage.folder import Folder
 _PREFIX = "imagepivot."
 _MIN_LIMIT = 256 << 20
 _MAX_EXPANSION = 16
-_VALUE_BYTES = 8  # Of a value at most, with its levels.
+_VALUE_BYTES = 8  # Upper bound for a value with its levels.
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ _PARAMETERS: dict[str, Any] = {
 
 _Entry = TypeVar("_Entry", bound="FileEntry")
 
-_MAX_SIZE = 1 << 48  # Of bytes and rows of a file.
+_MAX_SIZE = 1 << 48  # Upper bound for bytes and for rows of a file.
 _MAX_PATH = 255  # Characters of a path, which is of ASCII; every entry takes the bytes of the longest one.
 _NUMBERS = ("bytes", "rows")
 _DIGESTS = ("sha256", "footer_sha256")

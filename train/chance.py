@@ -76,7 +76,7 @@ class Chance:
         errors = 0.0
         for recalls in (self.image_to_text, self.text_to_image):
             first, fifth, tenth = (recall / 100 for recall in recalls[:3])
-            # Of the number of hits at the three cutoffs: a hit at rank 1 is also one at the others.
+            # Variance of the sum of hits at the three cutoffs: a hit at rank 1 is also one at the others.
             errors += 100 * sqrt(max(0.0, 5 * first + 3 * fifth + tenth - (first + fifth + tenth) ** 2) / self.images)
         return errors
 

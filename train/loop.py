@@ -63,7 +63,7 @@ from train.schedules import learning_rate, max_total_steps, stop_reason
 from train.training_data import TrainingInputs, load_training_inputs, overlap_remark
 
 _LOG_EVERY_STEPS = 10
-_MIN_STEPS_AT_MARGIN = 100  # Of a collapse, also where an epoch has fewer: embeddings may begin nearly equal.
+_MIN_STEPS_AT_MARGIN = 100  # Steps before a collapse is reported, also where an epoch has fewer: embeddings may begin nearly equal.
 
 _NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES, RANKS)))
 _TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
@@ -188,7 +188,7 @@ class _Loop:
         self.folder = Folder(job.output)
         self.chance = training_inputs.chance()
         self.progress = TrainingProgress()
-        self.loss = 0.0  # Of the last line of the log.
+        self.loss = 0.0  # The loss in the last line of the log.
         self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # On the device, not yet in the progress.
         self.saved_step = 0  # Step of last.pt.
         self.stopwatch = Stopwatch()
@@ -246,7 +246,7 @@ class _Loop:
         if not self.processes.is_rank_zero:
             return self._run(None, interruption)
         for path in self.folder.local_path.glob(".*"):
-            if _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():  # Of a killed process.
+            if _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():  # A file of a killed process.
                 path.unlink()
         with RunLog(
             self.folder.local_path,

@@ -254,7 +254,7 @@ def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> di
 
     if together:
         return dict.fromkeys(captions.language_names, frequent(captions.token_ids))
-    languages = np.repeat(captions.languages, captions.lengths)  # Of each token.
+    languages = np.repeat(captions.languages, captions.lengths)  # The language of each token.
     return {name: frequent(captions.token_ids[languages == index]) for index, name in enumerate(captions.language_names)}
 
 

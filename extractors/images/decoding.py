@@ -56,7 +56,7 @@ MAX_PIXELS = 178_956_970
 REASONS = ("empty", "not_an_image", "truncated", "too_large", "unsupported", "decode_error", "crashed")
 """All reasons of a `DecodeError`."""
 
-_BLOCK_PIXELS = 1 << 20  # Of 16-bit grey, converted together: copies of all pixels may take gigabytes.
+_BLOCK_PIXELS = 1 << 20  # Pixels of 16-bit grey that are converted together: copies of all pixels may take gigabytes.
 # Modes that Pillow converts to RGB by the table. Grey of 16 and 32 bits is converted here.
 _CONVERTED_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr")
 # Pillow's documented errors for corrupt files, those of its plugins for malformed headers (see `PIL.ImageFile.ImageFile`), and

@@ -200,7 +200,7 @@ def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
 
 def _neighbours(length: int, resized: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return both source positions, and the second's weight times ``2 * resized``."""
-    numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # Of the centre, over 2 * resized.
+    numerators = (2 * np.arange(resized, dtype=np.int64) + 1) * length - resized  # Numerators of the centres, over 2 * resized.
     first, weight = np.divmod(numerators.clip(0, 2 * resized * (length - 1)), 2 * resized)
     return first, np.minimum(first + 1, length - 1), weight.astype(np.float64)
 

@@ -25,7 +25,7 @@ COUNTER = ".num_batches_tracked"
 """Suffix of batch norm's counters, without effect on features."""
 
 _WRAPPERS = ("state_dict", "model")
-_PREFIXES = ("module.", "_orig_mod.")  # Of torch.nn.DataParallel and torch.compile.
+_PREFIXES = ("module.", "_orig_mod.")  # Prefixes of torch.nn.DataParallel and torch.compile.
 _MAX_DEPTH = 3
 _FORMATS = {".safetensors": "safetensors", ".pth": "torch", ".pt": "torch", ".pkl": "pickle", ".caffemodel": "caffe"}
 _CAFFE_FIELDS = (b"\x0a", b"\x12", b"\xa2\x06")  # Fields name, layers and layer of a NetParameter.
@@ -93,7 +93,7 @@ def checkpoint_format(path: Path) -> str:
 
 
 def _is_text(head: bytes) -> bool:
-    # Of all formats only a .caffemodel may begin with ASCII alone: a line end, then a name.
+    # Among all formats only a .caffemodel may begin with ASCII alone: a line end, then a name.
     return head[:1] not in b"\n(" and all(byte in b"\t\r\n" or 0x20 <= byte < 0x7F for byte in head)
 
 

@@ -42,7 +42,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     Raises:
         UsageError: the command is missing; an argument is positional; a parameter is unknown, missing, given twice or empty.
     """
-    values, flags = _sort(arguments)
+    values, flags = _split_flags(arguments)
     command = values.pop("command", "")
     if command not in COMMANDS:
         raise UsageError(f"the parameter 'command' is {command!r}, expected one of {', '.join(map(repr, COMMANDS))}")
@@ -65,7 +65,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     return [command, *words, *options, "--", *flags]
 
 
-def _sort(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split arguments into values of our parameters and flags for Beam."""
     parameters = {"command"}.union(*map(parameters_of, COMMANDS))
     values: dict[str, str] = {}

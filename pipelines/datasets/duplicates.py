@@ -62,11 +62,11 @@ _NOISE = 8 * _HASH_SIDE  # Standard deviation of coefficients, if that of pixels
 _MIN_INFORMATION = 0.5  # Share of bits: photographs blurred by 8 pixels have 0.78, drawn scenes 0.83, gradients up to 0.21.
 _MAX_DISTANCE = 0.15  # Share of bits: re-encoded and halved photographs differ in up to 0.05, different ones in 0.46.
 _AREAS = 16  # Colours are means of 16 x 16 areas.
-_MAX_COLOUR_DIFFERENCE = 10  # Of Cb or Cr, 0 to 255: copies and recoloured ones differ by up to 9.4.
+_MAX_COLOUR_DIFFERENCE = 10  # Difference of Cb or Cr, 0 to 255: copies and recoloured ones differ by up to 9.4.
 _MAX_CLIPPED_DIFFERENCE = 25  # In areas that one picture clips more: copies of 1.3 times the brightness differ by up to 21.
 _MAX_GREY_COLOUR = 4  # JPEG colours grey pictures a little.
 _MIN_SATURATION = 0.5
-_MAX_CAST = 0.08  # Of Cb or Cr by luminance: 10% more red and 10% less blue are up to 0.074.
+_MAX_CAST = 0.08  # Cast of Cb or Cr by luminance: 10% more red and 10% less blue are up to 0.074.
 _PAIRS = 1024  # Pairs whose colours are compared simultaneously: 20 MB.
 
 _Links: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]  # Positions of first and second items, and similarities.
@@ -249,7 +249,7 @@ def _have_like_colours(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     alike = (np.abs(first - second)[:, 1:3] <= _MAX_COLOUR_DIFFERENCE).all((1, 2))
     others = np.flatnonzero(~alike)
     first, second = first[others].astype(np.float32), second[others].astype(np.float32)
-    is_clipped = np.abs(first[:, 3:] - second[:, 3:]) > 0.02 * 255  # Of its pixels.
+    is_clipped = np.abs(first[:, 3:] - second[:, 3:]) > 0.02 * 255  # More than 2 % of the pixels differ in clipping.
     tolerances = np.where(is_clipped, _MAX_CLIPPED_DIFFERENCE, _MAX_COLOUR_DIFFERENCE)
     for vivid, pale in ((first, second), (second, first)):
         light, colours = pale[:, :1], np.stack([vivid[:, 1:3], pale[:, 1:3]])

@@ -34,7 +34,7 @@ from schemas.storage.folder import Folder, file_at
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
 _MIN_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
-_MAX_SIDE = 2**16 - 1  # Of a canvas of matplotlib.
+_MAX_SIDE = 2**16 - 1  # Longest side of a canvas of matplotlib.
 _PAD = 2  # Pixels around the text of a label.
 _Place: TypeAlias = tuple[int, int, int, int]
 _SOFTWARE = "imagepivot view"  # Exif tag of our pictures: --overwrite replaces no other file.

@@ -57,7 +57,7 @@ _MAX_SHIFT = 18.0  # Distance of a shape from the middle of its cell, in pixels.
 _MAX_TILT = 9.0  # Rotation of a shape, in degrees.
 _SUPERSAMPLING = 4  # Shapes are drawn this many times larger and then reduced.
 _CORNERS = 72  # Corners of the polygon that approximates a curve.
-_SHADOW_DEPTH = 70  # Of 255.
+_SHADOW_DEPTH = 70  # Grey levels, of 255.
 
 _Item = TypeVar("_Item")
 _Outline = tuple[tuple[float, float], ...]

@@ -21,11 +21,11 @@ Quoting: TypeAlias = Literal["auto", "rfc4180", "none"]
 rows, by its line ends and delimiters, is an error; ``none``: a quote is an ordinary character."""
 
 _CHECKED_LINES = 100
-_ENTRY_BYTES = 8  # Of a line in a list, so that empty ones count.
+_ENTRY_BYTES = 8  # Size of a line in a list, so that empty lines count.
 _DELIMITERS = (",", "\t", ";", "|")
 _SEP_LINE = re.compile(r'"?sep=(.)"?')
 
-csv.field_size_limit(sys.maxsize)  # Of the whole process: by default a value may have 131,072 characters.
+csv.field_size_limit(sys.maxsize)  # For the whole process; the default is 131,072 characters a value.
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def split_rows(
         InputError: quotes do not match, `quoting` is ``auto`` and a quoted value looks like rows, or a row is too long.
     """
     count = width = first = size = 0
-    lines: list[str] = []  # Of the current row.
+    lines: list[str] = []  # Lines of the current row.
 
     def check() -> None:
         """Check that a row over several lines is not several rows."""

@@ -107,7 +107,7 @@ def run_job(
         if check_launcher is not None:
             check_launcher()
         if preflight is not None:
-            folder.delete(PREFLIGHT_MARKER)  # Of an earlier job.
+            folder.delete(PREFLIGHT_MARKER)  # A marker of an earlier job.
 
     complete = partial(complete_dataset, output, run, policy, task=task, check=check, libraries=libraries)
     try:

@@ -155,7 +155,7 @@ def number_captions(tables: Iterable[pa.Table], advice: str = INDEX_ADVICE) -> I
     Raises:
         InputError: a key occurs twice, only some captions have an index, or an image has more captions than an int16 can number.
     """
-    last = last_index = has_no_index = None  # Of the previous table: its last row, the index of that within its group.
+    last = last_index = has_no_index = None  # Last row of the previous table, and its index within its group.
     for table in tables:
         rows = pa.concat_tables([table] if last is None else [last, table]).combine_chunks()
         num_previous = rows.num_rows - table.num_rows

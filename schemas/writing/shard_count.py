@@ -26,7 +26,7 @@ _MIN_CHOSEN = 16  # Enough for the cores of one machine.
 MAX_CHOSEN = 8192
 """Reached at 4 TiB of vectors; shards of larger datasets are larger."""
 
-_MAX_BYTES = 4 << 30  # Of a shard, for any count: readers of whole shards hold one in memory.
+_MAX_BYTES = 4 << 30  # Size of a shard, for any count: readers of whole shards hold one in memory.
 
 
 def known_shards(shards: ShardsRequest, folder: Folder, *, overwrite: bool) -> int | None:

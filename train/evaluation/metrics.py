@@ -239,12 +239,12 @@ def bidirectional_ranks(
     strips = _strips(in_rows.tolist(), in_columns.tolist())
     order_on_device = upload(order, device)
     sizes = len(row_images), len(owners)
-    # Of rows, then of columns in the order of their images.
+    # Rows first, then columns in the order of their images.
     better = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
     best_items, best_scores = torch.full_like(better, -1), torch.full(better.shape, -torch.inf, device=device)
     row_better, column_better = better.split(sizes)
     (row_items, column_items), (row_best, column_best) = best_items.split(sizes), best_scores.split(sizes)
-    bounds: list[list[Tensor]] = []  # Of each strip: the least scores that equal the best right ones of rows and columns.
+    bounds: list[list[Tensor]] = []  # Per strip, the least scores that equal the best right ones of rows and columns.
     for a, b in (*((n, n) for n in range(len(strips))), *permutations(range(len(strips)), 2)):
         rows, columns = strips[a][0], strips[b][1]
         tile = scores(rows, order_on_device[columns])
@@ -282,7 +282,7 @@ def least_equal(scores: Tensor) -> Tensor:
 def _keep_best(tile: Tensor, first: int, best_scores: Tensor, best_items: Tensor) -> None:
     """Keep the best score and item of each row; ``first`` is the item of column 0."""
     if tile.numel():
-        scores, positions = tile.max(1)  # Of equal scores, the first.
+        scores, positions = tile.max(1)  # The first among equal scores.
         items = positions + first
         is_better = (scores > best_scores) | (scores == best_scores) & (items < best_items)
         best_scores.copy_(torch.where(is_better, scores, best_scores))

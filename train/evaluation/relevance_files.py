@@ -28,7 +28,7 @@ from train.data.captions import Captions
 from train.evaluation.relevance import OWN_CAPTIONS, Pairs
 
 _FILE = re.compile(r"((?:.*/)?)([^/]+)_(image_to_caption|caption_to_image)\.json")
-_MIN_SHARE = 0.75  # Of equal captions all but normalized characters; of other English captions of the same images about a half.
+_MIN_SHARE = 0.75  # Equal captions share all but normalized characters, other English captions of the same images about a half.
 
 Annotations: TypeAlias = Mapping[tuple[int, int], tuple[int, str]]
 """Id and text of each caption, by the number of its image and its index."""

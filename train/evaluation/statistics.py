@@ -177,7 +177,7 @@ def paired_p_values(
         raise ValueError(f"the models have {ranks_a.shape[1]} and {ranks_b.shape[1]} queries, expected the same")
     groups, num_queries = _images(ranks_a, images)
     hits_a, hits_b = (_hits(ranks, groups, len(num_queries)) for ranks in (ranks_a, ranks_b))
-    differences = len(ranks_b) * hits_a - len(ranks_a) * hits_b  # Of means over seeds, in integers.
+    differences = len(ranks_b) * hits_a - len(ranks_a) * hits_b  # Differences of means over seeds, in integers.
     differences = np.column_stack((differences, differences.sum(1)))
     # Images with equal differences are interchangeable, too: the number of their positive signs is binomial.
     kinds, sizes = np.unique(differences, axis=0, return_counts=True)

@@ -294,7 +294,7 @@ def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.nda
     """
     forms = {word: (word, word.lower()) for word in words}
     vectors = read_vector_file(location, {form for pair in forms.values() for form in pair}, expected=_EXPECTED).vectors
-    # Of both forms the one as written comes last and wins.
+    # The form as written comes last and replaces the other.
     return {word: vectors[form] for word, pair in forms.items() for form in pair[::-1] if form in vectors}
 
 

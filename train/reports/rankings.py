@@ -92,8 +92,8 @@ FRAME = "#009E73"
 
 _CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, distance of pictures, height of a heading.
 _EDGE, _INDENT, _TEXT, _APART, _LINE = 0.06, 0.26, 2.4, 0.2, 0.14
-_CHARACTERS, _LINES = 34, 5  # Of a caption.
-_CHARACTERS_PER_INCH = 17  # Of the note.
+_CHARACTERS, _LINES = 34, 5  # Size of a caption.
+_CHARACTERS_PER_INCH = 17  # Width of the note's characters.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
 

@@ -141,13 +141,13 @@ def features_for(preset: str, config: Config, datasets: Mapping[str, Dataset]) -
 
 
 def _feature_kind(dataset: Dataset) -> str:
-    """Return the sort of features, a key of `_EXAMPLES`; empty if unknown."""
+    """Return the kind of features, a key of `_EXAMPLES`; empty if unknown."""
     if len(feature_spec(dataset).shape) == 1:
         return "vector"
     if dataset.kind == "regions":
         return "regions"
     extractor = FeaturesParameters.from_json(dataset.manifest.parameters).extractor or {}
-    return next((sort for sort, key in (("crops", "separate"), ("grid", "grid")) if extractor.get(key)), "")
+    return next((kind for kind, key in (("crops", "separate"), ("grid", "grid")) if extractor.get(key)), "")
 
 
 def _takes(config: Config, shape: tuple[int, ...]) -> bool:
