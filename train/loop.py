@@ -63,7 +63,8 @@ from train.schedules import learning_rate, max_total_steps, stop_reason
 from train.training_data import TrainingInputs, load_training_inputs, overlap_remark
 
 _LOG_EVERY_STEPS = 10
-_MIN_STEPS_AT_MARGIN = 100  # Steps before a collapse is reported, also where an epoch has fewer: embeddings may begin nearly equal.
+# Steps at the margin before a collapse is reported, also where an epoch has fewer: embeddings may begin nearly equal.
+_MIN_STEPS_AT_MARGIN = 100
 
 _NAMES = "|".join(map(re.escape, (BEST, LAST, CONFIG, LOG, METRICS, CURVES, RANKS)))
 _TEMPORARY_FILE = re.compile(rf"\.({_NAMES}){re.escape(TEMPORARY_MARK)}\d+")
