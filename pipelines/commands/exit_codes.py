@@ -115,18 +115,18 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
     if stop_signal():
         return 128 + stop_signal(), None
     message = f"{type(error).__name__}: {error}"
-    if events.emit("error", message=message, **_kind(error), traceback=traceback.format_exc()):
+    if events.emit("error", message=message, **_class_and_number(error), traceback=traceback.format_exc()):
         return 1, message
     return None
 
 
 def _report(error: BaseException, message: str, *, code: int = 1) -> tuple[int, str]:
-    if not events.emit("error", message=message, **_kind(error)):
+    if not events.emit("error", message=message, **_class_and_number(error)):
         notes.print(f"[bold red]Error:[/bold red] {escape(message)}", highlight=False, soft_wrap=True)
     return code, message
 
 
-def _kind(error: BaseException) -> dict[str, str | int]:
+def _class_and_number(error: BaseException) -> dict[str, str | int]:
     """Return the class of an error, and the number of the system's error if any."""
     number = errno_of(error)
     return {"kind": type(error).__name__, **({} if number is None else {"errno": number})}
