@@ -72,9 +72,13 @@ class OtherDatasetError(DatasetError):
 
 def errno_of(error: BaseException | None) -> int | None:
     """Return the number of the system's error behind an error, if any."""
-    while error is not None and not (isinstance(error, OSError) and error.errno is not None):
+    seen = set[int]()  # The causes of errors that were raised again may form a circle.
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return error.errno if isinstance(error, OSError) else None
+    return None
 
 
 def first_line(error: BaseException) -> str:
