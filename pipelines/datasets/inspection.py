@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -129,40 +129,32 @@ def statistics_tables(manifest: Manifest) -> list[Table]:
         "word-vectors": _word_vector_statistics,
         "token-features": _token_feature_statistics,
     }
-    more: list[Table] = []
     try:
-        columns, rows = forms[manifest.kind if manifest.statistics else ""](manifest.statistics)
-        if manifest.kind == "vocabulary":
-            more = _vocabulary_tables(manifest.statistics)
+        return forms[manifest.kind if manifest.statistics else ""](manifest.statistics)
     except (KeyError, TypeError, AttributeError, ValueError):  # Another kind, or a dataset of another program.
         named = {name.replace("_", " "): value for name, value in manifest.statistics.items()}
         values = {name: f"{value:,}" if isinstance(value, int) else value for name, value in named.items()}
-        columns, rows = ["", Column("", "")], list(value_rows(values))
-    return [Table(columns, rows, "statistics", has_borders=True), *more]
+        return [_statistics_table(["", Column("", "")], list(value_rows(values)))]
 
 
-_Statistics: TypeAlias = tuple[Sequence[Column | str], list[Row]]
-"""Columns and rows."""
+def _statistics_table(columns: Sequence[Column | str], rows: Sequence[Row]) -> Table:
+    return Table(columns, rows, "statistics", has_borders=True)
 
 
-def _caption_statistics(statistics: Mapping[str, Any]) -> _Statistics:
+def _caption_statistics(statistics: Mapping[str, Any]) -> list[Table]:
     rows: list[Row] = []
     for key, counts in sorted(statistics["captions"].items()):
         portion, split, language = key.split("/")
         rows.append((portion, split, language, f"{counts['captions']:,}", f"{counts['tokens']:,}"))
-    return ["portion", "split", "language", *number_columns("captions", "tokens")], rows
+    return [_statistics_table(["portion", "split", "language", *number_columns("captions", "tokens")], rows)]
 
 
-def _vocabulary_statistics(statistics: Mapping[str, Any]) -> _Statistics:
-    columns = ["language", *number_columns("tokens", "types", "singletons", "occurrences")]
-    names = ("tokens", "types", "singletons", "occurrences")
-    languages = [(language, *_counts(statistics[name][language] for name in names)) for language in statistics["tokens"]]
-    return columns, [*languages, (), ("sum", f"{statistics['sum']:,}"), ("union", f"{statistics['union']:,}")]
-
-
-def _vocabulary_tables(statistics: Mapping[str, Any]) -> list[Table]:
-    """Return the shares of unknown tokens, and the overlap of languages."""
+def _vocabulary_statistics(statistics: Mapping[str, Any]) -> list[Table]:
+    """Return counts by language, shares of unknown tokens, and overlaps."""
     languages, jaccard, reserved = list(statistics["tokens"]), statistics["jaccard"], statistics.get("reserved", {})
+    names = ("tokens", "types", "singletons", "occurrences")
+    counted_tokens = [(language, *_counts(statistics[name][language] for name in names)) for language in languages]
+    totals = [("sum", f"{statistics['sum']:,}"), ("union", f"{statistics['union']:,}")]
     unknown: list[Row] = []
     for language, shares in statistics["unknown"].items():
         counts = reserved.get(language, {})
@@ -173,12 +165,13 @@ def _vocabulary_tables(statistics: Mapping[str, Any]) -> list[Table]:
     ]
     columns = ["language", "split", *number_columns(SPECIALS[UNK]), *number_columns("reserved tokens", spec=",")]
     return [
+        _statistics_table(["language", *number_columns(*names)], [*counted_tokens, (), *totals]),
         Table(columns[: None if reserved else -1], unknown, "unknown tokens", has_borders=True),
         Table(["", *number_columns(*languages[:-1], spec=".1%")], overlaps[1:], "Jaccard"),
     ]
 
 
-def _word_vector_statistics(statistics: Mapping[str, Any]) -> _Statistics:
+def _word_vector_statistics(statistics: Mapping[str, Any]) -> list[Table]:
     languages = tuple(statistics.values())
     rows: list[Row] = [("words in the file", *_counts(counts["file_words"] for counts in languages))]
     for name, label in (("types", "words of the vocabulary"), ("occurrences", "their occurrences")):
@@ -188,10 +181,10 @@ def _word_vector_statistics(statistics: Mapping[str, Any]) -> _Statistics:
     rows += [_dim("in lower case only", *_counts(counts["types_in_lower_case"] for counts in languages)), ()]
     missing = (sorted(counts["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for counts in languages)
     rows.append(("without, most frequent", *(tuple(f"{token} {count:,}" for token, count in words) for words in missing)))
-    return ["", *number_columns(*statistics)], rows
+    return [_statistics_table(["", *number_columns(*statistics)], rows)]
 
 
-def _token_feature_statistics(statistics: Mapping[str, Any]) -> _Statistics:
+def _token_feature_statistics(statistics: Mapping[str, Any]) -> list[Table]:
     languages = [counts for _, counts in sorted(statistics.items())]
     parts = (counts["sub_words"] / max(1, counts["tokens"]) for counts in languages)
     unknown = (counts["unknown_sub_words"] / max(1, counts["sub_words"]) for counts in languages)
@@ -202,7 +195,7 @@ def _token_feature_statistics(statistics: Mapping[str, Any]) -> _Statistics:
     rows.insert(3, _dim("of a token", *(f"{part:.2f}" for part in parts)))
     rows.insert(4, _dim("unknown", *(f"{share:.2%}" for share in unknown)))
     rows.insert(5, ())
-    return ["", *number_columns(*sorted(statistics))], rows
+    return [_statistics_table(["", *number_columns(*sorted(statistics))], rows)]
 
 
 def _counts(counts: Iterable[int]) -> list[str]:
