@@ -90,10 +90,9 @@ def at(store, folder: str, user: str = "", options: str = "") -> str:
     return f"{store.scheme}://{user}bucket/{folder}?endpoint_override=127.0.0.1:{store.port}&scheme=http{options}"
 
 
+@pytest.mark.parametrize("near", ["s3"], indirect=True)
 @pytest.mark.parametrize("source", ["keys", "profile", "container", "instance", "address"])
 def test_credentials_for_s3(blank, metadata, monkeypatch, tmp_path, source):
-    if blank.scheme != "s3":
-        pytest.skip("another store")
     user, expected = "", "role"
     if source == "keys":
         expected = "testing"
@@ -120,9 +119,8 @@ def test_credentials_for_s3(blank, metadata, monkeypatch, tmp_path, source):
     assert source != "address" or found.secret_key == "se/cret"
 
 
+@pytest.mark.parametrize("near", ["s3"], indirect=True)
 def test_public_object_in_s3_is_read_without_credentials(blank, monkeypatch):
-    if blank.scheme != "s3":
-        pytest.skip("another store")
     owner = open_bucket(split_address(at(blank, "", "key:secret@"))[0])._client
     for name, rights in (("open", "public-read"), ("closed", "private")):
         owner.put_object(Bucket="bucket", Key=f"public/{name}", Body=b"1", ACL=rights)
@@ -132,10 +130,9 @@ def test_public_object_in_s3_is_read_without_credentials(blank, monkeypatch):
         folder.read("closed")
 
 
+@pytest.mark.parametrize("near", ["gs"], indirect=True)
 @pytest.mark.parametrize("source", ["file", "instance", "anonymous"])
 def test_credentials_for_google(blank, metadata, monkeypatch, tmp_path, source):
-    if blank.scheme != "gs":
-        pytest.skip("another store")
     kind = "AnonymousCredentials"
     if source == "file":
         kind = "Credentials"
