@@ -105,20 +105,12 @@ class Score:
 def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Score]:
     """Open the runs of a job and evaluate them as an ensemble, see `score_ensemble`.
 
-    ``on_warning`` receives a sentence about evaluated images that a run was trained on.
-
     Raises:
         ImagepivotError: a folder holds no run, or as for `score_ensemble`.
     """
     device = choose_device(job.device)
     runs = [open_run(run, device=device) for run in job.runs]
-    trained = {split for run in runs for split in run.config.data.splits}
-    captions = open_dataset(job.captions, kind="encoded")
-    evaluated = {*(job.splits or _choose_splits(labels_of(captions), (), job.captions))} - trained
-    overlap = find_overlap(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated))
-    if overlap is not None:
-        on_warning(overlap.remark)
-    return score_ensemble(runs, job, on_progress)
+    return score_ensemble(runs, job, on_progress, on_warning)
 
 
 def score_run(run: Run, *, on_progress: Count = no_progress, **options: Any) -> list[Score]:
@@ -126,10 +118,13 @@ def score_run(run: Run, *, on_progress: Count = no_progress, **options: Any) -> 
     return score_ensemble([run], EvaluateJob(run.folder.location, **options), on_progress)
 
 
-def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = no_progress) -> list[Score]:
+def score_ensemble(
+    runs: Sequence[Run], job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning
+) -> list[Score]:
     """Evaluate open runs of a job on one device, by their mean scores.
 
-    Each split and portion is a test of its own. Default languages are those that all runs know.
+    Each split and portion is a test of its own. Default languages are those that all runs know. ``on_warning`` receives a sentence
+    about evaluated images that a run was trained on.
 
     Returns:
         One score per split, language and portion.
@@ -148,8 +143,14 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
     check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     check_languages(languages, known, subject)
-    labels = labels_of(open_dataset(job.captions, kind="encoded"))
+    captions = open_dataset(job.captions, kind="encoded")
+    labels = labels_of(captions)
     chosen = _choose_splits(labels, job.splits, job.captions)
+    trained = {split for run in runs for split in run.config.data.splits}
+    evaluated = {*chosen} - trained
+    overlap = find_overlap(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated))
+    if overlap is not None:
+        on_warning(overlap.remark)
     split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portions) for split in chosen}
     empty = [split for split in chosen if not split_portions[split]]
     if len(empty) == len(chosen) or (job.splits and empty):
@@ -158,7 +159,6 @@ def score_ensemble(runs: Sequence[Run], job: EvaluateJob, on_progress: Count = n
     if lacking:
         raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")
     scores: list[Score] = []
-    trained = {split for run in runs for split in run.config.data.splits}
     for split, portions in split_portions.items():
         if portions:
             exclusion = Exclusion.read(job.exclude, [split], trained.__contains__) if job.exclude else None

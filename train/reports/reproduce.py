@@ -22,12 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from schemas.console.events import Remark
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError, errno_of
 from schemas.fingerprints import sha256_of_bytes
 from schemas.options import takes_fields
@@ -55,6 +55,9 @@ from train.training_data import contents_of, validation_portions
 
 logger = logging.getLogger(__name__)
 
+Labels: TypeAlias = Mapping[tuple[str, str, str], int]
+"""Numbers of captions by split, language and portion, see `train.data.captions.labels_of`."""
+
 NO_MEMORY_ADVICE = "give fewer --workers, a smaller schedule.batch_size, or --memory-map FOLDER"
 
 _TRACEBACK = "traceback.txt"
@@ -73,6 +76,7 @@ class Task:
     Attributes:
         config: its configuration; of an ensemble, that of the first member.
         contents: digests of their content, see `train.training_data.contents_of`.
+        splits: splits to measure it on.
         members: tasks of the members of an ensemble; empty for a single model.
     """
 
@@ -83,6 +87,7 @@ class Task:
     corpus: Corpus
     fingerprints: Mapping[str, str]
     contents: Mapping[str, str]
+    splits: tuple[str, ...]
     members: tuple[Task, ...] = ()
 
     @property
@@ -153,9 +158,7 @@ class Task:
         """Return the command that measures the run, or the ensemble of its members."""
         runs = (str(task.run) for task in self.members or (self,))
         data = {name: getattr(self.corpus, name) for name in ("captions", "features", "token_features")}
-        labels, languages = labels_of(open_dataset(self.corpus.captions)), self.config.data.languages
-        splits = self.job.split or ",".join(split for split in TEST_SPLITS if portions_in(labels, split, languages))
-        return ["evaluate", *runs, *self._options(device, **data, splits=splits, output=self.evaluation)]
+        return ["evaluate", *runs, *self._options(device, **data, splits=",".join(self.splits), output=self.evaluation)]
 
     def _options(self, device: str, **options: Any) -> list[str]:
         options |= {"device": device, "log_json": True, "memory_map": self.job.memory_map}
@@ -197,8 +200,11 @@ def reproduce(
     device = choose_device(job.device)
     check_training_precision(job.precision, device)
     corpora, skipped = corpora_of(job)
-    tasks = list(_tasks(job, corpora))
-    for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skipped, *_check_data(tasks, job))):
+    captions = open_dataset(job.captions, kind="encoded")
+    labels = labels_of(captions)
+    tasks = list(_tasks(job, corpora, labels))
+    remarks = _check_data(tasks, job, captions, labels)
+    for sentence in filter(None, (bfloat16_remark(job.precision, device.type), *skipped, *remarks)):
         on_warning(sentence)
     with lock_folder(Folder(job.output)):
         failed = []
@@ -210,7 +216,7 @@ def reproduce(
         return tuple(failed)
 
 
-def _tasks(job: ReproduceJob, corpora: Mapping[str, Corpus]) -> Iterator[Task]:
+def _tasks(job: ReproduceJob, corpora: Mapping[str, Corpus], labels: Labels) -> Iterator[Task]:
     """Yield tasks by seed, so that interrupted tables have no gaps; ensembles last."""
     fingerprints = {preset: _fingerprints(corpus, job) for preset, corpus in corpora.items()}
     contents = {preset: contents_of(corpus) for preset, corpus in corpora.items()}
@@ -219,8 +225,15 @@ def _tasks(job: ReproduceJob, corpora: Mapping[str, Corpus]) -> Iterator[Task]:
         for preset, corpus in corpora.items():
             members = tuple(tasks[member, seed] for member in ENSEMBLES.get(preset, ()))
             config = members[0].config if members else load_config(preset, job.overrides)
-            tasks[preset, seed] = Task(preset, seed, config, job, corpus, fingerprints[preset], contents[preset], members)
+            splits = (job.split,) if job.split else _paper_splits(labels, config)
+            digests = fingerprints[preset], contents[preset]
+            tasks[preset, seed] = Task(preset, seed, config, job, corpus, *digests, splits, members)
     yield from sorted(tasks.values(), key=lambda task: bool(task.members))
+
+
+def _paper_splits(labels: Labels, config: Config) -> tuple[str, ...]:
+    """Return the papers' test splits with captions in a configuration's languages."""
+    return tuple(split for split in TEST_SPLITS if portions_in(labels, split, config.data.languages))
 
 
 def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
@@ -237,14 +250,12 @@ def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:
     return fingerprints
 
 
-def _check_data(tasks: Sequence[Task], job: ReproduceJob) -> list[str]:
+def _check_data(tasks: Sequence[Task], job: ReproduceJob, captions: Dataset, labels: Labels) -> list[str]:
     """Check that captions and features cover the training and test data of all rows.
 
     Returns:
         Warnings about missing features, if the job allows them, and about outliers among features that are still needed.
     """
-    captions = open_dataset(job.captions, kind="encoded")
-    labels = labels_of(captions)
     test_splits = (job.split,) if job.split else TEST_SPLITS
     available = {(language, portion) for split, language, portion in labels if split in test_splits}
     # Portions by features, split and language, so that each split is read once for all rows.
