@@ -65,14 +65,15 @@ def end_before(writes: int) -> None:
     left = iter(range(writes))
 
     def end_or(operation):
-        def act(*arguments):
-            if next(left, None) is None:
+        def act(folder, name, data=None, *options):
+            # Bytes are written to a temporary file first, whose path is put.
+            if not isinstance(data, bytes) and next(left, None) is None:
                 os._exit(9)
-            return operation(*arguments)
+            return operation(folder, name, *(() if data is None else (data,)), *options)
 
         return act
 
-    Folder.rename, Folder.delete = end_or(Folder.rename), end_or(Folder.delete)
+    Folder.put, Folder.delete = end_or(Folder.put), end_or(Folder.delete)
 
 
 def fork(action: Callable[[], object], writes: int) -> int:
