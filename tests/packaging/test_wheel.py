@@ -151,7 +151,7 @@ def test_bare_wheel_reads_inspects_and_validates(environment):
 
 def test_bare_command_says_what_to_do_next(environment):
     lines = environment.command().splitlines()
-    assert len(lines) <= 10
+    assert len(lines) <= 12
     assert "imagepivot demo" in "".join(lines)
     assert lines[-1].endswith("pip install 'imagepivot[all]'")
 
