@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
@@ -24,6 +23,7 @@ from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
 from schemas.options import Opt, opt_in
+from schemas.process.resources import skip_pandas
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}
 _MAX_CHOICES = 8  # Characters of a list of choices that is shown in the column of types.
@@ -392,7 +392,7 @@ class Command(TyperCommand):
         context = {"context": ctx} if "context" in inspect.signature(function).parameters else {}
         origins = {key: origin for key in self.options if (origin := _origin(ctx, key))}
         arguments = self.arguments(ctx.params, flags_of(ctx), origins)
-        _skip_pandas()
+        skip_pandas()
         try:
             return function(**context, **arguments)
         except UsageError as error:
@@ -569,20 +569,3 @@ def _read(location: str) -> dict[str, Any]:
         raise UsageError(f"{location!r} is not TOML: {error}") from error
     except UsageError as error:
         raise UsageError(f"{location!r} is {error}") from error
-
-
-def _skip_pandas() -> None:
-    """Keep pyarrow from importing pandas with the first array, which takes a second."""
-    if "pandas" in sys.modules:
-        return
-    import pyarrow as pa
-
-    sys.meta_path.insert(0, _WithoutPandas())
-    pa.array([0])
-    del sys.meta_path[0]
-
-
-class _WithoutPandas:
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name == "pandas":
-            raise ImportError(name)

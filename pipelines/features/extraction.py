@@ -1,11 +1,10 @@
 """``imagepivot features``: list the images, plan the dataset, extract its shards.
 
-Up-to-date datasets need neither Beam nor torch; a single process needs no Beam.
+Up-to-date datasets need neither Beam nor torch; local workers need no Beam.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 from extractors.base import warn_once
 from extractors.catalogue import ENTRIES
 from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
-from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs, reference_folder
+from pipelines.features.ref_chunks import Kept, by_key, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
+from pipelines.features.stage_images import stage_images, staging_area
 from pipelines.inputs.ids import KeyHashes
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import CachedListing, Listing
@@ -25,6 +25,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
+from pipelines.running.process_pool import Map
 from schemas.console import events
 from schemas.console.events import Remark
 from schemas.errors import InputError
@@ -117,41 +118,39 @@ def extract_features(
             events.remark(text)
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
-        from pipelines.features.stage_images import staging_area
         from pipelines.features.transforms import ExtractFeatures
         from pipelines.running.transforms import CommitDataset
 
         remark_on_shards()
-        workers = execution.local_workers if execution.is_local else 1
         kept: Kept = ()
         if listing.cached is not None and not execution.template:  # A template lists images itself.
-            kept = listing.cached.parts() if execution.is_local else listing.cached.share(output.folder)
+            kept = listing.cached.share(output.folder)
         shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
             job,
             output,
             finished=finished,
             meter=meter,
-            threads=max(1, usable_cores() // workers) if workers > 1 else 0,
             check=check,
             accelerator=execution.accelerator,
-            folder=temporary.enter_context(reference_folder()) if execution.is_local else None,
             copies=temporary.enter_context(staging_area(job, execution, output.folder)),
             kept=kept,
         )
         if job.task is None:
             _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
-    def extract_in_process(finished: frozenset[int]) -> None:
+    def run_here(finished: frozenset[int], run: Map) -> None:
         remark_on_shards()
+        workers = execution.local_workers
+        threads = max(1, usable_cores() // workers) if workers > 1 else 0
         refs = listed_refs(job, listing)
-        chunks: defaultdict[int, list[RefChunk]] = defaultdict(list)
-        with reference_folder() as folder:
-            for shard, chunk in chunk_refs(refs, output.shards, skip_shards=finished, folder=folder):
-                chunks[shard].append(chunk)
-            extractor = ShardExtractor(job, output, meter)
-            extractor.set_up()
-            for shard in output.missing(finished):
-                extractor.extract(shard, chunks.pop(shard, ()))
+        with reference_folder() as folder, staging_area(job, execution, output.folder) as copies:
+            if copies is None:
+                chunks = by_key(chunk_refs(refs, output.shards, skip_shards=finished, folder=folder))
+            else:
+                chunks = stage_images(job, output, refs, copies, skip_shards=finished, folder=folder, run=run)
+            extractor = ShardExtractor(job, output, meter, threads, copies=copies)
+            for _ in run(extractor, ((shard, chunks.pop(shard, [])) for shard in output.missing(finished))):
+                pass
 
     with ExitStack() as temporary:
         return run_job(
@@ -159,10 +158,10 @@ def extract_features(
             build,
             job.policy,
             execution=execution,
+            run_here=run_here,
             extras=job.extras(),
             check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
             check_worker=partial(check_worker, job, planned_fingerprint(output), gpus, listing.samples),
-            run_in_process=extract_in_process,
             task=job.task,
             libraries=job.libraries(),
             meter=meter,

@@ -6,7 +6,6 @@ A `ShardExtractor` is pickled to the workers; there `set_up` loads or shares the
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter, failure_counts
+from pipelines.running.process_pool import WORKER_INDEX
 from schemas.errors import InputError
 from schemas.escapes import counted, redact_address
 from schemas.parameters import FeaturesParameters
@@ -40,17 +40,16 @@ def count_gpus(job: FeaturesJob) -> int:
     return torch.cuda.device_count() if job.device in ("auto", "cuda") and torch.cuda.is_available() else 0
 
 
-def devices_of_worker(job: FeaturesJob, worker_id: str, gpus: int = 0) -> tuple[str, ...]:
+def devices_of_worker(job: FeaturesJob, worker_index: str, gpus: int = 0) -> tuple[str, ...]:
     """Return the devices of a worker process.
 
-    The only process of a machine has all its ``gpus``. Another one (0) has ``cuda:N``, round-robin by Beam's ``worker_id``, e.g.
-    ``worker_3``, or the job's device without several GPUs.
+    The only process of a machine has all its ``gpus``. Another one (0) has ``cuda:N``, round-robin by the index of the worker, or
+    the job's device without several GPUs.
     """
     if gpus:
         return tuple(f"cuda:{index}" for index in range(gpus))
-    index = re.search(r"(?<!\d)(\d+)$", worker_id)
     num_gpus = count_gpus(job)
-    return (f"cuda:{int(index[1]) % num_gpus}" if num_gpus > 1 and index else job.device,)
+    return (f"cuda:{int(worker_index) % num_gpus}" if num_gpus > 1 and worker_index else job.device,)
 
 
 def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
@@ -156,6 +155,7 @@ class ShardExtractor:
     threads: int = 0
     gpus: int = 0
     copies: StagingArea | None = None
+    _pool: ExtractorPool | None = None
 
     def set_up(self, share: Callable[[Callable[[], ExtractorPool]], ExtractorPool] = lambda load: load()) -> None:
         """Load the extractors once per process, by ``share`` (Beam's ``Shared.acquire``).
@@ -167,13 +167,19 @@ class ShardExtractor:
 
         if self.threads:
             torch.set_num_threads(self.threads)
-        devices = devices_of_worker(self.job, os.environ.get("WORKER_ID", ""), self.gpus)
+        devices = devices_of_worker(self.job, os.environ.get(WORKER_INDEX, ""), self.gpus)
         load, size = self.job.extractor.load, self.job.batch_size
         cores = max(1, usable_cores() // self.gpus) if self.gpus > 1 else self.threads
         threads = decoding_threads(self.job, cores)
         self._pool = share(lambda: ExtractorPool([load(device) for device in devices], size, threads))
         for fingerprint in self._pool.fingerprints:
             check_fingerprint(self.job, planned_fingerprint(self.output), fingerprint)
+
+    def __call__(self, shard_and_chunks: tuple[int, Iterable[RefChunk]]) -> None:
+        """Write one shard in a local worker, which is set up before its first."""
+        if self._pool is None:
+            self.set_up()
+        self.extract(*shard_and_chunks)
 
     def extract(self, shard: int, chunks: Iterable[RefChunk]) -> None:
         """Write one shard, and count its images, failures, times and bytes.
@@ -188,6 +194,7 @@ class ShardExtractor:
         images = self.job.open_images()
         if self.copies is not None:
             images = StagedImages(images, self.copies.folder, {copy.uri: copy for copy in copied})
+        assert self._pool is not None, "it is not set up"
         with self._pool.extractor() as loaded:
             tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
         if self.job.policy.update:

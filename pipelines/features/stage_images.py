@@ -9,19 +9,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import NoReturn, TypeAlias
 
-import apache_beam as beam
-
 from pipelines.features.feature_shards import reusable_rows
-from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
+from pipelines.features.ref_chunks import RefChunk, by_key, partition_by_shard, refs_in, to_chunks
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
+from pipelines.running.process_pool import Map
 from pipelines.running.spill_files import spill_folder
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
@@ -59,7 +59,7 @@ def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iter
 
 
 def row_group_batches(
-    images: ImagesInParquet, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None
+    images: ImagesInParquet, refs: Iterable[ImageRef], shards: int, *, skip_shards: frozenset[int], folder: str | None = None
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     """Yield shard index and batch part, see `ref_chunks.chunk_refs`."""
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
@@ -79,34 +79,37 @@ def _gather_batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator
         yield batch
 
 
-@dataclass(eq=False)
-class CopyImages(beam.PTransform):
-    """Copy images to the staging area; yields shard index and chunk of copies.
+def stage_images(
+    job: FeaturesJob,
+    output: OutputDataset,
+    refs: Iterable[ImageRef],
+    copies: StagingArea,
+    *,
+    skip_shards: frozenset[int],
+    folder: str,
+    run: Map,
+) -> dict[int, list[RefChunk]]:
+    """Copy images with local workers, and return the chunks of each shard.
 
-    Attributes:
-        folder: local folder for chunks, if all workers see one disk.
+    Chunks hold references, or copies in the staging area. ``folder`` is a local folder for chunks.
     """
-
-    job: FeaturesJob
-    output: OutputDataset
-    copies: StagingArea
-    folder: str | None = None
-
-    def expand(self, portions: beam.PCollection) -> beam.PCollection:
-        """Copy each batch in one call; an update first selects images by shard."""
-        if not self.job.policy.update and not self.job.policy.retry_failed:
-            wanted = portions | "AllImages" >> beam.Values()
-        else:
-            choose = beam.FlatMap(_select_refs, self.job, self.output, self.folder)
-            wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
-        copy = beam.FlatMap(_copy_images, self.job.open_images(), self.copies, self.output.shards, self.folder)
-        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
+    images = job.open_images()
+    assert isinstance(images, ImagesInParquet), "only Parquet has row groups"
+    batches = by_key(row_group_batches(images, refs, output.shards, skip_shards=skip_shards, folder=folder))
+    chunks = {shard: [chunk for _, chunk in parts] for shard, parts in batches.items()}
+    wanted: Iterable[RowGroupBatch] = chain.from_iterable(batches.values())
+    if job.policy.update or job.policy.retry_failed:
+        wanted = chain.from_iterable(run(partial(select_refs, job=job, output=output, folder=folder), batches.items()))
+    copy = partial(copy_images, images=images, copies=copies, shards=output.shards, folder=folder)
+    for shard, chunk in chain.from_iterable(run(copy, by_key(wanted).items())):
+        chunks[shard].append(chunk)
+    return chunks
 
 
-def _select_refs(
+def select_refs(
     element: tuple[int, Iterable[RowGroupBatch]], job: FeaturesJob, output: OutputDataset, folder: str | None
-) -> Iterator[RowGroupBatch]:
-    """Yield references to the images that a shard will read."""
+) -> list[RowGroupBatch]:
+    """Return references to the images that a shard will read, by batch."""
     shard, parts = element
     batches = {index: refs_in([chunk]) for index, chunk in parts}
     read: list[ImageRef] = []
@@ -119,15 +122,16 @@ def _select_refs(
     reuse = reusable_rows(output, shard, refs, job.policy, read=record)
     wanted = {ref.uri for ref in (*read, *reuse.todo)}
     selected = ((index, [ref for ref in batch if ref.uri in wanted]) for index, batch in batches.items())
-    yield from to_chunks(((index, batch) for index, batch in selected if batch), REFS_SCHEMA, folder)
+    return list(to_chunks(((index, batch) for index, batch in selected if batch), REFS_SCHEMA, folder))
 
 
-def _copy_images(
+def copy_images(
     element: tuple[int, Iterable[RefChunk]], images: ImagesInParquet, copies: StagingArea, shards: int, folder: str | None
-) -> Iterator[tuple[int, RefChunk]]:
+) -> list[tuple[int, RefChunk]]:
+    """Copy the images of a batch, and return shard indices and chunks of copies."""
     refs = images.in_reading_order(refs_in(element[1]))
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
     by_shard: dict[int, list[StagedImage]] = {}
     for copy in copies.write(images, refs):
         by_shard.setdefault(shard[copy.uri], []).append(copy)
-    yield from to_chunks(sorted(by_shard.items()), STAGED_SCHEMA, folder)
+    return list(to_chunks(sorted(by_shard.items()), STAGED_SCHEMA, folder))

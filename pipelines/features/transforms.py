@@ -19,7 +19,7 @@ from apache_beam.utils.shared import Shared
 
 from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
 from pipelines.features.shard_worker import ShardExtractor
-from pipelines.features.stage_images import CopyImages, row_group_batches
+from pipelines.features.stage_images import copy_images, row_group_batches, select_refs
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagingArea
@@ -52,14 +52,31 @@ def _list_images(
 
 
 @dataclass(eq=False)
+class CopyImages(beam.PTransform):
+    """Copy images to the staging area; yields shard index and chunk of copies."""
+
+    job: FeaturesJob
+    output: OutputDataset
+    copies: StagingArea
+
+    def expand(self, portions: beam.PCollection) -> beam.PCollection:
+        """Copy each batch in one call; an update first selects images by shard."""
+        if not self.job.policy.update and not self.job.policy.retry_failed:
+            wanted = portions | "AllImages" >> beam.Values()
+        else:
+            choose = beam.FlatMap(select_refs, self.job, self.output, None)
+            wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
+        copy = beam.FlatMap(copy_images, self.job.open_images(), self.copies, self.output.shards, None)
+        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
+
+
+@dataclass(eq=False)
 class ExtractFeatures(beam.PTransform):
     """Root of a pipeline, which writes shards of features and yields their indices.
 
     Attributes:
-        threads: torch threads of each worker; 0 for torch's default.
         check: preflight check of remote workers; None for local ones.
         accelerator: GPUs of remote workers, each of which is one process; None without GPUs.
-        folder: local folder for references, if all workers see one disk.
         copies: staging area of images in row groups; None to read images from the source.
 
     Examples:
@@ -75,10 +92,8 @@ class ExtractFeatures(beam.PTransform):
     output: OutputDataset
     finished: frozenset[int] = frozenset()
     meter: Meter = Meter()
-    threads: int = 0
     check: PreflightCheck | None = None
     accelerator: Accelerator | None = None
-    folder: str | None = None
     copies: StagingArea | None = None
     kept: Kept = ()
 
@@ -87,7 +102,7 @@ class ExtractFeatures(beam.PTransform):
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares digests of versions; without them the graph is small.
         output = replace(self.output, version_digests=None)
-        extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, self.threads, gpus, self.copies)))
+        extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, gpus=gpus, copies=self.copies)))
         # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]
         # Row groups cross the parts of a listing, and each is copied once: one worker lists them all.
@@ -97,11 +112,11 @@ class ExtractFeatures(beam.PTransform):
         if is_split:
             start |= "SpreadParts" >> beam.Reshuffle()
         images = self.job.open_images()
-        options: dict[str, Any] = {"shards": output.shards, "skip_shards": self.finished, "folder": self.folder}
+        options: dict[str, Any] = {"shards": output.shards, "skip_shards": self.finished}
         if self.copies is not None and isinstance(images, ImagesInParquet):
             to_batches = partial(row_group_batches, images, **options)
             portions = start | "ListPortions" >> beam.FlatMap(_list_images, self.job, to_batches)
-            copy = CopyImages(self.job, output, self.copies, self.folder)
+            copy = CopyImages(self.job, output, self.copies)
             refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), portions | "CopyImages" >> copy]
         else:
             refs = [start | "ListImages" >> beam.FlatMap(_list_images, self.job, partial(chunk_refs, **options))]

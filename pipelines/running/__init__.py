@@ -1,1 +1,1 @@
-"""Running a job: the runner, worker processes, progress."""
+"""Running a job: local workers, Beam's runners, progress."""

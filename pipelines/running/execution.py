@@ -1,6 +1,6 @@
 """Execution of a pipeline: workers, runner, GPUs.
 
-Neither this module nor a local run of one process loads Beam.
+Neither this module nor a local run loads Beam.
 """
 
 from __future__ import annotations
@@ -119,13 +119,14 @@ class Accelerator:
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
 
-    A runner among the flags for Beam replaces the local workers. ``default_workers`` computes the number of workers for 0; it is
-    called only if shards are missing.
+    The runner that the flags for Beam name replaces the local workers. ``default_workers`` computes the number of workers for 0; it
+    is called only if shards are missing.
 
     Beyond ``max_failures`` a job that no launcher waits for fails after its commit; a launcher that waits compares the manifest.
 
     Raises:
-        UsageError: a value is out of range, a flag is misspelled, or --detach or --gpu is given without a remote runner.
+        UsageError: a value is out of range, a flag is misspelled, flags name no runner, or --detach or --gpu is given without a
+            remote one.
 
     Examples:
         >>> local = imagepivot.Execution(workers=4)
@@ -150,6 +151,11 @@ class Execution:
     def __post_init__(self) -> None:
         if self.beam_flags:
             _check_flags(self.beam_flags)
+            if self.is_local:
+                raise UsageError(
+                    f"the flags after -- name no runner of Beam: add one, e.g. --runner=DirectRunner, or leave "
+                    f"{self.beam_flags[0]} out: local workers do not use Beam"
+                )
         if self.detach and self.runs_here:
             raise UsageError(
                 "--detach needs a runner on other machines, which would continue the job: leave it out, or name one after --, e.g. "
@@ -176,13 +182,8 @@ class Execution:
 
     @property
     def is_local(self) -> bool:
-        """Whether our own runner runs the pipeline, on this machine."""
+        """Whether local workers run the job, without Beam."""
         return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
-
-    @property
-    def is_one_process(self) -> bool:
-        """Whether a single local worker runs without flags for Beam."""
-        return not self.beam_flags and self.local_workers == 1
 
     @property
     def runs_here(self) -> bool:
@@ -263,9 +264,12 @@ class Execution:
                     "address in a bucket (gs://... or s3://...), or --shared-disk if all of them see that path as this machine does"
                 )
 
-    def for_text(self, size: int, min_bytes: int) -> Execution:
-        """Return a copy with one default worker for less than ``min_bytes`` of text."""
-        return self if size >= min_bytes else replace(self, default_workers=lambda: 1)
+    def for_text(self, size: int, bytes_of_worker: int) -> Execution:
+        """Return a copy with as many default workers as text pays for.
+
+        A worker takes half a second to start; meanwhile one process works on about ``bytes_of_worker``.
+        """
+        return replace(self, default_workers=lambda: max(1, min(usable_cores(), size // bytes_of_worker)))
 
     @property
     def local_workers(self) -> int:

@@ -3,7 +3,7 @@
 1. Lock the folder and read its state (`schemas.writing.dataset_writer.complete_dataset`).
 2. Return the manifest if all shards are up to date, without loading Beam.
 3. Check the launcher; on other machines the first worker passes its preflight check.
-4. Run the pipeline, or a single process without Beam; commit.
+4. Run the pipeline, or the local workers without Beam; commit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import ShardWork, write_missing
+from pipelines.running.process_pool import Map, open_workers
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pipelines.running.preflight import PreflightCheck
 
 Build: TypeAlias = "Callable[[beam.Pipeline, frozenset[int], PreflightCheck | None], object]"
+RunHere: TypeAlias = Callable[[frozenset[int], Map], bool | None]
 
 
 def run_job(
@@ -39,28 +41,27 @@ def run_job(
     policy: ReusePolicy,
     *,
     execution: Execution,
+    run_here: RunHere,
     extras: Iterable[str] = ("pipelines",),
     check_launcher: Callable[[], object] | None = None,
     check_worker: Callable[[], None] | None = None,
-    run_in_process: Callable[[frozenset[int]], bool | None] | None = None,
     task: ArrayTask | None = None,
     libraries: tuple[str, ...] = (),
     meter: Meter = Meter(),
 ) -> Manifest:
-    """Write the missing shards of a dataset with a pipeline.
+    """Write the missing shards of a dataset, on this machine or with a pipeline.
 
     Args:
         output: the dataset.
         build: adds the transforms to a pipeline, given the finished shards and the preflight check.
         policy: reuse of an existing dataset in the folder.
         execution: runner and workers.
+        run_here: writes the shards with local workers, without Beam, given the finished ones, and returns whether it has committed.
         extras: extras that workers on other machines need.
         check_launcher: raises if this machine cannot run the job; called before anything is replaced.
         check_worker: part of the preflight check for this kind of job.
-        run_in_process: writes the shards without Beam, given the finished ones, and returns whether it has committed; called for a
-            single local worker. None for jobs that need a pipeline.
         task: task of an array job, whose pipeline does not commit; None for a whole dataset.
-        libraries: distributions whose versions affect the content, if neither the pipeline nor ``run_in_process`` commits.
+        libraries: distributions whose versions affect the content, if neither the pipeline nor ``run_here`` commits.
         meter: shows counts of workers on other machines.
 
     Returns:
@@ -89,8 +90,9 @@ def run_job(
 
     def run(finished: frozenset[int]) -> bool:
         try:
-            if run_in_process is not None and execution.is_one_process:
-                return bool(run_in_process(finished))
+            if execution.is_local:
+                with open_workers(execution.local_workers) as workers:
+                    return bool(run_here(finished, workers))
             from pipelines.running.runner import run_pipeline
 
             run_pipeline(lambda pipeline: build(pipeline, finished, preflight), execution, extras=extras, watch=watch)
@@ -132,7 +134,7 @@ def run_per_shard(
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
     write = partial(write_missing, output, work)
-    return run_job(output, build, policy, run_in_process=write, libraries=libraries, **settings)
+    return run_job(output, build, policy, run_here=write, libraries=libraries, **settings)
 
 
 def _write_template(

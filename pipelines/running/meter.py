@@ -1,7 +1,7 @@
 """Progress meter: workers count their work, and the launcher displays the sums.
 
-Local workers write counts to a file per process, because Beam's local runner reports counters only at the end of a stage. Remote
-workers use Beam's counters, which the launcher polls and writes to a file of its own.
+Local workers write counts to a file per process. Remote workers use Beam's counters, which the launcher polls and writes to a
+file of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Jobs that compute each shard from the same shard of inputs, without a shuffle.
 
-One process writes all shards in turn (`write_missing`), or Beam distributes them (`pipelines.running.transforms.WriteShards`).
+Local workers write them (`write_missing`), or Beam distributes them (`pipelines.running.transforms.WriteShards`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from pipelines.running.process_pool import Map
 from schemas.writing.dataset_writer import write_shards
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import ShardWriter
@@ -26,7 +27,22 @@ class ShardWork(Protocol):
         """Write the rows and statistics of a shard."""
 
 
-def write_missing(output: OutputDataset, work: ShardWork, finished: frozenset[int]) -> None:
-    """Write the unfinished shards in this process."""
-    work.set_up(lambda load: load())
-    write_shards(output, output.missing(finished), work.write)
+def write_missing(output: OutputDataset, work: ShardWork, finished: frozenset[int], run: Map) -> None:
+    """Write the unfinished shards with local workers."""
+    for _ in run(_ShardWriting(output, work), output.missing(finished)):
+        pass
+
+
+class _ShardWriting:
+    """Writes one shard after another, and sets up the work before the first."""
+
+    def __init__(self, output: OutputDataset, work: ShardWork) -> None:
+        self._output = output
+        self._work = work
+        self._is_set_up = False
+
+    def __call__(self, shard: int) -> None:
+        if not self._is_set_up:
+            self._work.set_up(lambda load: load())
+            self._is_set_up = True
+        write_shards(self._output, [shard], self._work.write)

@@ -37,10 +37,9 @@ from schemas.errors import DatasetError, ImagepivotError, LostJobError, UsageErr
 from schemas.process.shutdown import DetachedError, set_shutdown_notice, shutdown_notice
 from schemas.storage.folder import Folder
 
-WORKER_LOST = "Channel closed prematurely"
-"""Error of Beam's local runner after a worker process has died."""
+_LOST = ("Channel closed prematurely", "SDK worker disconnected")
+"""Errors of Beam's job service and of Prism after a worker process has died."""
 
-_LOST = (WORKER_LOST, "SDK worker disconnected")  # The second is the error of Prism.
 _JAVA_FRAME = re.compile(r"\s*(at |\.\.\. \d+ more|Driver stacktrace:)")  # Lines after the errors in Java stack traces.
 _ANSWER_SECONDS = 60
 _MAX_RUN_SECONDS = 365 * 24 * 3600

@@ -1,6 +1,6 @@
 """Spill files: Arrow tables on disk, passed as path, offset and length.
 
-Beam's local runner keeps shuffled elements in the launcher's memory; a file range takes some hundred bytes.
+The launcher of local workers holds what travels between them; a file range takes some hundred bytes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Reading, tokenizing, writing and counting of caption shards, without Beam.
 
-A block is an Arrow table of a few thousand captions: Beam takes longer to pass a caption than to tokenize it. Only raw text
-travels; the worker that writes a shard tokenizes it.
+A block is an Arrow table of a few thousand captions: passing a caption to another process takes longer than tokenizing it. Only raw
+text travels; the worker that writes a shard tokenizes it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.inputs.captions.base import CAPTION_COLUMNS, CaptionSource, Part, Selection
 from pipelines.running.meter import Meter, failure_counts
+from pipelines.running.process_pool import Map
 from pipelines.text.merge_sort import SortedRun, key_of, make_sorted_runs, merge_runs, number_captions, read_run, spill_to_disk
 from pipelines.text.moses import Recipe, prepare
 from pipelines.text.token_counts import sum_by_key
@@ -32,6 +35,9 @@ BLOCK_SCHEMA = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 LIBRARIES = ("apache-beam", "sacremoses")
 """Distributions with versions in the manifest of captions."""
 
+_READERS = 16
+"""Number of groups of parts. The captions of a group are gathered together, so that many small files yield few runs."""
+
 _PART = 1 << 40
 _REPORT_ROWS = 2000
 
@@ -47,21 +53,31 @@ def blocks_of(tables: Iterable[pa.Table], part: int) -> Iterator[pa.Table]:
 
 def read_sorted_runs(
     parts: Iterable[tuple[int, Part]],
+    *,
     source: CaptionSource,
     selection: Selection,
     shards: int,
-    *,
     skip_shards: frozenset[int],
-    folder: str | None,
+    folder: str | None = None,
 ) -> Iterator[tuple[int, SortedRun]]:
     """Read parts of a source and yield pairs (shard index, sorted run)."""
     blocks = (block for index, part in parts for block in blocks_of(source.tables(part, selection), index))
     yield from make_sorted_runs(blocks, shards, skip_shards=skip_shards, folder=folder)
 
 
+def group_parts(parts: Sequence[Part]) -> list[list[tuple[int, Part]]]:
+    """Divide the parts of a source, with their indices, into groups."""
+    numbered = list(enumerate(parts))
+    return [numbered[start::_READERS] for start in range(min(_READERS, len(numbered)))]
+
+
+def list_sorted_runs(parts: Iterable[tuple[int, Part]], **arguments: Any) -> list[tuple[int, SortedRun]]:
+    """Return what `read_sorted_runs` yields, given the same arguments."""
+    return list(read_sorted_runs(parts, **arguments))
+
+
 def write_caption_shard(
-    shard: int,
-    runs: Iterable[SortedRun | None],
+    shard_and_runs: tuple[int, Iterable[SortedRun | None]],
     models: Mapping[str, str],
     *,
     output: OutputDataset,
@@ -74,6 +90,7 @@ def write_caption_shard(
     Runs come in any order; None is skipped. ``models`` holds texts of truecasers by language, for a recipe that truecases.
     ``advice`` ends the error for a duplicate key.
     """
+    shard, runs = shard_and_runs
     meter.start_shard(shard)
     truecasers = {language: parse_truecaser(text) for language, text in models.items()}
     statistics = CaptionStatistics()
@@ -94,10 +111,16 @@ def write_caption_shard(
     return shard
 
 
-def learn_truecasers(runs: Iterable[SortedRun], recipe: Recipe, splits: Iterable[str]) -> dict[str, str]:
-    """Learn a truecaser for each language, and return their texts."""
-    forms = (pair for run in runs for pair in block_forms(read_run(run), recipe, frozenset(splits)).items())
-    return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in sum_by_key(forms).items()}
+def learn_truecasers(shards: Iterable[list[SortedRun]], recipe: Recipe, splits: Iterable[str], run: Map) -> dict[str, str]:
+    """Learn a truecaser per language from the runs of all shards, as texts."""
+    forms = run(partial(runs_forms, recipe=recipe, splits=frozenset(splits)), shards)
+    counted = sum_by_key(chain.from_iterable(counts.items() for counts in forms))
+    return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in counted.items()}
+
+
+def runs_forms(runs: Iterable[SortedRun], recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
+    """Count word forms in the captions of runs, as `block_forms` does."""
+    return sum_by_key(pair for run in runs for pair in block_forms(read_run(run), recipe, splits).items())
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:

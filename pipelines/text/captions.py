@@ -1,13 +1,12 @@
 """``imagepivot captions``: tokenize captions by an external merge sort.
 
-`prepare_captions` runs in one process, or with Beam in several: see `pipelines.text.transforms`.
+`prepare_captions` runs on this machine, in one process or several, or with Beam on others: see `pipelines.text.transforms`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,8 +17,15 @@ from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
+from pipelines.running.process_pool import Map
 from pipelines.running.spill_files import spill_folder
-from pipelines.text.caption_shards import LIBRARIES, learn_truecasers, read_sorted_runs, write_caption_shard
+from pipelines.text.caption_shards import (
+    LIBRARIES,
+    group_parts,
+    learn_truecasers,
+    list_sorted_runs,
+    write_caption_shard,
+)
 from pipelines.text.merge_sort import SortedRun
 from pipelines.text.moses import load_recipe
 from pipelines.text.truecasing import TRUECASER_FILES, load_truecasers, truecaser_inputs, write_truecaser
@@ -41,8 +47,8 @@ if TYPE_CHECKING:
 _COMPRESSED = (".gz", ".parquet")
 _COMPRESSION = 4
 """Rough ratio of text to compressed bytes. The number of shards is a power of two, so a better estimate changes little."""
-_SEVERAL_WORKERS_BYTES = 16 << 20
-"""Bytes of text that one process tokenizes while several start: each of them loads Beam."""
+_BYTES_OF_WORKER = 8 << 20
+"""Bytes of text for each local worker, see `Execution.for_text`."""
 
 
 @takes_fields(CaptionsJob)
@@ -61,38 +67,44 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     models = load_truecasers(job.truecaser) if job.truecaser is not None else None
     parts = source.parts(job.selection)  # Fails for an empty selection, before the files are hashed.
     inputs = source.inputs(job.selection)
-    execution = execution.for_text(_text_bytes(inputs), _SEVERAL_WORKERS_BYTES)
+    execution = execution.for_text(_text_bytes(inputs), _BYTES_OF_WORKER)
     output = replace(plan_captions(job, inputs, models), max_failures=execution.commit_limit)
-    with spill_folder(output.folder) if execution.is_local else nullcontext() as staged:
 
-        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
-            from pipelines.text.transforms import build_captions
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+        from pipelines.text.transforms import build_captions
 
-            build_captions(pipeline, finished, check, job=job, output=output, models=models, staged=staged, meter=meter)
+        build_captions(pipeline, finished, check, job=job, output=output, models=models, meter=meter)
 
-        def run_in_process(finished: frozenset[int]) -> bool:
-            steps = load_recipe(job.recipe)
-            skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
+    def run_here(finished: frozenset[int], run: Map) -> bool:
+        steps = load_recipe(job.recipe)
+        skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
+        with spill_folder(output.folder) as folder:
+            read = partial(
+                list_sorted_runs,
+                source=source,
+                selection=job.selection,
+                shards=output.shards,
+                skip_shards=skip_shards,
+                folder=folder,
+            )
             runs: defaultdict[int, list[SortedRun]] = defaultdict(list)
-            for shard, run in read_sorted_runs(
-                enumerate(parts), source, job.selection, output.shards, skip_shards=skip_shards, folder=staged
-            ):
-                runs[shard].append(run)
+            for shard, sorted_run in chain.from_iterable(run(read, group_parts(parts))):
+                runs[shard].append(sorted_run)
             texts: Mapping[str, str] = {}
             if steps.truecase:
-                texts = models if models is not None else learn_truecasers(chain(*runs.values()), steps, job.train_splits)
+                texts = models if models is not None else learn_truecasers(runs.values(), steps, job.train_splits, run)
             files = tuple(write_truecaser(language, text, output.folder) for language, text in texts.items())
-            write = partial(write_caption_shard, output=output, recipe=steps, advice=source.repeat_advice, meter=meter)
-            for shard in output.missing(finished):
-                write(shard, runs.pop(shard, ()), texts)
-            commit(output, libraries=LIBRARIES, files=files)
-            return True
+            write = partial(
+                write_caption_shard, models=texts, output=output, recipe=steps, advice=source.repeat_advice, meter=meter
+            )
+            for _ in run(write, ((shard, runs.pop(shard, [])) for shard in output.missing(finished))):
+                pass
+        commit(output, libraries=LIBRARIES, files=files)
+        return True
 
-        policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-        check = None if execution.is_one_process else partial(_read_first, source, parts)
-        return run_job(
-            output, build, policy, execution=execution, check_launcher=check, run_in_process=run_in_process, meter=meter
-        )
+    policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
+    check = None if execution.is_local else partial(_read_first, source, parts)
+    return run_job(output, build, policy, execution=execution, check_launcher=check, run_here=run_here, meter=meter)
 
 
 def _read_first(source: CaptionSource, parts: list[Part]) -> None:

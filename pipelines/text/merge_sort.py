@@ -1,8 +1,8 @@
 """External merge sort of captions by (shard, key).
 
 1. `make_sorted_runs`: a worker gathers 32 MiB of captions, sorts them by shard and key, and cuts them into runs of 128 KiB.
-2. If all workers share a disk, each gathering becomes one file beside the shards. Only file ranges travel: the local runner
-   shuffles in the launcher's memory. Otherwise the runner shuffles the runs, and the shard writer spills them: `spill_to_disk`.
+2. Local workers write each gathering to one file beside the shards, and only file ranges travel. A runner of Beam shuffles the
+   runs, and the shard writer spills them: `spill_to_disk`.
 3. `merge_runs`: the shard writer reads the runs of a shard in the order of their first keys. Rows below the first key of the next
    run are in their final place.
 4. `number_captions`: each row gets its index; duplicate keys are an error.

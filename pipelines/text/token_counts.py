@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from itertools import combinations
 from typing import Any, TypeAlias, TypeVar
@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.jobs import VocabularyJob
-from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
@@ -27,9 +26,6 @@ CaptionGroup: TypeAlias = tuple[str, str, str]
 
 LIBRARIES = ("apache-beam",)
 """Distributions with versions in the manifest of a vocabulary."""
-
-_SEVERAL_WORKERS_BYTES = 64 << 20
-"""Bytes of captions in shards that one process counts or encodes while several start."""
 
 _K = TypeVar("_K")
 
@@ -46,9 +42,9 @@ def open_captions_dataset(location: str) -> Dataset:
     return captions
 
 
-def execution_for(captions: Dataset, execution: Execution) -> Execution:
-    """Return an execution with one worker by default if the captions are few."""
-    return execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), _SEVERAL_WORKERS_BYTES)
+def bytes_of_captions(captions: Dataset) -> int:
+    """Return the size of the shards."""
+    return sum(shard.bytes for shard in captions.manifest.shards)
 
 
 def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[str]]:
@@ -64,11 +60,12 @@ def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[st
     return counts
 
 
-def count_shard(shard: int, captions: Dataset, meter: Meter) -> Iterator[tuple[CaptionGroup, Counter[str]]]:
-    """Yield the counts of one shard, and count its captions for the progress display."""
-    yield from count_tokens(captions, shard).items()
+def count_shard(shard: int, captions: Dataset, meter: Meter) -> list[tuple[CaptionGroup, Counter[str]]]:
+    """Return the counts of one shard, and count its captions for the progress display."""
+    counts = count_tokens(captions, shard)
     meter.add(captions=captions.manifest.shards[shard].rows)
     meter.flush()
+    return list(counts.items())
 
 
 def sum_counters(counters: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -1,9 +1,10 @@
-"""Beam transforms of the text commands, for several workers."""
+"""Beam transforms of the text commands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import apache_beam as beam
 
@@ -13,7 +14,7 @@ from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
 from pipelines.running.transforms import CommitDataset, CreateAfterPreflight, WriteShards, spread_shards
 from pipelines.text import caption_shards, token_counts
-from pipelines.text.caption_shards import block_forms, read_sorted_runs, write_caption_shard
+from pipelines.text.caption_shards import block_forms, group_parts, read_sorted_runs, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import read_run
 from pipelines.text.moses import Recipe, load_recipe
@@ -23,9 +24,6 @@ from pipelines.text.truecasing import TruecaseModel, write_truecaser
 from schemas.dataset import Dataset
 from schemas.writing.output import OutputDataset
 
-_READERS = 16
-"""Number of groups of parts. The captions of a group are gathered together, so that many small files yield few runs."""
-
 # --- captions --------------------------------------------------------------------------------------------------------
 
 
@@ -34,7 +32,6 @@ class ReadCaptions(beam.PTransform):
     """A source to pairs (shard index, sorted run): the root of a pipeline.
 
     Attributes:
-        folder: folder for the runs, on a disk that all workers share; None to shuffle their bytes. See `merge_sort`.
         check: preflight check of the first worker on another machine; None on this one.
 
     Examples:
@@ -47,19 +44,23 @@ class ReadCaptions(beam.PTransform):
     shards: int
     selection: Selection = Selection()
     skip_shards: frozenset[int] = frozenset()
-    folder: str | None = None
     check: PreflightCheck | None = None
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection:
         """List the parts here, and read them on all workers."""
-        parts = list(enumerate(self.source.parts(self.selection)))
-        groups = [group for start in range(_READERS) if (group := parts[start::_READERS])]
-        arguments = self.source, self.selection, self.shards
+        groups = group_parts(self.source.parts(self.selection))
+        read = partial(
+            read_sorted_runs,
+            source=self.source,
+            selection=self.selection,
+            shards=self.shards,
+            skip_shards=self.skip_shards,
+        )
         return (
             root
             | "ListParts" >> CreateAfterPreflight(groups, self.check)
             | "SpreadParts" >> beam.Reshuffle()  # Fusion break: the parts are read by all workers.
-            | "ReadRuns" >> beam.FlatMap(read_sorted_runs, *arguments, skip_shards=self.skip_shards, folder=self.folder)
+            | "ReadRuns" >> beam.FlatMap(read)
         )
 
 
@@ -115,7 +116,7 @@ class TokenizeCaptions(beam.PTransform):
         """Group the runs by shard, and write each shard in one call, also an empty one."""
         missing = [(shard, None) for shard in self.output.missing(self.finished)]
         write = beam.Map(
-            lambda group, models, **arguments: write_caption_shard(group[0], group[1], models, **arguments),
+            write_caption_shard,
             models=beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {},
             output=self.output,
             recipe=self.recipe,
@@ -141,13 +142,12 @@ def build_captions(
     job: CaptionsJob,
     output: OutputDataset,
     models: Mapping[str, str] | None,
-    staged: str | None,
     meter: Meter,
 ) -> None:
     """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
     steps, source = load_recipe(job.recipe), job.open_captions()
     skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
-    runs = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, skip_shards, staged, check)
+    runs = pipeline | "ReadCaptions" >> ReadCaptions(source, output.shards, job.selection, skip_shards, check)
     truecasers, written = None, []
     if steps.truecase:
         if models is None:

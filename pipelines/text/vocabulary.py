@@ -1,22 +1,25 @@
 """``imagepivot vocabulary``: the frequent tokens of the training split.
 
-`build_vocabulary` counts in one process, or with Beam in several: see `pipelines.text.transforms`.
+`build_vocabulary` counts on this machine, in one process or several, or with Beam on others: see `pipelines.text.transforms`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_job
 from pipelines.running.meter import Meter
+from pipelines.running.process_pool import Map
 from pipelines.text.token_counts import (
     LIBRARIES,
+    bytes_of_captions,
     count_shard,
-    execution_for,
     open_captions_dataset,
     restore_text,
     selects,
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
     import apache_beam as beam
 
     from pipelines.running.preflight import PreflightCheck
+
+
+_BYTES_OF_WORKER = 64 << 20
+"""Bytes of captions in shards for each local worker, see `Execution.for_text`."""
 
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
@@ -80,7 +87,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
     execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output)))
     captions = open_captions_dataset(job.captions)
     _check_selected(job, captions)
-    execution = execution_for(captions, execution)
+    execution = execution.for_text(bytes_of_captions(captions), _BYTES_OF_WORKER)
     output = OutputDataset(
         folder=Folder(job.output),
         kind="vocabulary",
@@ -101,14 +108,14 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
 
         build_counts(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter)
 
-    def run_in_process(finished: frozenset[int]) -> bool:
+    def run_here(finished: frozenset[int], run: Map) -> bool:
         if finished:
             name = restore_text(output)
         else:
-            counts = (group for shard in range(captions.num_shards) for group in count_shard(shard, captions, meter))
-            name = write_vocabulary(job, output, sum_by_key(counts))
+            counts = run(partial(count_shard, captions=captions, meter=meter), range(captions.num_shards))
+            name = write_vocabulary(job, output, sum_by_key(chain.from_iterable(counts)))
         commit(output, libraries=LIBRARIES, files=(name,))
         return True
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_job(output, build, policy, execution=execution, run_in_process=run_in_process, meter=meter)
+    return run_job(output, build, policy, execution=execution, run_here=run_here, meter=meter)

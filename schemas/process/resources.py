@@ -1,4 +1,4 @@
-"""Cores, memory, CPU features and allocator of this process.
+"""Cores, memory, CPU features, allocator and imports of this process.
 
 By default glibc maps large buffers again for each batch, trims its heap, and gives each thread its own heap. Every batch then
 pays for page faults and system calls. `keep_freed_memory` prevents it.
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path, PurePosixPath
 
 CORES_TO_A_DECODER = 4
@@ -150,3 +151,20 @@ def reduce_gc() -> None:
     """Collect cyclic garbage less often: each run visits a million objects of torch."""
     _, *older = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *older)
+
+
+def skip_pandas() -> None:
+    """Keep pyarrow from importing pandas with the first array, which takes a second."""
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _WithoutPandas())
+    pa.array([0])
+    del sys.meta_path[0]
+
+
+class _WithoutPandas(MetaPathFinder):
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ImportError(name)

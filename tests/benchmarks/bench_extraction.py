@@ -24,7 +24,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 
 IMAGES = {"resnet50-pool": 192, "vgg19-10crop": 24, REGIONS: 16}
-BY_BEAM = Execution(workers=1, beam_flags=("--job_name=benchmark",))  # With any flag for Beam, it is Beam that runs.
+BY_BEAM = Execution(beam_flags=("--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner",))
 
 
 def main() -> None:

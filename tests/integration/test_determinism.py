@@ -121,7 +121,7 @@ def test_killed_run_resumes_to_the_same_bytes(inputs, finished, imagepivot, tmp_
         if victim == "group":
             run.send(signal.SIGKILL)
         else:
-            processes = [pid for pid, command in group_of(run.pid).items() if "pipelines.running.worker" in command]
+            processes = [pid for pid, command in group_of(run.pid).items() if "pipelines.running.process_pool" in command]
             assert len(processes) == workers
             os.kill(processes[0], signal.SIGKILL)
             done = run.wait()

@@ -21,6 +21,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import UsageError
+from tests.beam import IN_BEAM
 from tests.fake_extractors import ColourExtractor, use_colours
 
 REMOTE = Execution(beam_flags=("--runner=FlinkRunner",), shared_disk=True, accelerator=Accelerator("nvidia-l4"))
@@ -106,7 +107,7 @@ def test_shards_of_a_process_with_two_gpus(job, monkeypatch):
     def build(pipeline: beam.Pipeline) -> None:
         assert_that(pipeline | transform, equal_to(range(6)))
 
-    run_pipeline(build, Execution(workers=1))
+    run_pipeline(build, IN_BEAM)
     assert devices == ["cuda:0", "cuda:1"]
     rows = [row for shard in range(6) for row in pq.read_table(output.folder.local_path / output.name(shard)).to_pylist()]
     assert {row["image_id"]: row["feature"][0] for row in rows} == {str(number): number for number in range(24)}

@@ -134,12 +134,12 @@ def test_plan_is_shown(images, tmp_path):
 @pytest.mark.parametrize(
     ("device", "gpus", "worker", "expected"),
     [
-        ("auto", 4, "worker_6", "cuda:2"),
-        ("cuda", 2, "worker_1", "cuda:1"),
-        ("cuda", 1, "worker_1", "cuda"),
-        ("auto", 0, "worker_1", "auto"),
-        ("cuda:1", 4, "worker_0", "cuda:1"),
-        ("cpu", 4, "worker_0", "cpu"),
+        ("auto", 4, "6", "cuda:2"),
+        ("cuda", 2, "1", "cuda:1"),
+        ("cuda", 1, "1", "cuda"),
+        ("auto", 0, "1", "auto"),
+        ("cuda:1", 4, "0", "cuda:1"),
+        ("cpu", 4, "0", "cpu"),
         ("auto", 4, "", "auto"),
     ],
 )

@@ -29,12 +29,12 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_count import VECTOR_SHARD_BYTES, choose_shards
 from schemas.writing.validation import validate
+from tests.beam import IN_BEAM
 from tests.builders import tree
 from tests.fake_extractors import SPEC, ColourExtractor, picture
 from tests.reuse import with_policy
 
 ONE = Execution(workers=1)
-BY_BEAM = Execution(workers=1, beam_flags=("--job_name=features",))  # Whoever tells Beam something gets it.
 
 
 class FakeExtractor(ColourExtractor):
@@ -149,7 +149,7 @@ def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
     pipelines, run = [], runner.run_pipeline
     monkeypatch.setattr(runner, "run_pipeline", lambda *arguments, **options: pipelines.append(1) or run(*arguments, **options))
     made = {}
-    for name, execution in (("here", ONE), ("beam", BY_BEAM)):
+    for name, execution in (("here", ONE), ("beam", IN_BEAM)):
         extract_features(job_of(images, tmp_path / name), execution)
         made[name] = tree(tmp_path / name)
         assert len(pipelines) == (name == "beam")
@@ -178,7 +178,7 @@ def test_listing_in_parts_gives_the_same_bytes(images, tmp_path, monkeypatch):
     assert sorted(sizes) == [10, 15, 15]
 
 
-@pytest.mark.parametrize("execution", [ONE, BY_BEAM])
+@pytest.mark.parametrize("execution", [ONE, IN_BEAM])
 def test_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
     extract, calls = FakeExtractor.extract, []
 

@@ -18,6 +18,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
+from tests.beam import IN_BEAM
 from tests.builders import tree
 from tests.fake_extractors import ColourExtractor, picture, use_colours
 from tests.reuse import with_policy
@@ -54,16 +55,16 @@ def job_of(images: Path, output: Path, **options) -> FeaturesJob:
     return FeaturesJob(str(images), str(output), **with_policy({"shards": 4, "device": "cpu", **options}))
 
 
-@pytest.mark.parametrize("flags", [(), ("--job_name=x",)], ids=["process", "pipeline"])
-def test_dataset_is_that_of_a_folder_without_the_images(images, tmp_path, expected, flags):
-    extract_features(job_of(images, tmp_path / "f", skip=SKIPPED), Execution(workers=1, beam_flags=flags))
+@pytest.mark.parametrize("execution", [ONE, IN_BEAM], ids=["process", "pipeline"])
+def test_dataset_is_that_of_a_folder_without_the_images(images, tmp_path, expected, execution):
+    extract_features(job_of(images, tmp_path / "f", skip=SKIPPED), execution)
     assert tree(tmp_path / "f") == expected
 
 
 @pytest.mark.parametrize("flags", [(), ("--shared-disk", "--", "--runner=FlinkRunner", "--job_endpoint=localhost:1")])
 def test_command_takes_ids_and_a_file_and_names_unknown_ones(call, images, tmp_path, expected, monkeypatch, flags):
     local = runner.run_pipeline
-    monkeypatch.setattr(runner, "run_pipeline", lambda build, _execution, **_: local(build, ONE))
+    monkeypatch.setattr(runner, "run_pipeline", lambda build, _execution, **_: local(build, IN_BEAM))
     (tmp_path / "skip.txt").write_bytes("\ufeffi11\r\n\r\nä b,c\r\n".encode())
     options = ("--device", "cpu", "--shards", "4", "--skip", f"i03,@{tmp_path / 'skip.txt'}")
     code, out, err = call("features", images, tmp_path / "f", *options, *flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from extractors import ExtractorRequest
-from pipelines.features import stage_images
+from pipelines.features import stage_images, transforms
 from pipelines.features.extraction import extract_features, list_images
 from pipelines.features.ref_chunks import RefChunk, from_chunks, listed_refs, refs_in
 from pipelines.features.stage_images import row_group_batches, staging_area
@@ -32,7 +32,7 @@ from tests.builders import tree
 from tests.fake_extractors import picture, use_colours
 from tests.reuse import with_policy
 
-HERE = Execution(workers=1)
+HERE, TWO = Execution(workers=1), Execution(workers=2)
 ELSEWHERE = Execution(beam_flags=("--runner=BundleBasedDirectRunner",))
 """Takes the way of runners on other machines, in this process."""
 SHARDS = 4
@@ -42,6 +42,13 @@ GROUPS = {("a.parquet", 0): 10, ("a.parquet", 1): 10, ("a.parquet", 2): 4, ("b.p
 @pytest.fixture(autouse=True)
 def colours(monkeypatch):
     use_colours(monkeypatch)
+
+
+@pytest.fixture(params=[TWO, ELSEWHERE], ids=["two workers", "beam"])
+def several(request, monkeypatch) -> Execution:
+    """An execution with several workers, whose functions are called in this process, where reads are counted."""
+    monkeypatch.setattr("pipelines.running.job.open_workers", lambda count: nullcontext(map))
+    return request.param
 
 
 def image(number: int) -> bytes | None:
@@ -80,35 +87,37 @@ def job_of(images: Path, output: Path, **more) -> FeaturesJob:
 
 
 @pytest.mark.slow
-def test_each_row_group_is_read_once_by_all_and_the_bytes_are_those_of_one_process(images, tmp_path, read, listed, monkeypatch):
+def test_each_row_group_is_read_once_and_the_bytes_are_those_of_one_process(
+    several, images, tmp_path, read, listed, monkeypatch
+):
     extract_features(job_of(images, tmp_path / "here"), HERE)
     assert read == dict.fromkeys(GROUPS, 1)
     assert listed == ["a.parquet", "b.parquet"] * 2  # On this machine a listing costs little.
     read.clear()
     listed.clear()
     monkeypatch.setattr(ImagesInParquet, "read", lambda self, ref: pytest.fail(f"{ref.uri} was read by itself"))
-    manifest = extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
+    manifest = extract_features(job_of(images, tmp_path / "there"), several)
     assert (manifest.rows, manifest.failed) == (34, 2)
     assert read == dict.fromkeys(GROUPS, 1)
-    assert listed == ["a.parquet", "b.parquet"]
+    assert listed == ["a.parquet", "b.parquet"] * (1 if several is ELSEWHERE else 2)
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
 @pytest.mark.cluster
-def test_update_reads_only_row_groups_of_new_images(images, tmp_path, read):
-    extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
+def test_update_reads_only_row_groups_of_new_images(several, images, tmp_path, read):
+    extract_features(job_of(images, tmp_path / "there"), several)
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", update=True), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=True), several)
     assert read == {("a.parquet", 0): 1}  # Row 5 could not be read, and is tried again.
     read.clear()
     write(images, "c.parquet", range(40, 52))
-    extract_features(job_of(images, tmp_path / "there", update=True, only_add=True), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=True, only_add=True), several)
     assert read == {("c.parquet", 0): 1, ("c.parquet", 1): 1}
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", retry_failed=True), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", retry_failed=True), several)
     assert read == {("a.parquet", 0): 1}  # Rows 5 and 6 have failed.
     read.clear()
-    extract_features(job_of(images, tmp_path / "there", update=True, check_content=True), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there", update=True, check_content=True), several)
     assert set(read.values()) == {1}
     assert len(read) == len(GROUPS) + 2
     extract_features(job_of(images, tmp_path / "fresh"), HERE)
@@ -116,51 +125,50 @@ def test_update_reads_only_row_groups_of_new_images(images, tmp_path, read):
 
 
 @pytest.mark.slow
-def test_resumed_run_reads_only_missing_images(images, tmp_path, read):
+def test_resumed_run_reads_only_missing_images(several, images, tmp_path, read):
     job = job_of(images, tmp_path / "f")
-    extract_features(job, ELSEWHERE)
+    extract_features(job, several)
     before = tree(tmp_path / "f")
     read.clear()
     (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
     (tmp_path / "f" / ".images-0-0.tmp-0").write_bytes(b"left by a run that was killed")
     (tmp_path / "f" / ".listing-0.tmp-0").write_bytes(b"likewise")
-    extract_features(job, ELSEWHERE)
+    extract_features(job, several)
     assert set(read.values()) == {1}
     assert tree(tmp_path / "f") == before
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
-def test_missing_copies_are_read_from_the_source(images, tmp_path, monkeypatch, lost):
+def test_missing_copies_are_read_from_the_source(several, images, tmp_path, monkeypatch, lost):
     extract_features(job_of(images, tmp_path / "here"), HERE)
-    for module, name in ((stage_images, "_copy_images"), (CachedListing, "share")):
+    for module, name in ((stage_images, "copy_images"), (transforms, "copy_images"), (CachedListing, "share")):
         made = getattr(module, name)
 
-        def losing(*arguments, made=made):
-            result = made(*arguments)
-            result = list(result) if isinstance(result, Iterator) else result
+        def losing(*arguments, made=made, **options):
+            result = made(*arguments, **options)
             for path in (tmp_path / "there").glob(".*"):
                 if re.fullmatch(lost, path.name):
                     path.unlink()
             return result
 
         monkeypatch.setattr(module, name, losing)
-    extract_features(job_of(images, tmp_path / "there"), ELSEWHERE)
+    extract_features(job_of(images, tmp_path / "there"), several)
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
 @pytest.mark.slow
-def test_failed_run_leaves_no_staged_images(images, tmp_path, monkeypatch):
+def test_failed_run_leaves_no_staged_images(several, images, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         assert list((tmp_path / "f").glob(".images-*"))
-        raise ZeroDivisionError
+        raise ZeroDivisionError("it has failed")
 
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.features.shard_worker.write_feature_shard", fail)
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            extract_features(job_of(images, tmp_path / "f"), ELSEWHERE)
+        with pytest.raises(Exception, match="it has failed"):
+            extract_features(job_of(images, tmp_path / "f"), several)
     assert list((tmp_path / "f").rglob("*")) == []
-    assert extract_features(job_of(images, tmp_path / "f"), ELSEWHERE).rows == 34
+    assert extract_features(job_of(images, tmp_path / "f"), several).rows == 34
 
 
 def test_row_group_batches_hold_whole_groups(images, monkeypatch):
@@ -188,12 +196,11 @@ def test_staging_area_depends_on_processes(images, tmp_path, monkeypatch):
         with staging_area(job_of(images, tmp_path / "f", **more), execution, output) as copies:
             return copies and copies.folder.location
 
-    two = Execution(workers=2)
-    assert place(HERE, local) is place(two, local, tmp_path / "photo") is place(ELSEWHERE, store, tmp_path / "photo") is None
-    assert place(two, local) == place(two, local, task=ArrayTask(0, 2)) == place(ELSEWHERE, local) == local.location
+    assert place(HERE, local) is place(TWO, local, tmp_path / "photo") is place(ELSEWHERE, store, tmp_path / "photo") is None
+    assert place(TWO, local) == place(TWO, local, task=ArrayTask(0, 2)) == place(ELSEWHERE, local) == local.location
     assert place(ELSEWHERE, store) == store.location
     for more in ({}, {"task": ArrayTask(0, 2)}):
-        assert Path(place(two, store, **more)).parent == tmp_path / "tmp"
+        assert Path(place(TWO, store, **more)).parent == tmp_path / "tmp"
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -232,7 +239,7 @@ def test_few_bytes_travel_for_an_image(tmp_path):
         by_portion.setdefault(portion[0], []).append(portion[1])
         travelling += 2 * len(pickle.dumps((shard, portion)))  # Once to the copies and once to the shard.
     for element in by_portion.items():
-        for place in stage_images._copy_images(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
+        for place in stage_images.copy_images(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
             travelling += len(pickle.dumps(place))
             found += len(from_chunks([place[1]])[1])
     assert found == count

@@ -11,7 +11,6 @@ import pytest
 
 from pipelines.commands import flex_template
 from pipelines.running import runner
-from pipelines.running.execution import Execution
 from pipelines.running.transforms import _commit
 from schemas.dataset import open_dataset
 from schemas.errors import TooManyFailuresError, UsageError
@@ -20,6 +19,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import FailureLimit
 from schemas.writing.validation import validate
+from tests.beam import BEAM_FLAGS, IN_BEAM
 from tests.builders import tree
 from tests.fake_extractors import picture, use_colours
 
@@ -65,12 +65,12 @@ def elsewhere(monkeypatch) -> list[BaseException]:
 
     def run(build, execution, **_):
         try:
-            local(build, Execution(workers=1))
+            local(build, IN_BEAM)
         except Exception as error:  # noqa: BLE001 -- any error fails a job
             errors.append(error)
             text = "".join(traceback.format_exception(error))
             if not (execution.detach or execution.template):
-                raise runner._user_error(RuntimeError(f"the job failed:\n{text}\n\tat java.base"), is_local=False) from None
+                raise runner._user_error(RuntimeError(f"the job failed:\n{text}\n\tat java.base")) from None
         if execution.detach:
             raise runner.DetachedError("submitted")
 
@@ -78,7 +78,7 @@ def elsewhere(monkeypatch) -> list[BaseException]:
     return errors
 
 
-HERE, BY_BEAM = ("--workers", "1"), ("--workers", "1", "--", "--job_name=x")
+HERE, BY_BEAM = ("--workers", "1"), ("--", *BEAM_FLAGS)
 
 
 @pytest.mark.parametrize(

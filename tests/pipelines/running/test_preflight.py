@@ -5,14 +5,12 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipelines.running import preflight
-from pipelines.running.execution import Execution
 from pipelines.running.preflight import PREFLIGHT_MARKER, PreflightCheck
 from pipelines.running.runner import run_pipeline
 from pipelines.running.transforms import CreateAfterPreflight
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
-
-ONE = Execution(workers=1)
+from tests.beam import IN_BEAM
 
 
 def no_gpu() -> None:
@@ -61,7 +59,7 @@ def test_preflight_runs_the_extra_check(folder):
 def test_pipeline_begins_with_its_values(folder, values):
     for check in (None, PreflightCheck(folder)):
         run_pipeline(
-            lambda pipeline, check=check: assert_that(pipeline | CreateAfterPreflight(values, check), equal_to(values)), ONE
+            lambda pipeline, check=check: assert_that(pipeline | CreateAfterPreflight(values, check), equal_to(values)), IN_BEAM
         )
     assert folder.names() == [PREFLIGHT_MARKER]
 
@@ -69,7 +67,7 @@ def test_pipeline_begins_with_its_values(folder, values):
 def test_failed_preflight_stops_the_pipeline(folder, tmp_path):
     first, last = CreateAfterPreflight([1], PreflightCheck(folder, code="")), beam.Map(lambda _: (tmp_path / "done").touch())
     with pytest.raises(UsageError, match="the first worker failed its check"):
-        run_pipeline(lambda pipeline: pipeline | first | last, ONE)
+        run_pipeline(lambda pipeline: pipeline | first | last, IN_BEAM)
     assert not (tmp_path / "done").exists()
 
 

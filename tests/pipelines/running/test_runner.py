@@ -1,14 +1,10 @@
-# A worker process that ends ends the run, whatever the two had said to each other before.
+"""Runs of pipelines by the runner in the flags, and what becomes of their errors."""
 
 from __future__ import annotations
 
 import io
 import logging
-import os
 import signal
-import stat
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -18,57 +14,34 @@ from apache_beam.options.pipeline_options import SetupOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
-from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
-from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.process.resources import usable_cores
+from tests.beam import IN_BEAM
 
-ONE = Execution(workers=1)
 MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"),
-    [(InputError, 1), (DatasetError, 1), (UsageError, 1), pytest.param(InputError, 2, marks=pytest.mark.cluster)],
-)
-def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, workers, caplog):
+@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError])
+def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, caplog):
     def fail(_):
         raise kind(MESSAGE)
 
     caplog.set_level(logging.DEBUG)
     before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
     with pytest.raises(kind) as caught:
-        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(fail), Execution(workers=workers))
+        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(fail), IN_BEAM)
     assert str(caught.value) == MESSAGE
     assert type(caught.value) is kind
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert {name: logging.getLogger(name).level for name in before} == before
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(100)
-def test_run_pipeline_error_ends_a_worker_that_is_still_starting(monkeypatch, tmp_path):
-    slow = f"import os, time\ntry: os.mkdir({str(tmp_path / 'first')!r})\nexcept FileExistsError: time.sleep(10)\n"
-    monkeypatch.setattr(runner, "_START", slow + runner._START)
-
-    def fail(_):
-        raise InputError(MESSAGE)
-
-    with pytest.raises(InputError, match="occurs twice"):
-        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), Execution(workers=2))
-
-
-def test_internal_error_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError, match="modulo by zero"):
-        run_pipeline(lambda p: p | beam.Create([0]) | beam.Map(lambda x: 1 // x), ONE)
-
-
 @pytest.mark.parametrize(
     ("flags", "local", "here"),
     [
         ((), True, True),
-        (("--project=x", "--region=y"), True, True),
         (("--runner=DirectRunner",), False, True),
         (("--runner=direct",), False, True),
         (("--runner=PrismRunner",), False, True),
@@ -147,36 +120,5 @@ def test_keyboard_interrupts_a_pipeline():
     """Beam wraps the errors of functions; Ctrl-C must be raised as itself."""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: signal.raise_signal(signal.SIGINT)), ONE)
+        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(lambda _: signal.raise_signal(signal.SIGINT)), IN_BEAM)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-LOST = "a worker process ended unexpectedly"
-SECONDS = 60
-
-
-def fails_in_time(build) -> str:
-    """Run a pipeline in two workers and return its error; a run that does not end is left alone."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        with pytest.raises(ImagepivotError) as caught:
-            pool.submit(run_pipeline, build, Execution(workers=2)).result(SECONDS)
-    finally:
-        pool.shutdown(wait=False)
-    return str(caught.value)
-
-
-def test_workers_exiting_before_connecting_fail_the_run(tmp_path, monkeypatch):
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nkill -KILL $$\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(sys, "executable", str(program))
-    assert LOST in fails_in_time(lambda pipeline: pipeline | beam.Create([1]) | beam.Map(print))
-
-
-@pytest.mark.cluster
-def test_workers_exiting_after_their_last_data_fail_the_run():
-    def build(pipeline):
-        return pipeline | beam.Create(range(8)) | beam.Reshuffle() | beam.Map(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-
-    assert LOST in fails_in_time(build)

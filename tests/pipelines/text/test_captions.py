@@ -23,6 +23,7 @@ from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.validation import validate
+from tests.beam import IN_BEAM
 from tests.builders import tree
 from tests.pipelines.text.captions import caption, random_captions, write_table
 
@@ -133,7 +134,6 @@ def test_finished_shards_are_kept(table, prepared, tmp_path):
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
-SHUFFLING = Execution(beam_flags=("--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner",))
 """A runner that is not the local one, so that workers are not taken to share a disk."""
 
 
@@ -149,7 +149,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
+@pytest.mark.parametrize("execution", [ONE, IN_BEAM], ids=["places", "bytes"])
 def test_prepare_captions_is_independent_of_run_size(table, prepared, tmp_path, monkeypatch, execution):
     made = []
     monkeypatch.setattr(
@@ -158,13 +158,13 @@ def test_prepare_captions_is_independent_of_run_size(table, prepared, tmp_path, 
     )
     prepare_captions(job_of(table, tmp_path / "c"), execution)
     assert len(made) > 7 * 4
-    assert {isinstance(content, bytes) for _, (_, content) in made} == {execution is SHUFFLING}
+    assert {isinstance(content, bytes) for _, (_, content) in made} == {execution is IN_BEAM}
     assert tree(tmp_path / "c") == tree(prepared)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("execution", [ONE, SHUFFLING], ids=["places", "bytes"])
+@pytest.mark.parametrize("execution", [ONE, IN_BEAM], ids=["places", "bytes"])
 def test_resumed_run_learns_truecasers_from_all_captions(rows, table, tmp_path, execution):
     prepare_captions(job_of(table, tmp_path / "c", recipe="moses-truecase"), execution)
     before = tree(tmp_path / "c")

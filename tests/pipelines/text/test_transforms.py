@@ -1,4 +1,4 @@
-"""Commands over text write the same files in one process, without Beam, and with the workers of Beam."""
+"""Commands over text write the same files in one process, in several, and with Beam."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipelines.running.execution import Execution
 from pipelines.text.captions import prepare_captions
 from pipelines.text.encoding import encode_captions
 from pipelines.text.vocabulary import build_vocabulary
+from tests.beam import IN_BEAM
 from tests.builders import tree
 from tests.pipelines.text.captions import caption, random_captions, write_table
 
-RUNNER = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-IN_PROCESS, TWO, SHUFFLING = Execution(workers=1), Execution(workers=2), Execution(beam_flags=(RUNNER,))
+IN_PROCESS, TWO = Execution(workers=1), Execution(workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize("beam", [TWO, SHUFFLING], ids=["two workers", "another runner"])
-def test_every_file_is_the_same_in_process_and_with_beam(table, tmp_path, beam):
+@pytest.mark.parametrize("other", [TWO, IN_BEAM], ids=["two workers", "Beam"])
+def test_every_file_is_the_same_in_one_process_in_two_and_with_beam(table, tmp_path, other):
     (tmp_path / "in_process").mkdir()
-    (tmp_path / "beam").mkdir()
+    (tmp_path / "other").mkdir()
 
     def write(execution: Execution, output: Path) -> dict[str, dict[str, bytes]]:
         lower, true, words, ids = (str(output / name) for name in ("lower", "true", "words", "ids"))
@@ -40,6 +40,6 @@ def test_every_file_is_the_same_in_process_and_with_beam(table, tmp_path, beam):
         encode_captions(EncodeJob(lower, words, ids), execution)
         return {folder.name: tree(folder) for folder in output.iterdir()}
 
-    alone, shared = write(IN_PROCESS, tmp_path / "in_process"), write(beam, tmp_path / "beam")
+    alone, shared = write(IN_PROCESS, tmp_path / "in_process"), write(other, tmp_path / "other")
     assert [len(alone[name]) for name in ("lower", "true", "words", "ids")] == [8, 10, 4, 7]
     assert shared == alone

@@ -230,8 +230,7 @@ resources.keep_freed_memory = lambda: print("set")
     "start",
     [
         "import sys, imagepivot; sys.argv[1:] = ['--version']; imagepivot.command()",
-        "import os, tempfile; from apache_beam.runners.worker import sdk_worker_main; from pipelines.running import worker\n"
-        "sdk_worker_main.main = lambda words: None; worker.main(os.getppid(), tempfile.gettempdir())",
+        "import os; from pipelines.running.process_pool import serve; serve(os.getppid(), os.open('/dev/null', os.O_RDONLY))",
         "import sys; from importlib.machinery import ModuleSpec; sys.modules['__main__'].__spec__ = "
         "ModuleSpec('apache_beam.runners.worker.sdk_worker_main', None); import pipelines",
     ],
