@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extractors import ExtractorRequest
-from pipelines.features.extraction import list_images
 from pipelines.features.feature_shards import source_of, statistics_of
+from pipelines.features.planning import list_images
 from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.listing import digest_of

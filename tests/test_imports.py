@@ -289,7 +289,7 @@ def test_layout_has_no_circle_itself():
     "statement",
     [
         "from pipelines.features import extraction",
-        "from pipelines.features.extraction import list_images",
+        "from pipelines.features.extraction import FeaturesPlan",
         "import pipelines.features.extraction",
     ],
 )

@@ -142,24 +142,19 @@ def features(
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """
-    from pipelines.features.extraction import extract_features, list_images, shards_remark
+    from pipelines.features.extraction import FeaturesPlan
     from pipelines.inputs.ids import read_skipped
 
     execution = replace(execution, accelerator=accelerator, max_failures=max_failures)
-    job = replace(job, skip=read_skipped(job.skip)).opened()
-    job.check_execution(execution)
-    execution.check_locations(job.locations())
-    listing = list_images(job, keep=not execution.is_local and not execution.template)
-    if (skipped := job.open_images().skipped) is not None:
+    plan = FeaturesPlan.open(replace(job, skip=read_skipped(job.skip)), execution)
+    if (skipped := plan.job.open_images().skipped) is not None:
         for text, style in ((skipped.warning, "yellow"), (skipped.remark, "dim")):
             if text:
                 print_remark(text, style=style)
     if dry_run:
-        from pipelines.features.dry_run import plan_dry_run, plan_table
+        from pipelines.features.dry_run import plan_table
 
-        if text := shards_remark(job, listing, execution):
-            print_remark(text)
-        plan_table(plan_dry_run(job, listing, print_remark)).render(console)
+        plan_table(plan.dry_run(print_remark)).render(console)
         return
     request = job.extractor
     seeds = [name for name in (request.weights, request.name.rpartition("+")[2]) if name.startswith("random:")]
@@ -167,11 +162,8 @@ def features(
         print_remark(untrained_remark([f"{request.name} ({seeds[0]})"]))
     if execution.is_local:
         _remark_on_precision(request.precision, job.device)
-    total = listing.count
-    if job.task is not None:
-        total = sum(listing.counts[shard] for shard in job.task.shards(len(listing.shards)))
-    with show_progress(notes, request.name, unit="images", total=total, monitoring=monitoring) as meter:
-        manifest = extract_features(job, execution, meter, listing=listing, on_warning=print_remark)
+    with show_progress(notes, request.name, unit="images", total=plan.images, monitoring=monitoring) as meter:
+        manifest = plan.run(meter, print_remark)
         if job.task is None:
             meter.finalize(images=manifest.rows + manifest.failed, **dataset_counts(manifest))
         changes = meter.total() if job.policy.update else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extractors.base import warn_once
-from pipelines.features.extraction import plan_features
 from pipelines.features.feature_shards import reusable_rows
+from pipelines.features.planning import plan_features
 from pipelines.features.ref_chunks import listed_refs
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import Listing

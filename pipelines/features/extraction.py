@@ -1,44 +1,32 @@
-"""``imagepivot features``: list the images, plan the dataset, extract its shards.
+"""``imagepivot features``: extract the shards of a plan.
 
 Up-to-date datasets need neither Beam nor torch; local workers need no Beam.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING
 
 from extractors.base import warn_once
-from extractors.catalogue import ENTRIES
-from pipelines.datasets.region_names import NAMES_FILES, names_files, stored_names
+from pipelines.features.dry_run import DryRunReport, plan_dry_run
+from pipelines.features.planning import list_images, plan_features, shards_remark
 from pipelines.features.ref_chunks import Kept, by_key, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.features.stage_images import stage_images, staging_area
-from pipelines.inputs.ids import KeyHashes
-from pipelines.inputs.images.base import ImageRef
-from pipelines.inputs.images.listing import CachedListing, Listing
+from pipelines.inputs.images.listing import Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.job import run_job
+from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
 from schemas.console import events
 from schemas.console.events import Remark
-from schemas.errors import InputError
-from schemas.escapes import counted
-from schemas.keys import MAX_SHARDS
 from schemas.manifest import Manifest
 from schemas.options import takes_fields
-from schemas.parameters import FeaturesParameters
 from schemas.process.resources import usable_cores
-from schemas.storage.folder import Folder
-from schemas.storage.locations import is_remote
-from schemas.writing.output import OutputDataset
-from schemas.writing.shard_count import MAX_CHOSEN, VECTOR_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -46,188 +34,125 @@ if TYPE_CHECKING:
     from pipelines.running.preflight import PreflightCheck
 
 
-_WORKER_SHARDS = 4
-_SHARD_SECONDS = 15 * 60
-
-
-def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_once) -> OutputDataset:
-    """Return the dataset that a job writes.
-
-    The fingerprint covers the feature space (extractor, weights, transform, precision) and the shard count. It excludes images:
-    a dataset grows, and trained models meet features of other images. Digests in shard footers identify the images. It also
-    excludes names of classes and attributes, which a later run keeps unless its job has others.
-
-    ``on_warning`` receives a sentence about a file with several sets of weights.
-    """
-    description = job.extractor.describe()
-    if description.remark:
-        on_warning(description.remark)
-    folder = Folder(job.output)
-    names = names_files(job.extractor.regions, description)
-    if description.kind == "regions" and not job.policy.overwrite:
-        names = {**stored_names(folder, description), **names}
-    return OutputDataset(
-        folder=folder,
-        kind=description.kind,
-        parameters=FeaturesParameters(
-            feature=description.spec, extractor=description.parameters, extractor_fingerprint=description.fingerprint
-        ).to_json(),
-        shards=len(listing.shards),
-        listings=listing.shards,
-        # If versions cost a request each, only an update compares them; a resumed run compares addresses.
-        version_digests=listing.version_digests if job.open_images().has_versions else None,
-        files=names,
-        other_files=NAMES_FILES,
-        notes=job.notes.to_json(),
-        sample_outputs=partial(job.extractor.sample_outputs, job.device),
-    )
-
-
 @takes_fields(FeaturesJob)
 def extract_features(
-    job: FeaturesJob,
-    execution: Execution = Execution(),
-    meter: Meter = Meter(),
-    *,
-    listing: Listing | None = None,
-    on_warning: Remark = warn_once,
+    job: FeaturesJob, execution: Execution = Execution(), meter: Meter = Meter(), *, on_warning: Remark = warn_once
 ) -> Manifest:
     """Write a dataset of kind ``features`` or ``regions``.
 
-    The default number of workers is one per GPU, or a single one on all cores. ``listing`` is the result of `list_images`, which
-    takes long for large sources. ``on_warning`` is that of `plan_features`.
+    The default number of workers is one per GPU, or a single one on all cores. ``on_warning`` is that of
+    `pipelines.features.planning.plan_features`.
 
     Raises:
         UsageError: the job is a task of an array job, and the execution has another runner.
         DetachedError: a job continues without this process, or shards of other tasks are missing.
         ImagepivotError: the images, weights or device are missing, or the folder cannot be written.
     """
-    job = job.opened()
-    job.check_execution(execution)
-    execution.check_locations(job.locations())
-    job = job.for_workers(execution)
-    gpus = execution.accelerator.count if execution.accelerator is not None else 0
-    listing = listing or list_images(job, keep=not execution.is_local and not execution.template)
-    output = replace(plan_features(job, listing, on_warning), max_failures=execution.commit_limit)
-    if not execution.is_local:  # Only the workers need the device and the network.
-        output = replace(output, sample_outputs=None)
-    execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
+    return FeaturesPlan.open(job, execution).run(meter, on_warning)
 
-    def remark_on_shards() -> None:
-        if text := shards_remark(job, listing, execution):
+
+@dataclass(frozen=True)
+class FeaturesPlan:
+    """A job whose images are listed.
+
+    Attributes:
+        job: the job with its images opened.
+        execution: runner and workers.
+        listing: the images by shard.
+    """
+
+    job: FeaturesJob
+    execution: Execution
+    listing: Listing
+
+    @classmethod
+    def open(cls, job: FeaturesJob, execution: Execution = Execution()) -> FeaturesPlan:
+        """Check a job, and list its images, which takes long for large sources.
+
+        Raises:
+            UsageError: the job is a task of an array job, and the execution has another runner.
+            ImagepivotError: the images are missing.
+        """
+        job = job.opened()
+        job.check_execution(execution)
+        execution.check_locations(job.locations())
+        return cls(job, execution, list_images(job, keep=not execution.is_local and not execution.template))
+
+    @property
+    def images(self) -> int:
+        """Number of images in the dataset, or in the shards of a task."""
+        if self.job.task is None:
+            return self.listing.count
+        return sum(self.listing.counts[shard] for shard in self.job.task.shards(len(self.listing.shards)))
+
+    def remark_on_shards(self) -> None:
+        """Remark on too few shards for several machines."""
+        if text := shards_remark(self.job, self.listing, self.execution):
             events.remark(text)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
-        from pipelines.features.transforms import ExtractFeatures
-        from pipelines.running.transforms import CommitDataset
+    def dry_run(self, on_warning: Remark = warn_once) -> DryRunReport:
+        """Count images and bytes to write, see `plan_dry_run`."""
+        self.remark_on_shards()
+        return plan_dry_run(self.job, self.listing, on_warning)
 
-        remark_on_shards()
-        kept: Kept = ()
-        if listing.cached is not None and not execution.template:  # A template lists images itself.
-            kept = listing.cached.share(output.folder)
-        shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
-            job,
-            output,
-            finished=finished,
-            meter=meter,
-            check=check,
-            accelerator=execution.accelerator,
-            copies=temporary.enter_context(staging_area(job, execution, output.folder)),
-            kept=kept,
-        )
-        if job.task is None:
-            _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
+    def run(self, meter: Meter = Meter(), on_warning: Remark = warn_once) -> Manifest:
+        """Write the dataset, see `extract_features`."""
+        execution, listing = self.execution, self.listing
+        job = self.job.for_workers(execution)
+        gpus = execution.accelerator.count if execution.accelerator is not None else 0
+        output = replace(plan_features(job, listing, on_warning), max_failures=execution.commit_limit)
+        if not execution.is_local:  # Only the workers need the device and the network.
+            output = replace(output, sample_outputs=None)
+        execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
-    def run_here(finished: frozenset[int], run: Map) -> None:
-        remark_on_shards()
-        workers = execution.local_workers
-        threads = max(1, usable_cores() // workers) if workers > 1 else 0
-        refs = listed_refs(job, listing)
-        with reference_folder() as folder, staging_area(job, execution, output.folder) as copies:
-            if copies is None:
-                chunks = by_key(chunk_refs(refs, output.shards, skip_shards=finished, folder=folder))
-            else:
-                chunks = stage_images(job, output, refs, copies, skip_shards=finished, folder=folder, run=run)
-            extractor = ShardExtractor(job, output, meter, threads, copies=copies)
-            for _ in run(extractor, ((shard, chunks.pop(shard, [])) for shard in output.missing(finished))):
-                pass
+        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+            from pipelines.features.transforms import ExtractFeatures
+            from pipelines.running.transforms import CommitDataset
 
-    with ExitStack() as temporary:
-        return run_job(
-            output,
-            build,
-            job.policy,
-            execution=execution,
-            run_here=run_here,
-            extras=job.extras(),
-            check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
-            check_worker=partial(check_worker, job, planned_fingerprint(output), gpus, listing.samples),
-            task=job.task,
-            libraries=job.libraries(),
-            meter=meter,
-        )
+            self.remark_on_shards()
+            kept: Kept = ()
+            if listing.cached is not None and not execution.template:  # A template lists images itself.
+                kept = listing.cached.share(output.folder)
+            shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
+                job,
+                output,
+                finished=finished,
+                meter=meter,
+                check=check,
+                accelerator=execution.accelerator,
+                copies=temporary.enter_context(staging_area(job, execution, output.folder)),
+                kept=kept,
+            )
+            if job.task is None:
+                _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
+        def run_here(finished: frozenset[int], run: Map) -> None:
+            self.remark_on_shards()
+            workers = execution.local_workers
+            threads = max(1, usable_cores() // workers) if workers > 1 else 0
+            refs = listed_refs(job, listing)
+            with reference_folder() as folder, staging_area(job, execution, output.folder) as copies:
+                if copies is None:
+                    chunks = by_key(chunk_refs(refs, output.shards, skip_shards=finished, folder=folder))
+                else:
+                    chunks = stage_images(job, output, refs, copies, skip_shards=finished, folder=folder, run=run)
+                extractor = ShardExtractor(job, output, meter, threads, copies=copies)
+                for _ in run(extractor, ((shard, chunks.pop(shard, [])) for shard in output.missing(finished))):
+                    pass
 
-def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
-    """List the images of a job by shard.
-
-    A listing of an object store is cached for the workers; with ``keep`` any listing, for remote workers.
-
-    Raises:
-        UsageError: shards would be too large.
-        InputError: the source has no images, or two with the same id.
-    """
-    ids = KeyHashes()
-    folder = Folder(job.output)
-    known = known_shards(job.shards, folder, overwrite=job.policy.overwrite)
-    images = job.open_images()
-    kept = CachedListing() if keep or is_remote(images.location) else None
-    refs = images.refs() if kept is None else kept.tee(images.refs())
-    skipped = dict.fromkeys(job.skip, 0)
-    listing = replace(Listing.of(_remember_ids(refs, ids, skipped), known or MAX_CHOSEN), cached=kept)
-    if not listing.count:
-        raise InputError(f"no images found in {images.location!r}: check the path; a folder is searched for known extensions")
-    if unknown := [image_id for image_id, count in skipped.items() if not count]:
-        events.remark(f"--skip names {counted(len(unknown), 'image')} that {images.location!r} lacks, e.g. {unknown[0]!r}")
-    if suspects := ids.suspects():
-        images.check_ids(sorted(ref for ref in listed_refs(job, listing) if hash(ref.image_id) in suspects))
-    size = listing.count * job.feature_bytes()
-    shards = known or choose_shards(size, VECTOR_SHARD_BYTES)
-    check_shard_bytes(shards, size, folder)
-    return listing.folded(shards)
-
-
-def shards_remark(job: FeaturesJob, listing: Listing, execution: Execution) -> str:
-    """Return a remark on too few shards for several machines; empty without one.
-
-    A stopped worker loses the shard that it writes, and at the end others wait for the last one. Rates are those of the catalogue;
-    without one, only the number of workers counts.
-    """
-    gpu, task, shards = execution.accelerator, job.task, len(listing.shards)
-    if gpu is None and task is None:
-        return ""
-    gpus = gpu.count if gpu is not None else count_gpus(job)
-    workers = max(1, gpus) * (task.count if task is not None else execution.max_workers)
-    entry = ENTRIES.get(job.extractor.name)
-    rate = 0.0 if entry is None else entry.gpu_rate if gpus else entry.core_rate * usable_cores()
-    seconds = listing.count / rate if rate else 0.0
-    wanted = max(_WORKER_SHARDS * workers, ceil(seconds / _SHARD_SECONDS))
-    if shards >= min(wanted, MAX_SHARDS):
-        return ""
-    reasons = []
-    if shards < _WORKER_SHARDS * workers:
-        reasons.append(f"{shards:,} shards are fewer than {_WORKER_SHARDS} for each of {workers:,} workers")
-    if seconds > _SHARD_SECONDS * shards:
-        minutes, measured = seconds / shards / 60, "on an H200" if gpus else "on these cores"
-        reasons.append(f"a shard takes about {minutes:,.0f} minutes {measured}, at {rate:,.1f} images per second")
-    advice = f"give a new dataset --shards {min(1 << (wanted - 1).bit_length(), MAX_SHARDS)}"
-    return f"{', and '.join(reasons)}: a stopped worker loses its shard, and others wait for the last one; {advice}"
-
-
-def _remember_ids(refs: Iterable[ImageRef], ids: KeyHashes, skipped: dict[str, int]) -> Iterator[ImageRef]:
-    for ref in refs:
-        if ref.image_id in skipped:
-            skipped[ref.image_id] += 1
-        else:
-            ids.add(ref.image_id)
-            yield ref
+        with ExitStack() as temporary:
+            return run_job(
+                DatasetJob(
+                    output,
+                    job.policy,
+                    execution,
+                    build,
+                    run_here,
+                    extras=job.extras(),
+                    check_launcher=partial(job.extractor.check_device, job.device) if execution.is_local else None,
+                    check_worker=partial(check_worker, job, planned_fingerprint(output), gpus, listing.samples),
+                    task=job.task,
+                    libraries=job.libraries(),
+                    meter=meter,
+                )
+            )

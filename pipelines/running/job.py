@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -35,34 +35,39 @@ Build: TypeAlias = "Callable[[beam.Pipeline, frozenset[int], PreflightCheck | No
 RunHere: TypeAlias = Callable[[frozenset[int], Map], bool | None]
 
 
-def run_job(
-    output: OutputDataset,
-    build: Build,
-    policy: ReusePolicy,
-    *,
-    execution: Execution,
-    run_here: RunHere,
-    extras: Iterable[str] = ("pipelines",),
-    check_launcher: Callable[[], object] | None = None,
-    check_worker: Callable[[], None] | None = None,
-    task: ArrayTask | None = None,
-    libraries: tuple[str, ...] = (),
-    meter: Meter = Meter(),
-) -> Manifest:
-    """Write the missing shards of a dataset, on this machine or with a pipeline.
+@dataclass(frozen=True)
+class DatasetJob:
+    """A dataset, and the ways to write its shards.
 
-    Args:
-        output: the dataset.
-        build: adds the transforms to a pipeline, given the finished shards and the preflight check.
+    Attributes:
         policy: reuse of an existing dataset in the folder.
         execution: runner and workers.
-        run_here: writes the shards with local workers, without Beam, given the finished ones, and returns whether it has committed.
+        build: adds the transforms to a pipeline of Beam, given the finished shards and the preflight check.
+        run_here: writes the shards with local workers, given the finished ones, and returns whether it has committed.
         extras: extras that workers on other machines need.
         check_launcher: raises if this machine cannot run the job; called before anything is replaced.
         check_worker: part of the preflight check for this kind of job.
-        task: task of an array job, whose pipeline does not commit; None for a whole dataset.
-        libraries: distributions whose versions affect the content, if neither the pipeline nor ``run_here`` commits.
+        task: task of an array job, which does not commit; None for a whole dataset.
+        libraries: distributions whose versions affect the content, if neither ``build`` nor ``run_here`` commits.
         meter: shows counts of workers on other machines.
+    """
+
+    output: OutputDataset
+    policy: ReusePolicy
+    execution: Execution
+    build: Build
+    run_here: RunHere
+    _: KW_ONLY
+    extras: Iterable[str] = ("pipelines",)
+    check_launcher: Callable[[], object] | None = None
+    check_worker: Callable[[], None] | None = None
+    task: ArrayTask | None = None
+    libraries: tuple[str, ...] = ()
+    meter: Meter = Meter()
+
+
+def run_job(job: DatasetJob) -> Manifest:
+    """Write the missing shards of a dataset, on this machine or with a pipeline.
 
     Returns:
         The manifest of the committed dataset.
@@ -72,46 +77,46 @@ def run_job(
         DetachedError: a job continues without this process, a template was written, or shards of other tasks are missing.
         ImagepivotError: the user can fix an error of the pipeline.
     """
-    folder = output.folder
+    output, execution, folder = job.output, job.execution, job.output.folder
     if execution.runs_here:
         preflight, watch = None, None
     elif execution.template:
-        _write_template(output, build, execution=execution, extras=extras, check_worker=check_worker)
+        _write_template(job)
     else:
         from pipelines.running import remote
         from pipelines.running.preflight import PREFLIGHT_MARKER, PreflightCheck
 
         remote.check_detach(execution)
         # A name per work, since Dataflow refuses a second active job of a name.
-        work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(policy)}
+        work = {"dataset": output.fingerprint, "listings": output.listings, "policy": asdict(job.policy)}
         execution = execution.with_job_name(f"imagepivot-{output.kind.replace('_', '-')}-{sha256_of_json(work)[:12]}")
-        preflight = PreflightCheck(folder, check_worker)
-        watch = partial(remote.watch, execution=execution, output=folder, meter=meter)
+        preflight = PreflightCheck(folder, job.check_worker)
+        watch = partial(remote.watch, execution=execution, output=folder, meter=job.meter)
 
     def run(finished: frozenset[int]) -> bool:
         try:
             if execution.is_local:
                 with open_workers(execution.local_workers) as workers:
-                    return bool(run_here(finished, workers))
+                    return bool(job.run_here(finished, workers))
             from pipelines.running.runner import run_pipeline
 
-            run_pipeline(lambda pipeline: build(pipeline, finished, preflight), execution, extras=extras, watch=watch)
-            return task is None
+            run_pipeline(lambda pipeline: job.build(pipeline, finished, preflight), execution, extras=job.extras, watch=watch)
+            return job.task is None
         except BaseException as error:
             may_continue = preflight is not None and isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))
             # Temporary files may belong to another task. In an object store only remote workers leave any.
-            if task is None and not may_continue and (folder.is_local or not execution.is_local):
+            if job.task is None and not may_continue and (folder.is_local or not execution.is_local):
                 with contextlib.suppress(ImagepivotError):  # The next run or, after success, the commit deletes them.
                     folder.map(folder.delete, [name for name in folder.names() if is_temporary(name)])
             raise
 
     def check() -> None:
-        if check_launcher is not None:
-            check_launcher()
+        if job.check_launcher is not None:
+            job.check_launcher()
         if preflight is not None:
             folder.delete(PREFLIGHT_MARKER)  # A marker of an earlier job.
 
-    complete = partial(complete_dataset, output, run, policy, task=task, check=check, libraries=libraries)
+    complete = partial(complete_dataset, output, run, job.policy, task=job.task, check=check, libraries=job.libraries)
     try:
         return complete()
     except CommittedError:  # A detached job has committed in the meantime: read the folder's state again.
@@ -119,11 +124,17 @@ def run_job(
 
 
 def run_per_shard(
-    output: OutputDataset, work: ShardWork, policy: ReusePolicy, *, libraries: tuple[str, ...], **settings: Any
+    output: OutputDataset,
+    work: ShardWork,
+    policy: ReusePolicy,
+    execution: Execution,
+    *,
+    libraries: tuple[str, ...],
+    **settings: Any,
 ) -> Manifest:
     """Write each missing shard from the same shard of the inputs.
 
-    ``work`` writes one shard. The settings are other arguments of `run_job`; result and errors are those of `run_job`.
+    ``work`` writes one shard. The settings are other fields of `DatasetJob`; result and errors are those of `run_job`.
     """
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
@@ -134,17 +145,15 @@ def run_per_shard(
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
     write = partial(write_missing, output, work)
-    return run_job(output, build, policy, run_here=write, libraries=libraries, **settings)
+    return run_job(DatasetJob(output, policy, execution, build, write, libraries=libraries, **settings))
 
 
-def _write_template(
-    output: OutputDataset, build: Build, *, execution: Execution, extras: Iterable[str], check_worker: Callable[[], None] | None
-) -> NoReturn:
+def _write_template(job: DatasetJob) -> NoReturn:
     """Write a Dataflow template for all shards, finished or not."""
     from pipelines.running.preflight import PreflightCheck
     from pipelines.running.runner import run_pipeline
 
-    folder = output.folder
+    output, execution, folder = job.output, job.execution, job.output.folder
     if execution.detach:
         raise UsageError("--detach needs a job, and --template_location writes only a template: leave one of them out")
     stray = [name for name in folder.names() if name not in output.files]
@@ -156,8 +165,10 @@ def _write_template(
     folder.check_writable()
     for name, data in output.files.items():
         folder.put(name, data)  # As a run does before its job.
-    preflight = PreflightCheck(folder, check_worker)
-    run_pipeline(lambda pipeline: build(pipeline, frozenset(), preflight), execution, extras=extras, watch=lambda result: None)
+    preflight = PreflightCheck(folder, job.check_worker)
+    run_pipeline(
+        lambda pipeline: job.build(pipeline, frozenset(), preflight), execution, extras=job.extras, watch=lambda result: None
+    )
     raise DetachedError(
         f"the template is written to {execution.template!r}. Launch it once: the job writes {folder.location!r}, which must be "
         "empty until then"

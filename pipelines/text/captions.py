@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.inputs.captions.base import CaptionSource, Part, Selection
 from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
-from pipelines.running.job import run_job
+from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
 from pipelines.running.spill_files import spill_folder
@@ -104,7 +104,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
     check = None if execution.is_local else partial(_read_first, source, parts)
-    return run_job(output, build, policy, execution=execution, check_launcher=check, run_here=run_here, meter=meter)
+    return run_job(DatasetJob(output, policy, execution, build, run_here, check_launcher=check, meter=meter))
 
 
 def _read_first(source: CaptionSource, parts: list[Part]) -> None:

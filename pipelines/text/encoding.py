@@ -60,7 +60,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     ).made_from(captions, vocabulary)
     work = ShardEncoder(captions, vocabulary, job.max_length, meter)
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_per_shard(output, work, policy, execution=execution, libraries=("apache-beam",), meter=meter)
+    return run_per_shard(output, work, policy, execution, libraries=("apache-beam",), meter=meter)
 
 
 @dataclass(eq=False)

@@ -86,7 +86,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         output,
         TokenFeatureExtractor(job, captions, output, meter, threads),
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
-        execution=execution,
+        execution,
         libraries=("apache-beam", "tokenizers", "torch", "transformers"),
         extras=("pipelines", "extractors", "bert"),
         check_launcher=job.check_device if execution.is_local else None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
-from pipelines.running.job import run_job
+from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
 from pipelines.text.token_counts import (
@@ -118,4 +118,4 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         return True
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_job(output, build, policy, execution=execution, run_here=run_here, meter=meter)
+    return run_job(DatasetJob(output, policy, execution, build, run_here, meter=meter))

@@ -8,7 +8,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from extractors import ExtractorRequest
-from pipelines.features.extraction import list_images, plan_features
+from pipelines.features.planning import list_images, plan_features
 from pipelines.features.ref_chunks import chunk_refs
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images.folders import ImagesInFolder

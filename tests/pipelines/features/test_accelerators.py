@@ -13,7 +13,8 @@ import torch
 from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
-from pipelines.features.extraction import extract_features, list_images, plan_features
+from pipelines.features.extraction import extract_features
+from pipelines.features.planning import list_images, plan_features
 from pipelines.features.shard_worker import ExtractorPool, check_worker, devices_of_worker
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images.opening import open_images
@@ -64,7 +65,7 @@ def test_worker_with_fewer_gpus_says_so(job, monkeypatch):
 def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     """The device is that of a GPU in what the workers get, although none was named."""
     checks = []
-    monkeypatch.setattr("pipelines.features.extraction.run_job", lambda *_, check_worker, **__: checks.append(check_worker))
+    monkeypatch.setattr("pipelines.features.extraction.run_job", lambda job: checks.append(job.check_worker))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):

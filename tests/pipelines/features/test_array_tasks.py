@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from pipelines.features.dry_run import plan_dry_run
-from pipelines.features.extraction import extract_features, list_images
+from pipelines.features.extraction import extract_features
+from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution

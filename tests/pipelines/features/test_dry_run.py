@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pipelines.features.dry_run import plan_dry_run, plan_table
-from pipelines.features.extraction import extract_features, list_images
+from pipelines.features.extraction import extract_features
+from pipelines.features.planning import list_images
 from pipelines.features.shard_worker import devices_of_worker
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from extractors import Description, ExtractorRequest, RegionOptions
-from pipelines.features.extraction import extract_features, list_images, plan_features
+from pipelines.features.extraction import FeaturesPlan, extract_features
+from pipelines.features.planning import list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.images import listing
 from pipelines.inputs.images.base import ImageRef
@@ -444,7 +445,7 @@ def test_changed_listing_is_an_error_and_the_next_run_resumes(images, extracted,
     (images / "image003.png").rename(tmp_path / "image003.png")
     shard = shard_of("image003", 4)
     with pytest.raises(InputError, match=rf"changed during the run: shard {shard} now has \d+ images.*finished shards"):
-        extract_features(job, ONE, listing=listing)
+        FeaturesPlan(job, ONE, listing).run()
     assert not (tmp_path / "g" / "_manifest.json").exists()
     (tmp_path / "image003.png").rename(images / "image003.png")
     extract_features(job, ONE)
@@ -476,7 +477,7 @@ def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("most", "shards"), [(512 << 20, 16), (20 * 8192, 16), (8192, 64), (2 * 8192, 32)])
 def test_number_of_shards_follows_from_images_and_width(images, tmp_path, monkeypatch, most, shards):
-    monkeypatch.setattr("pipelines.features.extraction.VECTOR_SHARD_BYTES", most)
+    monkeypatch.setattr("pipelines.features.planning.VECTOR_SHARD_BYTES", most)
     job = job_of(images, tmp_path / "f", shards="auto")
     assert list_images(job) == Listing.of(job.images.refs(), shards)
     assert plan_features(job, list_images(job)).shards == shards

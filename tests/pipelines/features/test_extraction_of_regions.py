@@ -14,7 +14,8 @@ from extractors.options import RegionOptions
 from pipelines.datasets.inspection import describe_dataset as inspect
 from pipelines.datasets.region_names import RegionNames
 from pipelines.features.dry_run import plan_dry_run
-from pipelines.features.extraction import extract_features, list_images, plan_features
+from pipelines.features.extraction import extract_features
+from pipelines.features.planning import list_images, plan_features
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipelines.features.extraction import list_images
+from pipelines.features.planning import list_images
 from pipelines.features.shard_worker import check_worker
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImageTable

@@ -4,7 +4,7 @@ import pytest
 
 from extractors import ExtractorRequest
 from pipelines.features import extraction
-from pipelines.features.extraction import shards_remark
+from pipelines.features.planning import shards_remark
 from pipelines.inputs.images.listing import Listing
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator, Execution

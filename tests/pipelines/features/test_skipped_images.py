@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.features.dry_run import plan_dry_run
-from pipelines.features.extraction import extract_features, list_images
+from pipelines.features.extraction import extract_features
+from pipelines.features.planning import list_images
 from pipelines.features.ref_chunks import listed_refs
 from pipelines.inputs.ids import read_skipped
 from pipelines.jobs import FeaturesJob

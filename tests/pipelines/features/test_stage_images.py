@@ -14,7 +14,8 @@ import pytest
 
 from extractors import ExtractorRequest
 from pipelines.features import stage_images, transforms
-from pipelines.features.extraction import extract_features, list_images
+from pipelines.features.extraction import FeaturesPlan, extract_features
+from pipelines.features.planning import list_images
 from pipelines.features.ref_chunks import RefChunk, from_chunks, listed_refs, refs_in
 from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images.archives import ImagesInParquet
@@ -210,7 +211,7 @@ def test_listing_for_remote_workers_is_cached(images, tmp_path):
     assert list_images(job).cached is None
     listing = list_images(job, keep=True)
     assert list(listed_refs(job, listing)) == list(job.images.refs())
-    extract_features(job, ELSEWHERE, listing=listing)
+    FeaturesPlan(job, ELSEWHERE, listing).run()
     assert validate(tmp_path / "f") == []
 
 
