@@ -64,7 +64,7 @@ def kind_of(location: str) -> PathKind:
 def list_files(folder: Folder, below: str = "") -> list[str]:
     """Return the sorted names of files directly in a folder; empty if it is missing."""
     with input_errors(folder.path_of(below)):
-        return folder.children(below)
+        return [name for name in folder.children(below) if not name.endswith("/")]
 
 
 @contextmanager
