@@ -76,7 +76,7 @@ class MemoryBucket:
     """A bucket in memory with a number per write as tag: the methods of `schemas.storage.object_store.Bucket`."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, str]] = {}
+        self.store, self.objects = self, dict[str, tuple[bytes, str]]()
         self._writes = count(1)
 
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Any:
@@ -109,8 +109,8 @@ class MemoryBucket:
         self.objects[key] = data if isinstance(data, bytes) else data.read_bytes(), str(next(self._writes))
         return self.objects[key][1]
 
-    def copy(self, key: str, origin: Any, origin_key: str) -> bool:
-        return False
+    def copy(self, key: str, origin: Any, origin_key: str) -> None:
+        self.write(key, origin.read(origin_key), "", "")
 
     def delete(self, key: str, if_match: str) -> None:
         if key in self.objects and if_match in ("", self.objects[key][1]):

@@ -28,7 +28,7 @@ from schemas.text import HEAD, MAX_LINE, decode_line, mark_length, not_utf8, rea
 from schemas.vector_files import FileDigest
 
 _CHUNK = 1 << 18
-_REMOTE_CHUNK = 4 << 20  # Bytes per request.
+_REMOTE_CHUNK = 16 << 20  # Bytes per request, which an object store answers after as long as several MB take.
 _HEX2 = rb"[0-9a-fA-F]{2}"
 # JSON escapes: anything but \u, a surrogate pair, a lone surrogate.
 _ESCAPE = re.compile(rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])")

@@ -39,7 +39,7 @@ from schemas.storage.locations import (
 )
 from schemas.storage.object_store import ANY, TEMPORARY_MARK, Bucket, FileInfo
 from schemas.storage.reads import record_read
-from schemas.storage.storage_errors import RefusedError, StoreAccessError, create_folder, storage_errors
+from schemas.storage.storage_errors import RefusedError, StoreAccessError, client_errors, create_folder, storage_errors
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -224,7 +224,7 @@ class Folder:
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
         """Open a temporary file that becomes ``name`` if the block succeeds."""
-        with storage_errors(self.path_of(name)), self.temporary(name) as file:
+        with self.temporary(name) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -256,7 +256,8 @@ class Folder:
             FileNotFoundError: it does not exist.
         """
         with origin._at(name) as (source, source_key), self._at(name) as (bucket, key):
-            if bucket is not None and source is not None and bucket.copy(key, source, source_key):
+            if bucket is not None and source is not None and bucket.store == source.store:
+                bucket.copy(key, source, source_key)
                 return
         with origin.open(name) as file, self.replace(name) as copy:
             shutil.copyfileobj(file, copy, _COPIED_BYTES)
@@ -310,13 +311,14 @@ def open_bucket(address: BucketAddress) -> Bucket:
         StoreAccessError: the machine has no credentials.
     """
     try:
-        if address.scheme == "s3":
-            from schemas.storage.s3 import S3Bucket
+        with client_errors():
+            if address.scheme == "s3":
+                from schemas.storage.s3 import S3Bucket
 
-            return S3Bucket(address)
-        from schemas.storage.google_storage import GoogleBucket
+                return S3Bucket(address)
+            from schemas.storage.google_storage import GoogleBucket
 
-        return GoogleBucket(address)
+            return GoogleBucket(address)
     except ImportError as error:
         raise DatasetError(
             f"cannot use the bucket {address.name!r}: {error.name} is missing, the client of the store: "

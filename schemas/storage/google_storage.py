@@ -28,11 +28,10 @@ class GoogleBucket(Bucket):
     def __init__(self, address: BucketAddress) -> None:
         from google.cloud.storage.retry import DEFAULT_RETRY
 
+        super().__init__(address)
         options = dict(address.options)
-        with client_errors():
-            self._client = _google_client(options, is_anonymous=address.user == "anonymous")
-        self._bucket = self._client.bucket(address.name)
-        self._store = address._replace(name="")
+        self._client = _google_client(options, is_anonymous=address.user == "anonymous")
+        self._bucket = self._client.bucket(self.name)
         retry = DEFAULT_RETRY.with_delay(0.25, 4.0, 2.0).with_timeout(float(options.get("retry_limit_seconds", _RETRY_SECONDS)))
         self._options = {"timeout": (object_store.CONNECT_SECONDS, object_store.READ_SECONDS), "retry": retry}
 
@@ -75,15 +74,11 @@ class GoogleBucket(Bucket):
             )
         return str(blob.generation)
 
-    def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
-        if not isinstance(origin, GoogleBucket) or origin._store != self._store:
-            return False
-        token: str | None = ""
+    def copy(self, key: str, origin: Bucket, origin_key: str) -> None:
+        source, token = self._client.bucket(origin.name).blob(origin_key), ""
         with client_errors():
             while token is not None:  # A large object takes several requests.
-                source = origin._bucket.blob(origin_key)
                 token, _, _ = self._bucket.blob(key).rewrite(source, token=token or None, **self._options)
-        return True
 
     def delete(self, key: str, if_match: str) -> None:
         with client_errors():

@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from schemas.storage.locations import BucketAddress
 from schemas.storage.storage_errors import RefusedError
 
 ANY = ""
@@ -84,7 +84,15 @@ class Bucket(ABC):
     """A bucket, for use from several threads.
 
     The client retries failed requests, which finally raise a ``StoreError``. Missing objects raise a ``FileNotFoundError``.
+
+    Attributes:
+        name: name of the bucket.
+        store: its address without the name.
     """
+
+    def __init__(self, address: BucketAddress) -> None:
+        self.name = address.name
+        self.store = address._replace(name="")
 
     @abstractmethod
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
@@ -117,8 +125,8 @@ class Bucket(ABC):
         """
 
     @abstractmethod
-    def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
-        """Copy an object inside the store; return whether both buckets are in one store."""
+    def copy(self, key: str, origin: Bucket, origin_key: str) -> None:
+        """Copy an object from a bucket of the same ``store``."""
 
     @abstractmethod
     def delete(self, key: str, if_match: str) -> None:
@@ -150,14 +158,12 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
     Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the folders are listed
     in parallel. Many small folders are not: each takes a request.
     """
-    todo, running = deque([(prefix, "")]), set[Future[tuple[Page, list[tuple[str, str]]]]]()
     with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
-        while todo or running:
-            while todo and len(running) < _PARALLEL_LISTINGS:
-                running.add(pool.submit(_list_page, bucket, *todo.popleft()))
+        running = {pool.submit(_list_page, bucket, prefix, "")}
+        while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for page, following in [future.result() for future in done]:
-                todo.extend(following)
+                running |= {pool.submit(_list_page, bucket, *part) for part in following}
                 for entry in page.objects:
                     if not entry.name.endswith("/"):  # A placeholder that some tools write for a folder.
                         yield entry._replace(name=entry.name.removeprefix(prefix))

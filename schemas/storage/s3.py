@@ -29,19 +29,13 @@ class S3Bucket(Bucket):
     """A bucket in S3 with ETags as tags."""
 
     def __init__(self, address: BucketAddress) -> None:
-        with client_errors():
-            self._connect(address)
-        self._name = address.name
-        self._store = address._replace(name="")
-
-    def _connect(self, address: BucketAddress) -> None:
-        """Create the client, with connections that reads without the client share."""
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.httpsession import URLLib3Session
         from botocore.session import get_session
         from botocore.utils import get_environ_proxies
 
+        super().__init__(address)
         options, session, is_anonymous = dict(address.options), get_session(), address.user == "anonymous"
         if address.password:
             session.set_credentials(address.user, address.password)
@@ -93,14 +87,14 @@ class S3Bucket(Bucket):
         if by_folder:
             options["Delimiter"] = "/"
         with client_errors():
-            page = self._client.list_objects_v2(Bucket=self._name, Prefix=prefix, MaxKeys=object_store.PAGE_OBJECTS, **options)
+            page = self._client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=object_store.PAGE_OBJECTS, **options)
         objects = [_item_info(item["Key"], item["Size"], item) for item in page.get("Contents", ())]
         folders = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
         return Page(objects, folders, page["NextContinuationToken"] if page["IsTruncated"] else "")
 
     def head(self, key: str) -> FileInfo:
         with client_errors():
-            head = self._client.head_object(Bucket=self._name, Key=key)
+            head = self._client.head_object(Bucket=self.name, Key=key)
         return _item_info(key, head["ContentLength"], head)._replace(writer=head["Metadata"].get(WRITER, ""))
 
     def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
@@ -114,7 +108,7 @@ class S3Bucket(Bucket):
         from botocore.exceptions import BotoCoreError
 
         meta, part = self._client.meta, {} if size is None else {"Range": f"bytes={start}-{start + size - 1}"}
-        request = AWSRequest("GET", f"{meta.endpoint_url.rstrip('/')}/{quote(f'{self._name}/{key}', safe='/~')}", part)
+        request = AWSRequest("GET", f"{meta.endpoint_url.rstrip('/')}/{quote(f'{self.name}/{key}', safe='/~')}", part)
         with suppress(BotoCoreError):
             if self._credentials is not None:
                 S3SigV4Auth(self._credentials.get_frozen_credentials(), "s3", meta.region_name).add_auth(request)
@@ -124,26 +118,23 @@ class S3Bucket(Bucket):
             if response.status_code == 404 and b"<Code>NoSuchKey</Code>" in response.content:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         with client_errors():
-            return self._client.get_object(Bucket=self._name, Key=key, **part)["Body"].read()
+            return self._client.get_object(Bucket=self.name, Key=key, **part)["Body"].read()
 
     def write(self, key: str, data: bytes | Path, if_match: str | None, writer: str) -> str:
         condition = {} if if_match == ANY else {"IfNoneMatch": "*"} if if_match is None else {"IfMatch": if_match}
         with client_errors(RefusedError):
             return self._upload(key, data, condition, {WRITER: writer})
 
-    def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
-        if not isinstance(origin, S3Bucket) or origin._store != self._store:
-            return False
+    def copy(self, key: str, origin: Bucket, origin_key: str) -> None:
         with client_errors():
-            self._client.copy_object(Bucket=self._name, Key=key, CopySource={"Bucket": origin._name, "Key": origin_key})
-        return True
+            self._client.copy_object(Bucket=self.name, Key=key, CopySource={"Bucket": origin.name, "Key": origin_key})
 
     def delete(self, key: str, if_match: str) -> None:
         with client_errors():
-            self._client.delete_object(Bucket=self._name, Key=key, **({} if if_match == ANY else {"IfMatch": if_match}))
+            self._client.delete_object(Bucket=self.name, Key=key, **({} if if_match == ANY else {"IfMatch": if_match}))
 
     def _upload(self, key: str, data: bytes | Path, condition: dict[str, str], metadata: dict[str, str]) -> str:
-        client, size, target = self._client, object_store.size_of(data), {"Bucket": self._name, "Key": key}
+        client, size, target = self._client, object_store.size_of(data), {"Bucket": self.name, "Key": key}
         if size <= PART_BYTES:
             return client.put_object(**target, Body=_part(data, 0, size), **condition, Metadata=metadata)["ETag"]
         # S3 checks the condition of a multipart upload when it completes.

@@ -118,7 +118,8 @@ def client_errors(missing: type[StoreError] | None = None) -> Iterator[None]:
             kind = StoreAccessError
         elif status == 404:
             if missing is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+                # Failures of images quote the cause, which must not depend on the store.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
             kind = missing
         else:
             kind = _BY_STATUS.get(status, StoreBusyError if status == 429 or status >= 500 else kind)

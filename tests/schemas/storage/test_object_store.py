@@ -192,6 +192,7 @@ def test_missing_objects_are_not_found_except_in_missing_buckets():
         with pytest.raises(kind) as caught, client_errors():
             raise answer_of_s3(status, code)
         assert type(caught.value) is kind
+        assert (caught.value.__cause__ is None) == (kind is FileNotFoundError)  # Failures of images quote the cause.
     with pytest.raises(RefusedError, match="NoSuchUpload") as refused, client_errors(RefusedError):
         raise answer_of_s3(404, "NoSuchUpload")
     assert refused.value.status == 404
