@@ -7,7 +7,7 @@ of further files that the command read or looked for below its inputs or beside 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -61,7 +61,7 @@ def made_from(command: str, options: Mapping[str, Any], inputs: Mapping[str, Seq
     if images:
         folder, file = _locate(images)
         files = sorted((entry.name, entry.size) for entry in ([] if file else folder.list()))
-        contents["images"] = [folder.size(file) if file else sha256_of_json(files)]
+        contents["images"] = [*sizes_of(folder, [file]).values()] if file else [sha256_of_json(files)]
     described = {"command": command, "options": options, "inputs": {name: found for name, found in contents.items() if found}}
     if modules := user_code():
         described["modules"] = modules
@@ -90,7 +90,12 @@ def is_current(folder: Folder, now: MadeFrom) -> bool:
         return False
     if any(_digest_or_none(folder, name) != digest for folder, name, digest in digests_by_file):
         return False
-    return isinstance(files, dict) and all(folder.size(name) == size for name, size in files.items())
+    return isinstance(files, dict) and files == sizes_of(folder, files)
+
+
+def sizes_of(folder: Folder, names: Iterable[str]) -> dict[str, int]:
+    """Return the sizes of existing files by name."""
+    return {entry.name: entry.size for entry in map(folder.stat, names) if entry is not None}
 
 
 def write_made_from(folder: Folder, now: MadeFrom, sizes: Mapping[str, int]) -> None:
@@ -116,17 +121,17 @@ def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _locate(location: str) -> tuple[Folder, str]:
     """Return a folder with an empty name; of a file, its parent and its name."""
     folder, name = file_at(location)
-    return (folder, name) if name and folder.size(name) is not None else (Folder(location), "")
+    return (folder, name) if name and folder.stat(name) is not None else (Folder(location), "")
 
 
 def _content(folder: Folder, file: str) -> Any:
     """Describe a dataset, run, file or folder by digests; None if it does not exist."""
     if file:
         return _file_digest(folder, file)
-    if folder.size(MANIFEST_NAME) is not None:
+    if folder.stat(MANIFEST_NAME) is not None:
         manifest = Manifest.read(folder)
         return {"fingerprint": manifest.fingerprint, "content_sha256": manifest.content_sha256}
-    if folder.size(_WEIGHTS) is not None:
+    if folder.stat(_WEIGHTS) is not None:
         return {_WEIGHTS: _file_digest(folder, _WEIGHTS)}
     return {name: _file_digest(folder, name) for name in folder.names()} or None
 
@@ -142,7 +147,7 @@ def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str
 
 
 def _digest_or_none(folder: Folder, name: str) -> str | None:
-    return None if folder.size(name) is None else _file_digest(folder, name)
+    return None if folder.stat(name) is None else _file_digest(folder, name)
 
 
 def _file_digest(folder: Folder, name: str) -> str:

@@ -398,13 +398,14 @@ def diagnose(folder: Folder) -> str:
         return f"{start} but a file: give the folder of a dataset"
     if kind == "nothing":
         return f"{start}: the folder does not exist. Check the path"
-    files = set(folder.children())
+    children = folder.children()
+    files = {name for name in children if not name.endswith("/")}
     if "config.toml" in files and files & _RUN_FILES:
         return (
             f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
             "the datasets that it was trained on"
         )
-    datasets = [name for name in folder.folders() if MANIFEST_NAME in folder.children(name)]
+    datasets = [name[:-1] for name in children if name.endswith("/") and MANIFEST_NAME in folder.children(name[:-1])]
     if datasets:
         named = ", ".join(repr(folder.path_of(name)) for name in datasets[:_MAX_NAMED])
         more = f" or another of its {len(datasets)}" if len(datasets) > _MAX_NAMED else ""

@@ -136,7 +136,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
     with monkeypatch.context() as patch:
         patch.setattr(shard_writer, "publishing", stage.publishing)
         patch.setattr(uuid, "uuid4", stage.identifier)
-        for name in ("stat", "delete", "read_tagged", "put"):
+        for name in ("stat", "delete", "read", "put"):
             patch.setattr(Folder, name, stopping(getattr(Folder, name)))
         yield stage
 

@@ -76,11 +76,8 @@ class MemoryBucket:
     """A bucket in memory with a number per write as tag: the methods of `schemas.storage.object_store.Bucket`."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, str]] = {}
+        self.store, self.objects = self, dict[str, tuple[bytes, str]]()
         self._writes = count(1)
-
-    def exists(self) -> bool:
-        return True
 
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Any:
         from schemas.storage.object_store import Page
@@ -94,27 +91,26 @@ class MemoryBucket:
         from schemas.storage.object_store import FileInfo
 
         if key not in self.objects:
-            return None
+            raise FileNotFoundError
         data, tag = self.objects[key]
         return FileInfo(key, len(data), "1", tag)
 
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        return self.objects[key][0][start:stop] if key in self.objects else None
-
-    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        return self.objects.get(key)
+    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
+        if key not in self.objects:
+            raise FileNotFoundError
+        return self.objects[key][0][start : None if size is None else start + size]
 
     def write(self, key: str, data: Any, if_match: str | None, writer: str) -> str:
-        from schemas.storage.object_store import RefusedError
+        from schemas.storage.storage_errors import RefusedError
 
         tag = self.objects[key][1] if key in self.objects else None
         if if_match not in ("", tag):
-            raise RefusedError(412)
+            raise RefusedError("conditionNotMet", 412)
         self.objects[key] = data if isinstance(data, bytes) else data.read_bytes(), str(next(self._writes))
         return self.objects[key][1]
 
-    def copy(self, key: str, origin: Any, origin_key: str) -> bool:
-        return False
+    def copy(self, key: str, origin: Any, origin_key: str) -> None:
+        self.write(key, origin.read(origin_key), "", "")
 
     def delete(self, key: str, if_match: str) -> None:
         if key in self.objects and if_match in ("", self.objects[key][1]):

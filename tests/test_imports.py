@@ -97,7 +97,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 
 # Outside `schemas.storage` nothing imports these: files are reached through `schemas.storage.folder`.
 CLIENTS = {
-    *("botocore", "google.api_core", "google.auth", "google.cloud", "requests"),
+    *("botocore", "google.auth", "google.cloud", "requests"),
     *(f"schemas.storage.{name}" for name in ("google_storage", "object_store", "s3")),
 }
 

@@ -101,7 +101,7 @@ def evaluate(
     nothing is evaluated again.
     """
     import_modules(imports)
-    from schemas.made_from import write_made_from
+    from schemas.made_from import sizes_of, write_made_from
     from schemas.storage.folder import Folder
     from train.evaluation.scores import evaluate_run, evaluation_report
     from train.reports.evaluation_folder import EVALUATION, check_evaluation_folder, evaluation_content, write_evaluation
@@ -125,7 +125,7 @@ def evaluate(
         report["with_duplicates"] = evaluation_report(complete)
     if made_from is not None:
         names = write_evaluation(scores, report, output)
-        write_made_from(Folder(output), made_from, {name: Folder(output).size(name) or 0 for name in names})
+        write_made_from(Folder(output), made_from, sizes_of(Folder(output), names))
         print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
     if as_json:
         typer.echo(to_json(report, indent=2))
@@ -253,7 +253,7 @@ def sts(
 
         Folder(output).check_writable()
     from pipelines.text.queries import tokenize_query
-    from schemas.made_from import write_made_from
+    from schemas.made_from import sizes_of, write_made_from
     from train.evaluation import sts as work
     from train.reports.tables import sts_report, sts_tables, write_sts
 
@@ -272,8 +272,7 @@ def sts(
             print_remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
     if made_from is not None:
         names, picture = write_sts(result, output), plot_sts(result, output)
-        sizes = {name: Folder(output).size(name) or 0 for name in (*names, "sts.png")}
-        write_made_from(Folder(output), made_from, sizes)
+        write_made_from(Folder(output), made_from, sizes_of(Folder(output), (*names, "sts.png")))
         print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")
 
 

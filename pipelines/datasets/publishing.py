@@ -84,7 +84,7 @@ def _stored_entries(folder: Folder, kind: str) -> dict[str, FileEntry]:
     if UNFINISHED in children:
         return {}
     if MANIFEST_NAME not in children:
-        if others := sorted(name for name in children if not name.startswith(".")):
+        if others := sorted(name for name in children if not name.startswith(".") and not name.endswith("/")):
             raise DatasetError(
                 f"{folder.location!r} holds {others[0]!r} and is no dataset: give an empty folder, or an earlier copy"
             )
@@ -107,8 +107,10 @@ def _copy(origin: Folder, folder: Folder, entry: FileEntry, meter: Meter) -> Non
         folder.copy(entry.path, origin)
     except FileNotFoundError:
         raise DatasetError(f"{origin.path_of(entry.path)} is missing: the dataset changes, or validate it") from None
-    if (size := folder.size(entry.path)) != entry.bytes:
+    stored = folder.stat(entry.path)
+    if stored is None or stored.size != entry.bytes:
         raise DatasetError(
-            f"{origin.path_of(entry.path)} has {size} bytes, not {entry.bytes}: the dataset changes, or validate it"
+            f"{origin.path_of(entry.path)} has {stored and stored.size} bytes, not {entry.bytes}: the dataset changes, or validate "
+            "it"
         )
     meter.add(files=1)

@@ -138,5 +138,5 @@ def names_files(options: RegionOptions | None, description: Description) -> dict
 def stored_names(folder: Folder, description: Description) -> Mapping[str, bytes]:
     """Read the files with names that match the extractor from a dataset's folder."""
     expected = {_CLASSES: description.classes, _ATTRIBUTES: description.attributes}
-    files = {name: folder.read(name) for name in expected if folder.size(name) is not None}
+    files = {name: folder.read(name) for name in expected if folder.stat(name) is not None}
     return {name: data for name, data in files.items() if len(_split_lines(data)) == expected[name]}

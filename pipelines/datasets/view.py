@@ -56,7 +56,7 @@ def draw_view(job: ViewJob) -> str:
         raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
     dataset = open_dataset(job.dataset)
     folder.check_writable()
-    if folder.size(name) is not None:
+    if folder.stat(name) is not None:
         if not job.overwrite:
             raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
         if not _is_view(folder, name):

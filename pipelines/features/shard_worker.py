@@ -199,7 +199,8 @@ class ShardExtractor:
             tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
         if self.job.policy.update:
             self.meter.add(new=tally.new, changed=tally.changed, removed=tally.removed, rewritten=tally.rewritten)
-        self.meter.finish_shard(bytes_written=self.output.folder.size(self.output.name(shard)) or 0)
+        stored = self.output.folder.stat(self.output.name(shard))
+        self.meter.finish_shard(bytes_written=0 if stored is None else stored.size)
 
     def _show(self, batch: Tally) -> None:
         self.meter.add(

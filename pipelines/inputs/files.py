@@ -28,7 +28,7 @@ from schemas.text import HEAD, MAX_LINE, decode_line, mark_length, not_utf8, rea
 from schemas.vector_files import FileDigest
 
 _CHUNK = 1 << 18
-_REMOTE_CHUNK = 4 << 20  # Bytes per request.
+_REMOTE_CHUNK = 16 << 20  # Bytes per request, which an object store answers after as long as several MB take.
 _HEX2 = rb"[0-9a-fA-F]{2}"
 # JSON escapes: anything but \u, a surrogate pair, a lone surrogate.
 _ESCAPE = re.compile(rb"\\[^u]|\\u[dD][89abAB]" + _HEX2 + rb"\\u[dD][c-fC-F]" + _HEX2 + rb"|(?P<half>\\u[dD][89a-fA-F])")
@@ -64,7 +64,7 @@ def kind_of(location: str) -> PathKind:
 def list_files(folder: Folder, below: str = "") -> list[str]:
     """Return the sorted names of files directly in a folder; empty if it is missing."""
     with input_errors(folder.path_of(below)):
-        return folder.children(below)
+        return [name for name in folder.children(below) if not name.endswith("/")]
 
 
 @contextmanager

@@ -249,7 +249,7 @@ def _flink_id(address: str, name: str) -> str:
 
 def _has_started(output: Folder) -> bool:
     with contextlib.suppress(DatasetError):  # A store may be unavailable for a moment.
-        return output.size(PREFLIGHT_MARKER) is not None
+        return output.stat(PREFLIGHT_MARKER) is not None
     return False
 
 

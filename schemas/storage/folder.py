@@ -15,13 +15,13 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any, BinaryIO, Literal, TypeVar, cast
+from typing import BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
 
@@ -39,7 +39,7 @@ from schemas.storage.locations import (
 )
 from schemas.storage.object_store import ANY, TEMPORARY_MARK, Bucket, FileInfo
 from schemas.storage.reads import record_read
-from schemas.storage.storage_errors import NoSuchBucketError, StoreAccessError, create_folder, storage_errors
+from schemas.storage.storage_errors import RefusedError, StoreAccessError, client_errors, create_folder, storage_errors
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -93,59 +93,46 @@ class Folder:
         """Return the full location of a file, for messages and other tools."""
         return f"{self.location.rstrip('/')}/{name}"
 
-    def _path(self, name: str) -> str:
-        """Return the local path of a file; an empty name is the folder."""
-        return f"{str(self.local_path).rstrip('/')}/{name}" if name else str(self.local_path)
+    @contextmanager
+    def _at(self, name: str = "") -> Iterator[tuple[Bucket | None, str]]:
+        """Yield a file's bucket and key, or None and its path, and convert errors.
 
-    def _object(self, name: str) -> tuple[Bucket, str]:
-        """Return bucket and key of an object; an empty name is their prefix."""
-        check_location(self.location)
-        address, prefix = split_address(self.location)
-        with _opening:
-            bucket = open_bucket(address)
-        return bucket, f"{prefix}/{name}" if prefix else name
+        An empty name is the folder: of a bucket, the prefix of all its keys.
+        """
+        with storage_errors(self.path_of(name) if name else self.location):
+            if self.is_local:
+                yield None, str(self.local_path / name)
+                return
+            check_location(self.location)
+            address, prefix = split_address(self.location)
+            with _opening:
+                bucket = open_bucket(address)
+            yield bucket, f"{prefix}/{name}" if prefix else name
 
     def list(self, on_link: Callable[[str], None] = lambda name: None) -> Iterator[FileInfo]:
         """Yield all files below the folder, in no particular order.
 
         Links to folders are not followed, since they may form cycles: ``on_link`` receives their names.
         """
-        if self.is_local:
-            yield from _walk(self._path(""), "", on_link)
-            return
-        with storage_errors(self.location), suppress(NoSuchBucketError):
-            yield from object_store.list_objects(*self._object(""))
-
-    def tagged(self) -> dict[str, FileInfo]:
-        """Return all files below the folder by name, without modification times."""
-        return {entry.name: entry._replace(version="") for entry in self.list()}
+        with self._at() as (bucket, path), suppress(FileNotFoundError):
+            yield from object_store.list_objects(bucket, path) if bucket else _walk(path, "", on_link)
 
     def names(self) -> Names:
         """Return the sorted names of all files below the folder; empty if missing."""
         return sorted(entry.name for entry in self.list())
 
     def children(self, below: str = "") -> Names:
-        """Return the sorted names of the files in this folder or a subfolder, not deeper."""
-        return self._level(below)[0]
+        """Return the sorted names directly in this folder or a subfolder.
 
-    def folders(self) -> Names:
-        """Return the sorted names of the folders directly in this folder."""
-        return self._level("")[1]
-
-    def _level(self, below: str) -> tuple[Names, Names]:
-        """Return the sorted names of files and folders, as `children` does."""
-        names: Iterable[str] = ()
-        with storage_errors(self.path_of(below)):
-            if self.is_local:
-                with suppress(FileNotFoundError), os.scandir(self._path(below)) as entries:
-                    # Pipes and sockets are listed, so that reading them fails with their name.
-                    present = [entry for entry in entries if os.path.exists(entry.path)]  # noqa: PTH110
-                    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in present]
-            else:
-                with suppress(NoSuchBucketError):
-                    names = list(object_store.list_level(*self._object(f"{below}/" if below else "")))
-        files = sorted(name for name in names if name and not name.endswith("/"))
-        return files, sorted(name[:-1] for name in names if name.endswith("/") and name != "/")
+        Those of folders end with ``/``.
+        """
+        with self._at(f"{below}/" if below else "") as (bucket, path), suppress(FileNotFoundError):
+            if bucket is not None:
+                return sorted(name for name in object_store.list_level(bucket, path) if name.strip("/"))
+            # Pipes and sockets are listed, so that reading them fails with their name.
+            present = [child for child in Path(path).iterdir() if child.exists()]
+            return sorted(f"{child.name}/" if child.is_dir() else child.name for child in present)
+        return []
 
     def kind(self) -> PathKind:
         """Return whether the location of the folder is a folder, a file or nothing.
@@ -153,23 +140,17 @@ class Folder:
         Raises:
             DatasetError: it is a pipe, a socket or a device.
         """
-        with storage_errors(self.location):
-            if self.is_local:
-                try:
-                    is_folder = stat.S_ISDIR(os.stat(self._path("")).st_mode)  # noqa: PTH116
-                except (FileNotFoundError, NotADirectoryError):
-                    return "nothing"
-                if not is_folder:
-                    check_regular(self._path(""))
-                return "folder" if is_folder else "file"
-            bucket, prefix = self._object("")
-            with suppress(NoSuchBucketError):
-                if not prefix:
-                    return "folder" if bucket.exists() else "nothing"
-                if bucket.head(prefix.removesuffix("/")) is not None:
+        with self._at() as (bucket, path), suppress(FileNotFoundError, NotADirectoryError):
+            if bucket is None:
+                if stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116
+                    return "folder"
+                check_regular(path)
+                return "file"
+            with suppress(FileNotFoundError):
+                if path and bucket.head(path.removesuffix("/")):
                     return "file"
-                page = bucket.page(prefix)
-                return "folder" if page.objects else "nothing"
+            if bucket.page(path).objects or not path:
+                return "folder"
         return "nothing"
 
     def stat(self, name: str) -> FileInfo | None:
@@ -178,24 +159,14 @@ class Folder:
         The tag of a local file is its size, modification time and inode.
         """
         record_read(self.path_of(name))
-        with storage_errors(self.path_of(name)):
-            if not self.is_local:
-                bucket, key = self._object(name)
-                head = bucket.head(key)
-                return None if head is None else head._replace(name=name)
-            try:
-                status = os.stat(self._path(name))  # noqa: PTH116
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        tag = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
-        return FileInfo(name, status.st_size, str(status.st_mtime_ns), tag)
-
-    def size(self, name: str) -> int | None:
-        """Return the size of a file in bytes; None if it does not exist."""
-        entry = self.stat(name)
-        return None if entry is None else entry.size
+        with self._at(name) as (bucket, path), suppress(FileNotFoundError, NotADirectoryError):
+            if bucket is not None:
+                return bucket.head(path)._replace(name=name)
+            status = os.stat(path)  # noqa: PTH116
+            if stat.S_ISREG(status.st_mode):
+                tag = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+                return FileInfo(name, status.st_size, str(status.st_mtime_ns), tag)
+        return None
 
     def open(self, name: str, *, is_mapped: bool = True) -> pa.NativeFile:
         """Open a file for random access.
@@ -208,52 +179,31 @@ class Folder:
             DatasetError: the file cannot be opened, or is a pipe, a socket or a device.
         """
         if not self.is_local:
-            if (size := self.size(name)) is None:
+            if (entry := self.stat(name)) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-            return pa.PythonFile(_ObjectFile(partial(self.read_range, name), size), mode="r")
+            return pa.PythonFile(_ObjectFile(partial(self.read, name), entry.size), mode="r")
         record_read(self.path_of(name))
-        path = self._path(name)
-        with storage_errors(self.path_of(name)):
+        with self._at(name) as (_, path):
             check_regular(path)
             # An empty file cannot be mapped.
             return pa.memory_map(path) if is_mapped and os.path.getsize(path) else pa.OSFile(path)  # noqa: PTH202
 
-    def read(self, name: str) -> bytes:
-        """Return all bytes of a file, from a store in one request.
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        """Return the bytes of a file, or up to ``size`` of them from ``start``.
+
+        A store gets one request.
 
         Raises:
             FileNotFoundError: the file does not exist; the error of a store has no path, since failures of images quote it.
             DatasetError: it cannot be read.
         """
-        if not self.is_local:
-            return self._read_object(name)
-        with storage_errors(self.path_of(name)), self.open(name) as file:
-            return file.read()
-
-    def read_range(self, name: str, start: int, size: int) -> bytes:
-        """Return up to ``size`` bytes of a file from ``start``, fewer at its end.
-
-        Errors are those of `read`.
-        """
-        if not self.is_local:
-            return self._read_object(name, start, start + size) if size else b""
-        with storage_errors(self.path_of(name)), self.open(name) as file:
-            return bytes(file.read_at(size, start))
-
-    def _read_object(self, name: str, *part: int) -> bytes:
         record_read(self.path_of(name))
-        with storage_errors(self.path_of(name)):
-            bucket, key = self._object(name)
-            if (data := bucket.read(key, *part)) is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return data
-
-    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if it does not exist."""
-        record_read(self.path_of(name))
-        with storage_errors(self.path_of(name)):
-            bucket, key = self._object(name)
-            return bucket.read_tagged(key)
+        with self._at(name) as (bucket, path), suppress(EOFError):
+            if bucket is not None:
+                return b"" if size == 0 else bucket.read(path, start, size)
+            with self.open(name) as file:
+                return file.read() if size is None else file.read_at(size, start)
+        return b""
 
     def put(self, name: str, data: bytes | Path, if_match: str | None = ANY) -> str | None:
         """Write a file atomically, and return the tag of an object.
@@ -261,22 +211,20 @@ class Folder:
         A path is a file opened by `temporary`, which becomes the file. The result is None if the tag of the object is not
         ``if_match``, which is None to write only a new object. Conditions need a store, see `schemas.storage.object_store`.
         """
-        if not self.is_local:
-            with storage_errors(self.path_of(name)):
-                bucket, key = self._object(name)
-                return object_store.put(bucket, key, data, if_match)
-        if isinstance(data, bytes):
-            with self.replace(name) as file:
-                file.write(data)
-        else:
-            with storage_errors(self.path_of(name)):
-                data.replace(self.local_path / name)
+        with self._at(name) as (bucket, path):
+            if bucket is not None:
+                return object_store.put(bucket, path, data, if_match)
+            if isinstance(data, Path):
+                data.replace(path)
+                return ""
+        with self.replace(name) as file:
+            file.write(data)
         return ""
 
     @contextmanager
     def replace(self, name: str) -> Iterator[BinaryIO]:
         """Open a temporary file that becomes ``name`` if the block succeeds."""
-        with storage_errors(self.path_of(name)), self.temporary(name) as file:
+        with self.temporary(name) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -286,17 +234,15 @@ class Folder:
     def temporary(self, name: str) -> Iterator[BinaryIO]:
         """Open a temporary file for `put`, which is deleted after the block."""
         with storage_errors(self.path_of(name)):
-            if self.is_local:
-                target = self._target(name)
-                create_folder(target.parent)
-                # Unique: several attempts may write the file, also on other machines that share the disk.
-                temporary = target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
-                mode = 0o600 | 0o066 & self.local_path.stat().st_mode  # No more than the folder's, also for copies.
-            else:
-                mode = 0o600
-                handle, path = tempfile.mkstemp(prefix="imagepivot-")
-                os.close(handle)
-                temporary = Path(path)
+            if not self.is_local:
+                with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
+                    yield cast("BinaryIO", file)
+                return
+            target = self._target(name)
+            create_folder(target.parent)
+            # Unique: several attempts may write the file, also on other machines that share the disk.
+            temporary = target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
+            mode = 0o600 | 0o066 & self.local_path.stat().st_mode  # No more than the folder's, also for copies.
             try:
                 with open(temporary, "w+b", opener=partial(os.open, mode=mode)) as file:
                     yield file
@@ -309,11 +255,10 @@ class Folder:
         Raises:
             FileNotFoundError: it does not exist.
         """
-        if not self.is_local and not origin.is_local:
-            (bucket, key), (source, source_key) = self._object(name), origin._object(name)
-            with storage_errors(origin.path_of(name)):
-                if bucket.copy(key, source, source_key):
-                    return
+        with origin._at(name) as (source, source_key), self._at(name) as (bucket, key):
+            if bucket is not None and source is not None and bucket.store == source.store:
+                bucket.copy(key, source, source_key)
+                return
         with origin.open(name) as file, self.replace(name) as copy:
             shutil.copyfileobj(file, copy, _COPIED_BYTES)
 
@@ -330,27 +275,20 @@ class Folder:
         Raises:
             DatasetError: files cannot be written, or the store cannot be reached.
         """
-        with storage_errors(self.location):
-            if self.is_local:
+        with self._at() as (bucket, path):
+            if bucket is None:
                 _check_writable(self.local_path)
                 return
-            bucket, _ = self._object("")
-            with suppress(StoreAccessError):  # Permission to write objects does not imply permission to query the bucket.
-                if not bucket.exists():
-                    name = split_address(self.location)[0].name
-                    raise DatasetError(
-                        f"cannot use {self.location!r}: there is no bucket {name!r}: check its name, or create it first"
-                    )
+            with suppress(StoreAccessError):  # Permission to write objects does not imply permission to list them.
+                bucket.page(path)
 
     def delete(self, name: str, if_match: str = ANY) -> None:
         """Delete a file if it exists; an object only if it has the given tag."""
-        with storage_errors(self.path_of(name)):
-            if self.is_local:
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    self._target(name).unlink()
+        with self._at(name) as (bucket, path), suppress(FileNotFoundError, NotADirectoryError, RefusedError):
+            if bucket is None:
+                self._target(name).unlink()
             else:
-                bucket, key = self._object(name)
-                bucket.delete(key, if_match)
+                bucket.delete(path, if_match)
 
     def _target(self, name: str) -> Path:
         """Return the local path of a file to write or delete.
@@ -373,13 +311,14 @@ def open_bucket(address: BucketAddress) -> Bucket:
         StoreAccessError: the machine has no credentials.
     """
     try:
-        if address.scheme == "s3":
-            from schemas.storage.s3 import S3Bucket
+        with client_errors():
+            if address.scheme == "s3":
+                from schemas.storage.s3 import S3Bucket
 
-            return S3Bucket(address)
-        from schemas.storage.google_storage import GoogleBucket
+                return S3Bucket(address)
+            from schemas.storage.google_storage import GoogleBucket
 
-        return GoogleBucket(address)
+            return GoogleBucket(address)
     except ImportError as error:
         raise DatasetError(
             f"cannot use the bucket {address.name!r}: {error.name} is missing, the client of the store: "
@@ -388,52 +327,23 @@ def open_bucket(address: BucketAddress) -> Bucket:
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object of a known size as a file; each read is a range request.
-
-    Two adjacent reads of one size are a sequential reader, for which the next range is requested in advance.
-    """
+    """An object of a known size, for Arrow; each read is a request of a range."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._read = read
-        self._size = size
-        self._position = 0
-        self._last = (-1, 0)  # Stop and size of the last read.
-        self._ahead: tuple[int, int, Future[bytes]] | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._read, self._size, self._position = read, size, 0
 
     def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 
-    def read(self, size: int | None = -1) -> bytes:
-        start, left = self._position, max(0, self._size - self._position)
-        count = left if size is None or size < 0 else min(size, left)
-        if not count:
-            return b""
-        ahead, self._ahead = self._ahead, None
-        data = ahead[2].result() if ahead is not None and ahead[:2] == (start, count) else self._read(start, count)
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        data = self._read(self._position, min(size, left) if size >= 0 else left)
         self._position += len(data)
-        if self._last == (start, count) and (following := min(count, self._size - self._position)):
-            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="readahead")
-            self._ahead = self._position, following, self._pool.submit(self._read, self._position, following)
-        self._last = self._position, count
         return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        super().close()
 
 
 def _check_writable(path: Path) -> None:
@@ -446,12 +356,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[FileInfo]:
-    try:
-        with storage_errors(folder):
-            entries = os.scandir(folder)
-    except FileNotFoundError:
-        return
-    with entries:
+    with storage_errors(folder), suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", on_link)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from schemas.storage import object_store
 from schemas.storage.locations import BucketAddress, endpoint_of
-from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, Page, RefusedError
-from schemas.storage.storage_errors import (
-    NoSuchBucketError,
-    StoreAccessError,
-    StoreBusyError,
-    StoreError,
-    StoreUnreachableError,
-)
+from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileInfo, Page
+from schemas.storage.storage_errors import NoSuchBucketError, client_errors
 
 _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -34,20 +26,17 @@ class GoogleBucket(Bucket):
     """
 
     def __init__(self, address: BucketAddress) -> None:
-        options = dict(address.options)
-        with _google_errors():
-            self._client = _google_client(options, is_anonymous=address.user == "anonymous")
-        self._bucket = self._client.bucket(address.name)
-        self._store = address._replace(name="")
-        timeout = (object_store.CONNECT_SECONDS, object_store.READ_SECONDS)
-        self._options = {"timeout": timeout, "retry": _retry(float(options.get("retry_limit_seconds", _RETRY_SECONDS)))}
+        from google.cloud.storage.retry import DEFAULT_RETRY
 
-    def exists(self) -> bool:
-        with _google_errors():
-            return self._bucket.exists(**self._options)
+        super().__init__(address)
+        options = dict(address.options)
+        self._client = _google_client(options, is_anonymous=address.user == "anonymous")
+        self._bucket = self._client.bucket(self.name)
+        retry = DEFAULT_RETRY.with_delay(0.25, 4.0, 2.0).with_timeout(float(options.get("retry_limit_seconds", _RETRY_SECONDS)))
+        self._options = {"timeout": (object_store.CONNECT_SECONDS, object_store.READ_SECONDS), "retry": retry}
 
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
-        with _google_errors():
+        with client_errors(NoSuchBucketError):
             listing = self._client.list_blobs(
                 self._bucket,
                 prefix=prefix,
@@ -60,71 +49,44 @@ class GoogleBucket(Bucket):
             blobs = list(next(listing.pages, ()))
         return Page([_blob_info(blob) for blob in blobs], sorted(listing.prefixes), listing.next_page_token or "")
 
-    def head(self, key: str) -> FileInfo | None:
-        with _google_errors():
-            blob = self._bucket.get_blob(key, **self._options)
-        return None if blob is None else _blob_info(blob)._replace(writer=(blob.metadata or {}).get(WRITER, ""))
+    def head(self, key: str) -> FileInfo:
+        blob = self._bucket.blob(key)
+        with client_errors():
+            blob.reload(**self._options)
+        return _blob_info(blob)._replace(writer=(blob.metadata or {}).get(WRITER, ""))
 
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        return self._download(self._bucket.blob(key), **({} if stop is None else {"start": start, "end": stop - 1}))
-
-    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        while (head := self.head(key)) is not None:
-            tag = head.tag
-            if (data := self._download(self._bucket.blob(key, generation=int(tag)))) is not None:
-                return data, tag  # Otherwise it was replaced or deleted since.
-        return None
-
-    def _download(self, blob: Any, **part: int) -> bytes | None:
-        from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
-
-        with _google_errors():
-            try:
-                return blob.download_as_bytes(**part, **self._options)
-            except NotFound:
-                return None
-            except RequestRangeNotSatisfiable:
-                return b""
+    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
+        part = {} if size is None else {"start": start, "end": start + size - 1}
+        with client_errors():
+            return self._bucket.blob(key).download_as_bytes(**part, **self._options)
 
     def write(self, key: str, data: bytes | Path, if_match: str | None, writer: str) -> str:
-        from google.api_core.exceptions import PreconditionFailed
-
-        condition = {} if if_match == ANY else {"if_generation_match": int(if_match or 0)}
         blob = self._bucket.blob(key, chunk_size=PART_BYTES)
         blob.metadata = {WRITER: writer}
-        with _google_errors(), io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
-            try:
-                blob.upload_from_file(
-                    file,
-                    size=object_store.size_of(data),
-                    content_type="application/octet-stream",
-                    checksum="crc32c",
-                    **condition,
-                    **self._options,
-                )
-            except PreconditionFailed as error:
-                raise RefusedError(412) from error
+        with client_errors(NoSuchBucketError), io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
+            blob.upload_from_file(
+                file,
+                size=object_store.size_of(data),
+                content_type="application/octet-stream",
+                checksum="crc32c",
+                **_condition(if_match),
+                **self._options,
+            )
         return str(blob.generation)
 
-    def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
-        from google.api_core.exceptions import NotFound
-
-        if not isinstance(origin, GoogleBucket) or origin._store != self._store:
-            return False
-        token: str | None = ""
-        with _google_errors(), suppress(NotFound):
+    def copy(self, key: str, origin: Bucket, origin_key: str) -> None:
+        source, token = self._client.bucket(origin.name).blob(origin_key), ""
+        with client_errors():
             while token is not None:  # A large object takes several requests.
-                source = origin._bucket.blob(origin_key)
                 token, _, _ = self._bucket.blob(key).rewrite(source, token=token or None, **self._options)
-            return True
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), origin_key)
 
     def delete(self, key: str, if_match: str) -> None:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
+        with client_errors():
+            self._bucket.delete_blob(key, **_condition(if_match), **self._options)
 
-        condition = {} if if_match == ANY else {"if_generation_match": int(if_match)}
-        with _google_errors(), suppress(NotFound, PreconditionFailed):
-            self._bucket.delete_blob(key, **condition, **self._options)
+
+def _condition(if_match: str | None) -> dict[str, int]:
+    return {} if if_match == ANY else {"if_generation_match": int(if_match or 0)}
 
 
 def _blob_info(blob: Any) -> FileInfo:
@@ -162,33 +124,3 @@ def _google_client(options: Mapping[str, str], *, is_anonymous: bool) -> Any:
     for scheme in ("http://", "https://"):
         client._http.mount(scheme, Adapter(pool_connections=object_store.CONNECTIONS, pool_maxsize=object_store.CONNECTIONS))
     return client
-
-
-def _retry(seconds: float) -> Any:
-    """Return the client's retry policy with a limit, and for cut-off responses."""
-    from google.cloud.storage.retry import DEFAULT_RETRY
-    from requests.exceptions import RequestException
-
-    is_retryable = DEFAULT_RETRY._predicate
-    policy = DEFAULT_RETRY.with_predicate(lambda error: is_retryable(error) or isinstance(error, RequestException))
-    return policy.with_delay(0.25, 4.0, 2.0).with_timeout(seconds)
-
-
-@contextmanager
-def _google_errors() -> Iterator[None]:
-    """Convert errors of Google's client."""
-    from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
-    from google.auth.exceptions import GoogleAuthError, TransportError
-    from requests.exceptions import RequestException
-
-    try:
-        yield
-    except (RequestException, RetryError, TransportError) as error:
-        is_busy = isinstance(getattr(error, "cause", None), GoogleAPICallError)  # The last attempt got a response.
-        raise (StoreBusyError if is_busy else StoreUnreachableError)(str(error)) from error
-    except (Forbidden, Unauthorized, GoogleAuthError) as error:
-        raise StoreAccessError(str(error)) from error
-    except NotFound as error:
-        raise NoSuchBucketError(str(error)) from error
-    except GoogleAPICallError as error:
-        raise (StoreBusyError if (error.code or 0) >= 500 else StoreError)(str(error)) from error

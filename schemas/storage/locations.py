@@ -23,12 +23,8 @@ _OPTIONS = {
     "gs": ("scheme", "endpoint_override", "project_id", "retry_limit_seconds"),
 }
 
-_SPECIAL = (
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+# By the first letter of `stat.filemode`.
+_SPECIAL = {"p": "a named pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 def is_remote(location: str) -> bool:
@@ -172,8 +168,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         DatasetError: it is a pipe, socket or device; caused by an OSError, like all read errors.
         OSError: the file does not exist.
     """
-    mode = os.stat(path).st_mode  # noqa: PTH116
-    kind = next((kind for is_kind, kind in _SPECIAL if is_kind(mode)), None)
+    kind = _SPECIAL.get(stat.filemode(os.stat(path).st_mode)[0])  # noqa: PTH116
     if kind is not None:
         raise DatasetError(
             f"cannot use {os.fspath(path)!r}: it is {kind}, expected a file: write its content to a file first"

@@ -10,16 +10,18 @@ google-cloud-storage in `schemas.storage.google_storage`. The extra ``stores`` h
 
 from __future__ import annotations
 
-import calendar
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
+
+from schemas.storage.locations import BucketAddress
+from schemas.storage.storage_errors import RefusedError
 
 ANY = ""
 """Matches any object or none, in place of the tag of a conditional write or deletion."""
@@ -78,28 +80,19 @@ class Page(NamedTuple):
     next: str
 
 
-class RefusedError(Exception):
-    """A conditional write was refused.
-
-    Args:
-        status: HTTP status. 404: the object, or a part of the upload, does not exist. 409: another write is under way. 412: the
-            object has another tag. 501: the store does not support conditional writes.
-    """
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
-        self.status = status
-
-
 class Bucket(ABC):
     """A bucket, for use from several threads.
 
-    The client retries failed requests, which finally raise a ``StoreError``.
+    The client retries failed requests, which finally raise a ``StoreError``. Missing objects raise a ``FileNotFoundError``.
+
+    Attributes:
+        name: name of the bucket.
+        store: its address without the name.
     """
 
-    @abstractmethod
-    def exists(self) -> bool:
-        """Return whether the bucket exists."""
+    def __init__(self, address: BucketAddress) -> None:
+        self.name = address.name
+        self.store = address._replace(name="")
 
     @abstractmethod
     def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
@@ -110,16 +103,16 @@ class Bucket(ABC):
         """
 
     @abstractmethod
-    def head(self, key: str) -> FileInfo | None:
-        """Return an object without its content; None if it does not exist."""
+    def head(self, key: str) -> FileInfo:
+        """Return an object without its content."""
 
     @abstractmethod
-    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """Return the bytes of an object, or of a range in it; None if it does not exist."""
+    def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
+        """Return the bytes of an object, or of a range in it.
 
-    @abstractmethod
-    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """Return content and tag of an object; None if it does not exist."""
+        Raises:
+            EOFError: the range begins behind the end of the object.
+        """
 
     @abstractmethod
     def write(self, key: str, data: bytes | Path, if_match: str | None, writer: str) -> str:
@@ -128,20 +121,16 @@ class Bucket(ABC):
         ``if_match`` is the tag of the object to replace: None to create a new object, `ANY` to replace any.
 
         Raises:
-            RefusedError: the write was refused, perhaps by a retry after a response was lost.
+            RefusedError: the condition does not hold, or did not when the client repeated the request.
         """
 
     @abstractmethod
-    def copy(self, key: str, origin: Bucket, origin_key: str) -> bool:
-        """Copy an object inside the store; return whether both buckets are in one store.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+    def copy(self, key: str, origin: Bucket, origin_key: str) -> None:
+        """Copy an object from a bucket of the same ``store``."""
 
     @abstractmethod
     def delete(self, key: str, if_match: str) -> None:
-        """Delete an object if it exists, and has this tag or `ANY`."""
+        """Delete an object with this tag or `ANY`; another tag raises a ``RefusedError``."""
 
 
 def size_of(data: bytes | Path) -> int:
@@ -151,7 +140,7 @@ def size_of(data: bytes | Path) -> int:
 
 def version_of(modified: datetime) -> str:
     """Return a modification time in UTC as nanoseconds."""
-    return str((calendar.timegm(modified.utctimetuple()) * 10**6 + modified.microsecond) * 1000)
+    return str(round(modified.timestamp() * 10**6) * 1000)
 
 
 def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:
@@ -169,14 +158,12 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
     Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the folders are listed
     in parallel. Many small folders are not: each takes a request.
     """
-    todo, running = deque([(prefix, "")]), set[Future[tuple[Page, list[tuple[str, str]]]]]()
     with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
-        while todo or running:
-            while todo and len(running) < _PARALLEL_LISTINGS:
-                running.add(pool.submit(_list_page, bucket, *todo.popleft()))
+        running = {pool.submit(_list_page, bucket, prefix, "")}
+        while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for page, following in [future.result() for future in done]:
-                todo.extend(following)
+                running |= {pool.submit(_list_page, bucket, *part) for part in following}
                 for entry in page.objects:
                     if not entry.name.endswith("/"):  # A placeholder that some tools write for a folder.
                         yield entry._replace(name=entry.name.removeprefix(prefix))
@@ -206,8 +193,12 @@ def put(bucket: Bucket, key: str, data: bytes | Path, if_match: str | None = ANY
             return bucket.write(key, data, if_match, writer)
         except RefusedError as error:
             status = error.status
+            if if_match == ANY and status != 404:
+                raise
+        stored = None
         # The store may have refused only the retry of a write after its response was lost.
-        stored = bucket.head(key)
+        with suppress(FileNotFoundError):
+            stored = bucket.head(key)
         if stored is not None and stored.writer == writer:
             return stored.tag
         if status == 412 and (stored is not None or if_match is None):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,12 +30,21 @@ _LOCAL_ADVICE = {
 
 
 class StoreError(OSError):
-    """A failure of an object store, converted from an exception of its client."""
+    """A failure of an object store, converted from an exception of its client.
+
+    Attributes:
+        advice: likely cause, and what to do.
+        status: HTTP status of the response; 0 without any.
+    """
 
     advice = ""
 
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
-class NoSuchBucketError(StoreError):
+
+class NoSuchBucketError(StoreError, FileNotFoundError):
     """The bucket does not exist."""
 
     advice = "there is no such bucket: check its name, or create it first"
@@ -57,10 +68,71 @@ class StoreUnreachableError(StoreError):
     advice = "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set"
 
 
+class RefusedError(StoreError):
+    """A condition of a write does not hold.
+
+    Status 404: the object, or a part of the upload, does not exist. 409: another write is under way. 412: the object has another
+    tag. 501: the store does not support conditions.
+    """
+
+
 _REMOTE_ADVICE = {
     errno.EACCES: StoreAccessError.advice,  # Reading a file of credentials.
     errno.ENOSPC: "the disk for temporary files is full: free some space, or set TMPDIR",
 }
+
+# Classes of botocore, of Google's client and of requests, by name: a client is imported only for addresses of its store.
+_CLIENT_ERRORS = {
+    StoreError: "ClientError BotoCoreError GoogleAPICallError",
+    StoreAccessError: (
+        "NoCredentialsError PartialCredentialsError CredentialRetrievalError SSOError TokenRetrievalError ProfileNotFound "
+        "GoogleAuthError"
+    ),
+    StoreUnreachableError: "ConnectionError HTTPClientError ResponseParserError RequestException RetryError TransportError",
+}
+_BY_NAME = {name: kind for kind, names in _CLIENT_ERRORS.items() for name in names.split()}
+_BY_STATUS = {401: StoreAccessError, 403: StoreAccessError, 409: RefusedError, 412: RefusedError, 501: RefusedError}
+
+
+@contextmanager
+def client_errors(missing: type[StoreError] | None = None) -> Iterator[None]:
+    """Convert exceptions of a store's client.
+
+    Raises:
+        FileNotFoundError: the object does not exist; its message names no path. ``missing`` replaces it.
+        EOFError: a range begins behind the end of the object.
+        StoreError: any other failure.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = next((_BY_NAME[base.__name__] for base in type(error).__mro__ if base.__name__ in _BY_NAME), None)
+        if kind is None:
+            raise
+        status, code = _response_of(error)
+        if status == 416:
+            raise EOFError from error
+        if code == "NoSuchBucket":
+            kind = NoSuchBucketError
+        elif "Expired" in code:
+            kind = StoreAccessError
+        elif status == 404:
+            if missing is None:
+                # Failures of images quote the cause, which must not depend on the store.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+            kind = missing
+        else:
+            kind = _BY_STATUS.get(status, StoreBusyError if status == 429 or status >= 500 else kind)
+        raise kind(str(error), status) from error
+
+
+def _response_of(error: Any) -> tuple[int, str]:
+    """Return HTTP status and code of the store's response; 0 and empty without any."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # Of botocore.
+        return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"].get("Code", "")
+    last = getattr(error, "cause", error)  # The last failure that Google's client retried.
+    return int(getattr(last, "code", None) or 0), ""
 
 
 @contextmanager
@@ -68,9 +140,11 @@ def storage_errors(location: str) -> Iterator[None]:
     """Convert errors of the disk or the object store to a ``DatasetError``."""
     try:
         yield
-    except (DatasetError, UsageError, FileNotFoundError):
+    except (DatasetError, UsageError):
         raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not isinstance(error, StoreError):
+            raise
         detail, code = f"{type(error).__name__}: {error}", error.errno or 0
         if is_remote(location):
             advice = error.advice if isinstance(error, StoreError) else _REMOTE_ADVICE.get(code, "")

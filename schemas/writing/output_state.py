@@ -89,8 +89,8 @@ class ShardState:
 def read_state(output: OutputDataset, shard: int, manifest: Manifest | None = None, *, read_all: bool = False) -> ShardState:
     """Return the state of a shard without listing the folder or comparing its inputs."""
     folder, name = output.folder, output.name(shard)
-    sizes = {part: folder.size(part) for part in (name, failures_name(name), record_name(name))}
-    entries = {part: FileInfo(part, size) for part, size in sizes.items() if size is not None}
+    found = map(folder.stat, (name, failures_name(name), record_name(name)))
+    entries = {entry.name: entry._replace(tag="") for entry in found if entry is not None}
     return state_of(folder, name, entries, manifest, fingerprint=output.fingerprint, read_all=read_all)
 
 
@@ -232,7 +232,7 @@ class OutputState:
         self, output: OutputDataset, policy: ReusePolicy = ReusePolicy(), selected: Iterable[int] | None = None
     ) -> None:
         self.output = output
-        self.entries = output.folder.tagged()
+        self.entries = {entry.name: entry for entry in output.folder.list()}
         self.selected = range(output.shards) if selected is None else tuple(selected)
         self._policy = policy
         self._is_task = selected is not None
@@ -446,7 +446,7 @@ class OutputState:
         try:
             return Manifest.read(self.output.folder)
         except DatasetError as error:
-            if self.output.folder.size(MANIFEST_NAME) is None:
+            if self.output.folder.stat(MANIFEST_NAME) is None:
                 return None  # Another array task has deleted it since the folder was listed.
             return error
 

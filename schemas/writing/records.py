@@ -158,7 +158,7 @@ def write_record(folder: Folder, shard: str, record: Record) -> None:
 def _first_line(folder: Folder, name: str) -> bytes:
     """Return the first line of a file; empty without a line end."""
     line = b""
-    while len(part := folder.read_range(name, len(line), _FIRST_BYTES)) and b"\n" not in part:
+    while len(part := folder.read(name, len(line), _FIRST_BYTES)) and b"\n" not in part:
         line += part
     first, end, _ = (line + part).partition(b"\n")
     return first if end else b""

@@ -58,7 +58,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
 
 
 def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
-    entries = folder.tagged()
+    entries = {entry.name: entry for entry in folder.list()}
     mended, deleted, missing = list[str](), list[str](), list[str]()
 
     def delete(name: str) -> None:

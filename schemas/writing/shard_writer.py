@@ -13,7 +13,7 @@ Publishing on a local disk:
 
 Publishing in a store (see `schemas.storage.object_store`), where every write is a compare-and-swap of tags:
 
-1. The attempt reads content and tag of the record when it begins.
+1. The attempt notes tag and content of the record when it begins.
 2. It replaces that record, or none, by a claim. If the record has changed, another attempt has won.
 3. It fails if a manifest exists.
 4. It uploads the shard, then the failures. Before a replacement it checks that its claim is still the record.
@@ -98,7 +98,7 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
 
 def _delete_publishing(folder: Folder) -> None:
     """Delete the lock file of a killed publisher, unless a worker still holds it."""
-    if folder.size(PUBLISHING_NAME) is not None:
+    if folder.stat(PUBLISHING_NAME) is not None:
         with contextlib.suppress(BlockingIOError):
             handle = lock_file(folder.local_path / PUBLISHING_NAME)
             folder.delete(PUBLISHING_NAME)
@@ -183,10 +183,12 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Fi
         file.flush()
         tag = folder.put(MANIFEST_NAME, Path(file.name), if_match=None)
     if tag is None:
-        other = folder.read_tagged(MANIFEST_NAME)
-        if other is None or other[0].decode() != manifest.to_json():
+        other = b""
+        with contextlib.suppress(FileNotFoundError):
+            other = folder.read(MANIFEST_NAME)
+        if other.decode() != manifest.to_json():
             raise DatasetError(f"{folder.location!r} was committed by another run: run the same command again")
-    present = folder.tagged()
+    present = {entry.name: entry for entry in folder.list()}
     shards = manifest.shards.column("path")
     for name in chain(shards, manifest.failures.column("path"), map(record_name, shards)):
         if stored.get(name) != present.get(name):
@@ -216,8 +218,11 @@ class Attempt:
         self._folder = folder
         self._shard = shard
         self._check_not_committed()
-        self._before = tag_of(folder, shard) if folder.is_local else None
-        self._before_tagged = None if folder.is_local else folder.read_tagged(record_name(shard))
+        self._before = tag_of(folder, shard if folder.is_local else record_name(shard))
+        self._record_before: bytes | None = None
+        if not folder.is_local and self._before is not None:
+            with contextlib.suppress(FileNotFoundError):  # Of another tag if it was replaced since: then the claim fails.
+                self._record_before = folder.read(record_name(shard))
 
     def publish(self, file: BinaryIO, record: Record, failures: bytes) -> None:
         """Publish shard (a temporary file), failures (perhaps empty) and record.
@@ -253,8 +258,7 @@ class Attempt:
 
     def _publish_tagged(self, path: Path, record: Record, failures: bytes) -> None:
         folder, beside = self._folder, record_name(self._shard)
-        before, tag = self._before_tagged or (None, None)
-        claim = folder.put(beside, f"claimed by {uuid.uuid4()}\n".encode(), tag)
+        claim = folder.put(beside, f"claimed by {uuid.uuid4()}\n".encode(), self._before)
         if claim is None:
             raise LostRaceError
         tags: dict[str, str] = {}
@@ -264,19 +268,19 @@ class Attempt:
             name = failures_name(self._shard)
             if failures:
                 tags[name] = self._write_claimed(name, failures, claim)
-            elif before is not None and (old := self._tag_claimed(name, claim)) is not None:
+            elif self._before is not None and (old := self._tag_claimed(name, claim)) is not None:
                 folder.delete(name, old)
             if folder.put(beside, replace(record, tags=tags).to_json_lines().encode(), claim) is None:
                 raise LostRaceError
         except BaseException:
             with contextlib.suppress(DatasetError):  # The claim remains, and the shard counts as unfinished.
-                self._withdraw(tags, claim, before)
+                self._withdraw(tags, claim)
             raise
 
     def _write_claimed(self, name: str, data: bytes | Path, claim: str) -> str:
         """Write a file while the claim is the record, and return its tag."""
         # A new shard needs no first check: the write fails if another attempt has written the file.
-        current = None if self._before_tagged is None else self._tag_claimed(name, claim)
+        current = None if self._before is None else self._tag_claimed(name, claim)
         while (tag := self._folder.put(name, data, current)) is None:
             current = self._tag_claimed(name, claim)
         return tag
@@ -288,14 +292,14 @@ class Attempt:
             raise LostRaceError
         return tag
 
-    def _withdraw(self, tags: Mapping[str, str], claim: str, before: bytes | None) -> None:
+    def _withdraw(self, tags: Mapping[str, str], claim: str) -> None:
         """Restore the record, or delete our failures if another attempt has published."""
         folder, beside, failures = self._folder, record_name(self._shard), failures_name(self._shard)
         if self._shard not in tags:
-            if before is None:
+            if self._record_before is None:
                 folder.delete(beside, claim)
             else:
-                folder.put(beside, before, claim)
+                folder.put(beside, self._record_before, claim)
         elif failures in tags and tag_of(folder, beside) != claim:
             folder.delete(failures, tags[failures])
 

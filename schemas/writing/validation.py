@@ -46,7 +46,8 @@ def validate(
         DatasetError: the folder has no dataset, or its manifest is unusable.
     """
     dataset = open_dataset(path)
-    folder, manifest, entries = dataset.folder, dataset.manifest, dataset.folder.tagged()
+    folder, manifest = dataset.folder, dataset.manifest
+    entries = {entry.name: entry for entry in folder.list()}
     names = {MANIFEST_NAME, LOCK_NAME, PUBLISHING_NAME, JOB_NAME}
     listed: list[FileEntry] = [*manifest.shards, *manifest.failures, *manifest.files]
     names |= {record_name(shard.path) for shard in manifest.shards} | {entry.path for entry in listed}
@@ -185,7 +186,7 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     text = "".join(f"{row['token']}\n" for row in rows).encode()
     if all(entry.path != TEXT_NAME for entry in dataset.manifest.files):
         yield f"{TEXT_NAME} is not in the manifest"
-    elif dataset.folder.size(TEXT_NAME) is not None and dataset.folder.read(TEXT_NAME) != text:
+    elif dataset.folder.stat(TEXT_NAME) is not None and dataset.folder.read(TEXT_NAME) != text:
         yield f"{TEXT_NAME} does not hold the same tokens"
 
 

@@ -22,4 +22,4 @@ def test_existing_bucket_is_left_as_it_was(store, imagepivot):
 def test_missing_bucket_fails(store, imagepivot):
     done = imagepivot("doctor", f"{store.scheme}://nowhere/x", code=1)
     assert done.stdout.count("FAILED") == 1
-    assert "there is no bucket 'nowhere'" in done.stdout
+    assert "nowhere/x': there is no such bucket: check its name" in done.stdout

@@ -319,7 +319,7 @@ def test_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     machine.begin(next(night))
     upload(photos, range(50, 62), broken)
     opened = open_dataset(features)
-    before = {name: stored.tag for name, stored in Folder(features).tagged().items()}
+    before = {entry.name: entry.tag for entry in Folder(features).list()}
     machine.on_features = lambda process: kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
     machine.on_pause = lambda: far.cut("", 0, after=0)
     machine.run("./nightly.sh", code=3)
@@ -351,10 +351,10 @@ def test_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
     assert images_read(far)[0] == ["053.jpg"]
 
     machine.begin(next(night))
-    before = {name: stored.tag for name, stored in Folder(features).tagged().items()}
+    before = {entry.name: entry.tag for entry in Folder(features).list()}
     machine.run("./nightly.sh")
     check_night(machine, features)
-    assert {name: stored.tag for name, stored in Folder(features).tagged().items()} == before
+    assert {entry.name: entry.tag for entry in Folder(features).list()} == before
     use_colours(monkeypatch)
     imagepivot("features", photos.location, near.address("fresh"), "--max-failures", "10")
     assert untagged(dataset_in(near.address("fresh"))) == untagged(dataset_in(features))
@@ -376,7 +376,7 @@ def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
     folder = opened.folder
 
     def replaced() -> list[str]:
-        return [name for name, stored in folder.tagged().items() if name.startswith("part-") and before[name] != stored.tag]
+        return [name for name, _, _, tag, _ in folder.list() if name.startswith("part-") and before[name] != tag]
 
     wait_for(lambda: replaced() or not process.runs)
     far.cut("stall", 600, after=0)

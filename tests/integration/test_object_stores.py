@@ -115,10 +115,10 @@ def test_keys_are_names_and_not_paths(store, tmp_path):
         stored = (
             root.read(key),
             root.open(key).read(),
-            root.read_range(key, 0, 99),
+            root.read(key, 0, 99),
         )
         assert set(stored) == {key.encode()}
-        assert (root.size(key), root.stat(key).name) == (len(key.encode()), key)
+        assert root.stat(key)[:2] == (key, len(key.encode()))
         if "?b=c" not in key:  # The options of an address.
             assert Folder(store.address(key)).kind() == "file"
     assert root.stat("//") is root.stat("keys//b.png") is root.stat("//a") is None
@@ -147,7 +147,6 @@ def test_locations_with_slashes_in_front_of_keys(store):
     assert listed("/p//b.png") == [("/b", b"b")]
     assert listed("/p/one.tar") == [("in a tar", b"")]
     assert Folder(store.address("/p")).children() == ["a.png", "captions.csv", "one.tar"]
-    assert "/" not in Folder(store.address("/p")).folders()
     captions = open_captions("table", store.address("/p/captions.csv"))
     (part,) = captions.parts(EVERYTHING)
     assert [caption.text for caption in captions.read(part, EVERYTHING)] == ["a dog"]
@@ -269,7 +268,7 @@ def test_missing_bucket(store, table, imagepivot, tmp_path):
     captions = ("captions", "--format", "table")
     refused(
         lambda: imagepivot(captions[0], table, missing, *captions[1:], code=1),
-        f"cannot use '{missing}': there is no bucket 'no-such-bucket': check its name, or create it first",
+        f"cannot use '{missing}': there is no such bucket: check its name, or create it first",
     )
     refused(lambda: imagepivot(captions[0], f"{missing}/t.csv", tmp_path / "o", *captions[1:], code=1), missing)
     refused(lambda: features(imagepivot, missing, tmp_path / "f", code=1), f"the images '{missing}' do not exist")
@@ -396,4 +395,4 @@ def test_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty, t
 
 def test_drawing_into_no_bucket_is_refused_before_any_work(store, regions, imagepivot):
     arguments = ("view", regions / "regions", regions, "--image", "nothing", "-o", f"{store.scheme}://nobucket/a.png")
-    assert "there is no bucket 'nobucket'" in imagepivot(*arguments, code=1).stderr
+    assert "nobucket': there is no such bucket" in imagepivot(*arguments, code=1).stderr

@@ -89,7 +89,7 @@ def test_is_current_with_changed_file_beside_an_input_returns_false(tmp_path):
     inputs = {"data": (str(pairs / "STS.input.x.txt"),)}
     now = made_from("sts", {}, inputs)
     Folder(str(pairs)).read("STS.gs.x.txt")
-    assert Folder(str(pairs)).size("later.txt") is None
+    assert Folder(str(pairs)).stat("later.txt") is None
     write_made_from(output, now, {})
     assert str(tmp_path) not in output.read(MADE_FROM_NAME).decode()
     assert is_current(output, made_from("sts", {}, inputs))

@@ -131,7 +131,8 @@ def _files_at(location: str) -> Iterator[str]:
             folder, name = file_at(location)
             yield folder.path_of(_INPUT.sub(r"STS.input.\2.txt", name))
             return
-        names = [name for name in folder.children() if name.startswith("STS.input.") or name.endswith(_TABLES)]
+        files = [name for name in folder.children() if not name.endswith("/")]
+        names = [name for name in files if name.startswith("STS.input.") or name.endswith(_TABLES)]
     if not names:
         raise InputError(f"{location!r} holds no sentence pairs: {_LAYOUTS}")
     yield from map(folder.path_of, names)

@@ -268,8 +268,8 @@ def _short_names(locations: Sequence[str]) -> list[str]:
 
 
 def _read_run(name: str, location: str, folder: Folder) -> ComparedRun:
-    files = [file for file in (LAST, BEST, CONFIG, LOG) if folder.size(file) is not None]
-    if not files and folder.size(EVALUATION) is not None:
+    files = [file for file in (LAST, BEST, CONFIG, LOG) if folder.stat(file) is not None]
+    if not files and folder.stat(EVALUATION) is not None:
         return _read_evaluation(name, location, folder)
     if not files:
         raise DatasetError(
@@ -284,14 +284,14 @@ def _read_run(name: str, location: str, folder: Folder) -> ComparedRun:
         raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
     state = (checkpoint.progress.stop_reason if checkpoint else "") or "unfinished"
     history, untrained = read_history(folder), checkpoint.untrained if checkpoint else ()
-    ranks = read_ranks(location) if history.best and folder.size(RANKS) is not None else None
+    ranks = read_ranks(location) if history.best and folder.stat(RANKS) is not None else None
     return ComparedRun(name, location, settings, state, history, untrained, logged_scores(settings, history, ranks))
 
 
 def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
     try:
         content, measured = json.loads(folder.read(EVALUATION)), {}
-        ranks = read_ranks(location) if folder.size(RANKS) is not None else None
+        ranks = read_ranks(location) if folder.stat(RANKS) is not None else None
         for score in content["scores"]:
             images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
             place = score["language"], (score["portion"],), score["split"]

@@ -26,7 +26,7 @@ def check_evaluation_folder(location: str) -> None:
         DatasetError: the folder is not writable.
     """
     beside, name = file_at(location)
-    if name.endswith(".json") or (name and beside.size(name) is not None):
+    if name.endswith(".json") or (name and beside.stat(name) is not None):
         raise UsageError(
             f"--output is {location!r}, expected a folder: {EVALUATION} and {RANKS} are written into it. Leave .json out, or name "
             "another folder"

@@ -11,7 +11,7 @@ from typing import Any
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
-from schemas.made_from import MadeFrom, write_made_from
+from schemas.made_from import MadeFrom, sizes_of, write_made_from
 from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
@@ -155,7 +155,7 @@ def _write_figures(
     }
     folder.put(_DATA, (to_json(content, indent=1) + "\n").encode())
     names = (*drawn, *attention, _DATA)
-    write_made_from(folder, made_from, {name: folder.size(name) or 0 for name in names})
+    write_made_from(folder, made_from, sizes_of(folder, names))
     return replace(figures, names=names)
 
 

@@ -108,7 +108,7 @@ def read_history(folder: Folder) -> History:
     Raises:
         DatasetError: a line is damaged, or the file cannot be read.
     """
-    if folder.size(LOG) is None:
+    if folder.stat(LOG) is None:
         return History(())
     return History(tuple(entry for _, entry in parse_entries(folder.read(LOG), folder.path_of(LOG))))
 

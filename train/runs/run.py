@@ -73,7 +73,7 @@ class Run:
 def is_run(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder holds a run, finished or not."""
     run_folder = Folder(os.fspath(folder))
-    return any(run_folder.size(name) is not None for name in (BEST, LAST, LOG))
+    return any(run_folder.stat(name) is not None for name in (BEST, LAST, LOG))
 
 
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:
@@ -133,10 +133,10 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
         UsageError: the folder holds an unfinished run without ``resume``, a run without its last checkpoint, or a dataset.
         DatasetError: the checkpoint is damaged, or has no state of the training.
     """
-    if folder.size(LAST) is None:
-        if folder.size(MANIFEST_NAME) is not None:
+    if folder.stat(LAST) is None:
+        if folder.stat(MANIFEST_NAME) is not None:
             raise UsageError(f"{folder.location!r} holds a dataset: choose another folder for the run; nothing was changed")
-        if folder.size(BEST) is None:
+        if folder.stat(BEST) is None:
             return None
         raise UsageError(
             f"{folder.location!r} holds a run, but has no {LAST} to resume from: choose another folder, or delete this one to "
@@ -163,14 +163,14 @@ def holds_a_run(folder: Folder) -> UsageError:
 
 def is_finished(old: Checkpoint, new: Checkpoint, folder: Folder, *, curves: bool) -> bool:
     """Return whether an ended run is complete, and was trained on equal content."""
-    if _changed_contents(old, new) or folder.size(BEST) is None or (curves and folder.size(CURVES) is None):
+    if _changed_contents(old, new) or folder.stat(BEST) is None or (curves and folder.stat(CURVES) is None):
         return False
     history = read_history(folder)
     timings = [entry["step"] for entry in history.of("timing")]
     return (
         timings[-1:] == [old.progress.step]
-        and folder.size(CONFIG) is not None
-        and folder.size(METRICS) is not None
+        and folder.stat(CONFIG) is not None
+        and folder.stat(METRICS) is not None
         and folder.read(METRICS) == history.to_csv().encode()
         and read_checkpoint(folder, BEST).progress.step == old.progress.best_step
     )

@@ -142,7 +142,7 @@ class ImagesInTars(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one member."""
-        data = self.folder.read_range(_parts_of(ref.uri)[0], ref.offset, ref.bytes)
+        data = self.folder.read(_parts_of(ref.uri)[0], ref.offset, ref.bytes)
         if len(data) != ref.bytes:
             raise OSError(errno.EIO, "the archive ends before the image does")
         return data

@@ -133,7 +133,7 @@ class CachedListing:
     def parts(self) -> tuple[ListingPart, ...]:
         """Return the parts of the file, for workers on this machine."""
         folder, name = file_at(self.path)
-        digests = (sha256_of_bytes(folder.read_range(name, *part)) for part in self._ranges)
+        digests = (sha256_of_bytes(folder.read(name, *part)) for part in self._ranges)
         is_whole = len(self._ranges) == 1
         return tuple(
             ListingPart(folder, name, *part, digest, is_whole) for part, digest in zip(self._ranges, digests, strict=True)
@@ -177,7 +177,7 @@ class ListingPart:
         """
         data = b""
         with suppress(FileNotFoundError):
-            data = self.folder.read_range(self.name, self.start, self.size)
+            data = self.folder.read(self.name, self.start, self.size)
         if sha256_of_bytes(data) == self.sha256:
             with pa.ipc.open_stream(data) as reader:
                 for batch in reader:

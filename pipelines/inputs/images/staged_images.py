@@ -133,7 +133,7 @@ class StagedImages(ImageSource):
             raise no_image()
         if staged is not None:
             with suppress(OSError, DatasetError):
-                data = self._folder.read_range(staged.name, staged.offset, staged.bytes)
+                data = self._folder.read(staged.name, staged.offset, staged.bytes)
                 if len(data) == staged.bytes:
                     return data
         return self._images.read(ref)

@@ -71,7 +71,7 @@ def forget(job: FeaturesJob) -> None:
     folder = Folder(job.output)
     for name in [name for name in folder.names() if name.startswith("part-")]:
         write_record(folder, name, replace(read_record(folder, name, whole=True), sample_outputs=()))
-    if folder.size("_manifest.json") is not None:
+    if folder.stat("_manifest.json") is not None:
         folder.put("_manifest.json", replace(Manifest.read(folder), sample_outputs=()).to_json().encode())
 
 

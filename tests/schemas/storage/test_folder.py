@@ -98,8 +98,8 @@ def test_children_are_the_files_directly_in_a_folder(folder):
     assert folder.children() == []
     for name in ("b", "a", "deep/z", "deep/er/y"):
         folder.put(name, b"x")
-    assert folder.children() == ["a", "b"]
-    assert folder.children("deep") == ["z"]
+    assert folder.children() == ["a", "b", "deep/"]
+    assert folder.children("deep") == ["er/", "z"]
     assert folder.children("nothing") == []
 
 
@@ -120,7 +120,7 @@ def test_children_and_files_of_an_object_store(bucket):
     folder = Folder("gs://bucket/data")
     for name in ("b", "a", "deep/z"):
         folder.put(name, name.encode())
-    assert (folder.children(), folder.children("deep"), folder.children("nothing")) == (["a", "b"], ["z"], [])
+    assert (folder.children(), folder.children("deep"), folder.children("nothing")) == (["a", "b", "deep/"], ["z"], [])
     with folder.open("deep/z") as file:
         assert file.read() == b"deep/z"
     with pytest.raises(FileNotFoundError, match="nothing"):
@@ -140,12 +140,12 @@ def sizes(folder: Folder) -> dict[str, int]:
 
 def test_files_of_a_folder(folder):
     assert folder.names() == []
-    assert folder.size("a") is None
+    assert folder.stat("a") is None
     folder.put("b", b"two")
     folder.put("a/nested/ä", b"")
     assert folder.names() == ["a/nested/ä", "b"]
     assert sizes(folder) == {"a/nested/ä": 0, "b": 3}
-    assert (folder.size("b"), folder.size("a/nested/ä"), folder.size("a"), folder.size("c")) == (3, 0, None, None)
+    assert [folder.stat(name) and folder.stat(name).size for name in ("b", "a/nested/ä", "a", "c")] == [3, 0, None, None]
     assert (folder.read("b"), folder.read("a/nested/ä")) == (b"two", b"")
     folder.put("b", b"three")
     assert folder.read("b") == b"three"
@@ -278,8 +278,7 @@ def test_stat_has_size_time_and_inode_of_a_file(folder):
     time = status.st_mtime_ns
     assert folder.stat("deep/a") == FileInfo("deep/a", 3, str(time), f"3 {time} {status.st_ino}")
     assert folder.stat("deep") is None
-    assert folder.folders() == ["deep"]
-    assert folder.tagged() == {"deep/a": FileInfo("deep/a", 3)}
+    assert list(folder.list()) == [FileInfo("deep/a", 3, str(time))]
 
 
 def test_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
@@ -292,7 +291,7 @@ def test_object_store_holds_whole_files_only(bucket, tmp_path, monkeypatch):
     assert folder.names() == ["a/b.txt"]
     assert folder.path_of("a/b.txt") == "gs://bucket/data/a/b.txt"
     assert folder.read("a/b.txt") == b"hello"
-    assert (folder.size("a/b.txt"), folder.size("a/c.txt")) == (5, None)
+    assert (folder.stat("a/b.txt").size, folder.stat("a/c.txt")) == (5, None)
 
     with pytest.raises(ZeroDivisionError), folder.replace("c.txt") as file:
         file.write(b"half" * (1 // 0))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from schemas.errors import DatasetError, UsageError
@@ -17,10 +18,12 @@ from schemas.storage.locations import split_address
 from schemas.storage.s3 import S3Bucket
 from schemas.storage.storage_errors import (
     NoSuchBucketError,
+    RefusedError,
     StoreAccessError,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
+    client_errors,
 )
 from tests.stores import KEYS, SETTINGS
 
@@ -73,29 +76,27 @@ def test_bucket_without_the_client_names_the_extra(monkeypatch, scheme, missing)
             use(Folder(f"{scheme}://b/x"))
 
 
-def test_object_file_reads_ahead_of_a_sequential_reader():
+def test_object_file_reads_within_the_object():
     data, ranges = bytes(range(250)), []
 
     def read(start, size):
         ranges.append((start, size))
         return data[start : start + size]
 
-    with _ObjectFile(read, len(data)) as file:
-        assert file.read(10) + file.read(10) == data[:20]
-        while file._ahead is not None and not file._ahead[2].done():
-            pass
-        assert ranges == [(0, 10), (10, 10), (20, 10)]  # The third was not asked for yet.
-        assert file.read(10) == data[20:30]
+    with pa.PythonFile(_ObjectFile(read, len(data)), mode="r") as file:
+        assert (file.size(), file.read(10), file.read(10), file.tell()) == (250, data[:10], data[10:20], 20)
         assert file.seek(-5, io.SEEK_END) == 245
-        assert (file.read(9), file.read(), file.readinto(bytearray(3))) == (data[245:], b"", 0)
-        assert (file.seek(0), file.readall()) == (0, data)
-    assert (245, 5) in ranges
+        assert (file.read(9), file.read(1), file.read()) == (data[245:], b"", b"")
+        assert file.read_at(20, 240) == data[240:]
+        assert (file.seek(0), file.read()) == (0, data)
+    assert [part for part in ranges if part[1]] == [(0, 10), (10, 10), (245, 5), (240, 10), (0, 250)]
 
 
 @pytest.mark.parametrize("buffer", [1, 7, 64, 1000])
 def test_object_file_in_a_buffer_is_the_file(buffer):
     data = random.Random(buffer).randbytes(1000)
-    reader = io.BufferedReader(_ObjectFile(lambda start, size: data[start : start + size], 1000), buffer)
+    file = pa.PythonFile(_ObjectFile(lambda start, size: data[start : start + size], 1000), mode="r")
+    reader = io.BufferedReader(file, buffer)
     chance, position, parts = random.Random(0), 0, []
     for _ in range(50):
         if chance.random() < 0.3:
@@ -145,8 +146,8 @@ def answers(monkeypatch):
             return {**head, "ETag": "there", "Metadata": {"imagepivot-writer": self.writer}}
 
     client = Client()
-    monkeypatch.setattr(s3, "_s3_client", lambda address: client)
     client.bucket = S3Bucket(split_address("s3://b")[0])
+    client.bucket._client = client
     monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
     return client
 
@@ -169,18 +170,6 @@ def test_put_to_s3(answers, replaces, statuses, tag, asked):
     assert answers.asked == asked
 
 
-def test_bucket_is_found_without_head_requests(answers):
-    """Stores of other makers send their responses without a length, which looks truncated."""
-    answers.list_objects_v2 = lambda **asked: {}
-    assert answers.bucket.exists()
-
-    def missing(**asked):
-        raise answer_of_s3(404, "NoSuchBucket")
-
-    answers.list_objects_v2 = missing
-    assert not answers.bucket.exists()
-
-
 def test_put_denied_is_an_error(answers):
     answers.statuses = [403]
     with pytest.raises(StoreAccessError, match="An error occurred"):
@@ -193,12 +182,26 @@ def answer_of_s3(status: int, code: str = "X"):
     return ClientError({"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Write")
 
 
-def test_s3_expected_status_is_ignored_except_missing_bucket():
-    with s3._s3_errors(404, 412):
-        raise answer_of_s3(404, "NoSuchKey")
-    for status, code, kind in ((404, "NoSuchBucket", NoSuchBucketError), (409, "Conflict", StoreError)):
-        with pytest.raises(kind, match=code), s3._s3_errors(404, 412):
+def test_missing_objects_are_not_found_except_in_missing_buckets():
+    for status, code, kind in (
+        (404, "NoSuchKey", FileNotFoundError),
+        (404, "NoSuchBucket", NoSuchBucketError),
+        (409, "Conflict", RefusedError),
+        (416, "InvalidRange", EOFError),
+    ):
+        with pytest.raises(kind) as caught, client_errors():
             raise answer_of_s3(status, code)
+        assert type(caught.value) is kind
+        assert (caught.value.__cause__ is None) == (kind is FileNotFoundError)  # Failures of images quote the cause.
+    with pytest.raises(RefusedError, match="NoSuchUpload") as refused, client_errors(RefusedError):
+        raise answer_of_s3(404, "NoSuchUpload")
+    assert refused.value.status == 404
+
+
+def test_failures_of_the_project_are_no_failures_of_a_client():
+    for failure in (KeyError("x"), PermissionError("x")):
+        with pytest.raises(type(failure), match="x"), client_errors():
+            raise failure
 
 
 def test_failures_of_botocore_are_errors_by_class():
@@ -211,14 +214,14 @@ def test_failures_of_botocore_are_errors_by_class():
         (answer_of_s3(400, "RequestExpired"), StoreAccessError),
         (answer_of_s3(429, "SlowDown"), StoreBusyError),
         (answer_of_s3(503, "SlowDown"), StoreBusyError),
-        (answer_of_s3(416, "InvalidRange"), StoreError),
+        (answer_of_s3(400, "InvalidArgument"), StoreError),
         (boto.NoCredentialsError(), StoreAccessError),
         (boto.TokenRetrievalError(provider="sso", error_msg="it has expired"), StoreAccessError),
         (boto.EndpointConnectionError(endpoint_url="x"), StoreUnreachableError),
         (boto.ReadTimeoutError(endpoint_url="x"), StoreUnreachableError),
         (boto.InvalidRegionError(region_name="x y"), StoreError),
     ):
-        with pytest.raises(kind, match=re.escape(str(failure))) as caught, s3._s3_errors():
+        with pytest.raises(kind, match=re.escape(str(failure))) as caught, client_errors():
             raise failure
         assert type(caught.value) is kind
 
@@ -227,8 +230,6 @@ def test_answers_of_google_are_errors_by_class():
     from google.api_core import exceptions as api
     from google.auth.exceptions import DefaultCredentialsError, TransportError
     from requests.exceptions import ConnectTimeout
-
-    from schemas.storage import google_storage
 
     for failure, kind in (
         (api.NotFound("x"), NoSuchBucketError),
@@ -241,7 +242,7 @@ def test_answers_of_google_are_errors_by_class():
         (ConnectTimeout("x"), StoreUnreachableError),
         (api.BadRequest("x"), StoreError),
     ):
-        with pytest.raises(kind, match="x") as caught, google_storage._google_errors():
+        with pytest.raises(kind, match="x") as caught, client_errors(NoSuchBucketError):
             raise failure
         assert type(caught.value) is kind
 
@@ -249,7 +250,7 @@ def test_answers_of_google_are_errors_by_class():
 @pytest.fixture
 def google(monkeypatch):
     """A bucket of Google's store with one object, and who wrote it, in which every write gets the next of some answers."""
-    from google.api_core.exceptions import PreconditionFailed
+    from google.api_core.exceptions import NotFound, PreconditionFailed
 
     from schemas.storage.google_storage import GoogleBucket
 
@@ -271,16 +272,14 @@ def google(monkeypatch):
                 raise PreconditionFailed("conditionNotMet")
             self.generation = 9
 
+        def reload(self, **rest):
+            if bucket.there is None:
+                raise NotFound("x")
+            self.generation, self.metadata = bucket.there[0], {"imagepivot-writer": bucket.there[1]}
+
     bucket = Bucket()
 
-    def get_blob(key, **rest):
-        if bucket.there is None:
-            return None
-        found = Blob()
-        found.generation, found.metadata = bucket.there[0], {"imagepivot-writer": bucket.there[1]}
-        return found
-
-    bucket.blob, bucket.get_blob = lambda key, **rest: Blob(), get_blob
+    bucket.blob = lambda key, **rest: Blob()
     client = SimpleNamespace(bucket=lambda name: bucket)
     monkeypatch.setattr("schemas.storage.google_storage._google_client", lambda options, **rest: client)
     bucket.front = GoogleBucket(split_address("gs://b")[0])
@@ -317,8 +316,13 @@ def no_settings(monkeypatch, tmp_path):
     open_bucket.cache_clear()
 
 
+def bucket_of(location):
+    return open_bucket(split_address(location)[0])
+
+
 def client_of(location):
-    return Folder(location)._object("")[0]._client
+    with Folder(location)._at() as (bucket, _):
+        return bucket._client
 
 
 def test_options_of_an_address_of_s3(no_settings, monkeypatch):
@@ -332,8 +336,12 @@ def test_options_of_an_address_of_s3(no_settings, monkeypatch):
     assert settings(f"{keys}?endpoint_override=h:9&scheme=http") == ("http://h:9", "us-east-1")
     assert settings(f"{keys}?endpoint_override=h:9") == ("https://h:9", "us-east-1")
     assert settings(f"{keys}?endpoint_override=http%3A%2F%2Fh:9&region=x") == ("http://h:9", "x")
-    assert client_of(f"{keys}?tls_verify_certificates=false")._endpoint.http_session._verify is False
-    assert client_of(f"{keys}?tls_ca_file_path=%2Fca.pem")._endpoint.http_session._verify == "/ca.pem"
+    assert bucket_of(f"{keys}?tls_verify_certificates=false")._http._verify is False
+    assert bucket_of(f"{keys}?tls_ca_file_path=%2Fca.pem")._http._verify == "/ca.pem"
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    for variable in ("REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"):
+        monkeypatch.setenv(variable, f"/{variable}.pem")
+        assert bucket_of(f"{keys}?scheme={variable}")._http._verify == f"/{variable}.pem"
     open_bucket.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
@@ -349,8 +357,7 @@ def test_options_of_an_address_of_google(no_settings, monkeypatch):
     assert endpoint(anonymous) == "https://storage.googleapis.com"
     assert endpoint(f"{anonymous}?endpoint_override=h:9&scheme=http") == "http://h:9"
     assert client_of(f"{anonymous}?project_id=p").project == "p"
-    bucket = open_bucket(split_address(f"{anonymous}?retry_limit_seconds=3")[0])
-    assert bucket._options["retry"].timeout == 3
+    assert bucket_of(f"{anonymous}?retry_limit_seconds=3")._options["retry"].timeout == 3
     open_bucket.cache_clear()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
     assert endpoint("gs://b") == "http://127.0.0.1:1"
