@@ -359,7 +359,8 @@ def test_exit_codes() -> None:
 
 @pytest.mark.slow
 def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
-    written = [text for source in SOURCES.values() for _, text in literals(source)]
+    sources = [*SOURCES.values(), (ROOT / "imagepivot.py").read_text(encoding="utf-8")]
+    written = [text for source in sources for _, text in literals(source)]
     pages = [page for page in PAGES if page.startswith("docs/how-to/troubleshooting")]
     headings = [text for page in pages for text in re.findall(r"^### `(.+)`$", PAGES[page], flags=re.MULTILINE)]
     assert len(headings) > 30
