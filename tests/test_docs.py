@@ -55,7 +55,7 @@ BEAM_FLAGS = {
     *("--dask_partition_size", "--num_workers", "--labels", "--service_account_email", "--subnetwork", "--no_use_public_ips"),
     *("--temp_location", "--element_processing_timeout_minutes"),
 }
-OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ", "uv ")
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -50,16 +50,16 @@ assert not {"torch", "apache_beam"} & sys.modules.keys()
 """
 # Command lines that are complete, and the extra that each needs first.
 NEEDS = {
-    "captions captions.tsv out --format table": "pipelines",
-    "vocabulary truecased out --min-count 1": "pipelines",
-    "encode captions vocabulary out": "pipelines",
+    "captions captions.tsv out --format table": "text",
+    "vocabulary truecased out --min-count 1": "text",
+    "encode captions vocabulary out": "text",
     "token-features captions out --model bert-base-uncased": "bert",
     "features images out --weights random:0": "pipelines",
     "extractors": "extractors",
     "view features images --image a --output out": "all",
     "demo out": "all",
-    "build multi30k --output out": "pipelines",
-    "import features.npy out --name a --ids ids.txt": "pipelines",
+    "build multi30k --output out": "text",
+    "import features.npy out --name a --ids ids.txt": "text",
     "train demo run --captions encoded --features features --vocabulary vocabulary": "train",
     "evaluate run --captions encoded --features features": "train",
     "compare run run": "train",
@@ -127,6 +127,20 @@ def test_commands_without_their_extra_name_the_line_to_install_it(environment):
         shutil.rmtree(environment.folder / "out", ignore_errors=True)
         output = environment.command(*line.split(), code=2 if line.startswith(("token-features", "extractors")) else 1)
         assert f"which is not installed: pip install 'imagepivot[{extra}]'" in output, line
+
+
+def test_extra_text_makes_a_vocabulary_without_torch(dist, tmp_path):
+    environment = Environment(tmp_path)
+    environment.pip("install", f"{dist.wheel}[text]")
+    (tmp_path / "captions.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
+    environment.command("captions", "captions.csv", "captions", "--format", "table")
+    environment.command("vocabulary", "captions", "vocabulary", "--min-count", "1", "--workers", "2")
+    environment.command("encode", "captions", "vocabulary", "encoded")
+    report = json.loads(environment.command("inspect", "encoded", "--json"))
+    assert report["statistics"]["unknown_tokens"] == 0
+    assert environment(environment.python, "-c", "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"
+    mebibytes = sum(path.stat().st_size for path in (tmp_path / "venv").rglob("*") if not path.is_symlink()) / 2**20
+    assert mebibytes < 600
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
