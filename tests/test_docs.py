@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 import yaml
@@ -98,6 +99,44 @@ def run_python(code: str, *words: str, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+SHAPES = re.compile(r"\((\d+(?:, \d+)+)\)|\[([\dT]+(?:, [\dT]+)*)\]")
+CHECK_SHAPES = """
+def check_shapes(expected, *values):
+    for sizes, value in zip(expected, values, strict=True):
+        shape = getattr(value, "shape", value)
+        assert len(shape) == len(sizes), (shape, sizes)
+        assert all(size in ("T", str(length)) for size, length in zip(sizes, shape)), (shape, sizes)
+"""
+
+
+def with_checked_shapes(block: str) -> str:
+    """Check the values of lines whose comment begins with shapes: expressions, or the first name of an assignment.
+
+    The length ``T`` is any.
+    """
+    lines = []
+    for line in block.splitlines():
+        lines.append(line)
+        code, _, comment = line.partition("  # ")
+        if SHAPES.match(comment):
+            sizes = [(first or second).split(", ") for first, second in SHAPES.findall(comment)]
+            value = code.partition(" = ")[0].partition(",")[0] if " = " in code else code.strip()
+            lines.append(f"{code[: len(code) - len(code.lstrip())]}check_shapes({sizes!r}, {value})")
+    return CHECK_SHAPES + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("line", ["a, b = x, 1  # {} and more", "x.shape  # {}, one array", "x, y  # {}, [T]"])
+@pytest.mark.parametrize(("shape", "is_right"), [("(3, 4)", True), ("(3, 5)", False), ("(3, 4, 1)", False), ("[3, T]", True)])
+def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -> None:
+    code = compile(with_checked_shapes(line.format(shape)), "snippet", "exec")
+    values = {"x": np.zeros((3, 4)), "y": np.zeros(7)}
+    if is_right:
+        exec(code, values)
+    else:
+        with pytest.raises(AssertionError, match="3, 4"):
+            exec(code, values)
+
+
 def test_pages_with_snippets() -> None:
     assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (10, 25)
 
@@ -106,9 +145,10 @@ def test_pages_with_snippets() -> None:
 @pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page != TUTORIAL])
 def test_snippets_run(page: str, folder: Path) -> None:
     paths = []
+    images = len(imagepivot.open_dataset(folder / "build/demo/features"))  # The pages have those of the whole demo.
     for number, block in enumerate(blocks(page, "python"), 1):
         paths.append(folder / f"{Path(page).stem}_{number}.py")
-        paths[-1].write_text(block, encoding="utf-8")
+        paths[-1].write_text(with_checked_shapes(block).replace("'300'", f"'{images}'"), encoding="utf-8")
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
     run_python(RUN_ALL, *map(str, paths), cwd=folder, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "hf"))
 
