@@ -79,7 +79,7 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
 
 
 def unknown_remark(job: VocabularyJob, unknown: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a remark if most tokens of a language in the counted splits are ``<unk>``, else "".
+    """Return a remark if most counted tokens of a language are ``<unk>``, else "".
 
     ``unknown`` has the share of ``<unk>`` by language and split.
     """
