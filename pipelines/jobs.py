@@ -450,7 +450,7 @@ class FeaturesJob(Options):
 
         heif = ("heif",) if find_spec("pillow_heif") is not None else ()
         timm = ("timm",) if self.extractor.name.startswith("timm:") else ()
-        return "pipelines", "extractors", *timm, *heif
+        return "text", "extractors", *timm, *heif
 
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions affect the features."""

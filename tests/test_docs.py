@@ -4,6 +4,7 @@ import ast
 import gzip
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -13,6 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -407,6 +409,34 @@ def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
     every_span = [span for page in pages for span in code_spans(page)]
     spans = [span for span in every_span if span.count(" ") > 1 and not span.startswith("imagepivot ")]
     assert {text for text in [*headings, *spans] if not any(text in message for message in written)} == set()
+
+
+# --- the site --------------------------------------------------------------------------------------------------------
+
+
+def test_start_page_of_the_site_is_the_readme_with_the_lists_of_pages() -> None:
+    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    text = hooks["on_page_markdown"](PAGES["docs/index.md"], page)
+    readme = [heading for heading in HEADING.findall(BLOCK.sub("", PAGES["README.md"])) if heading != "Documentation"]
+    own = HEADING.findall(PAGES["docs/index.md"])[1:]
+    assert HEADING.findall(BLOCK.sub("", text)) == readme + own
+    assert "](images/search.png)" in text
+    links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
+    generated = {path.removeprefix("docs/") for path in hooks["ROOT_PAGES"].values()}
+    assert {link for link in links - {""} - generated if not (ROOT / "docs" / link).is_file()} == set()
+    assert "index.md" not in links
+
+
+def test_search_works_on_the_files_of_the_site() -> None:
+    plugins = (ROOT / "mkdocs.yml").read_text().partition("\nplugins:")[2].partition("\n\n")[0]
+    assert re.findall(r"^  - (\w+)", plugins, flags=re.MULTILINE) == ["search", "offline", "mkdocstrings"]
+    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
+    page = SimpleNamespace(url="how-to/read.html")
+    script = hooks["on_post_page"](f'<script src="{hooks["SHIM"]}"></script>', page)
+    assert script == '<script src="../javascripts/iframe-worker.js"></script>'
+    assert (ROOT / "docs/javascripts/iframe-worker.js").is_file()
+    assert "\nuse_directory_urls: false\n" in (ROOT / "mkdocs.yml").read_text()
 
 
 # --- the map of the code ---------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def run_job(
     *,
     execution: Execution,
     run_here: RunHere,
-    extras: Iterable[str] = ("pipelines",),
+    extras: Iterable[str] = ("text",),
     check_launcher: Callable[[], object] | None = None,
     check_worker: Callable[[], None] | None = None,
     task: ArrayTask | None = None,
