@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo docs test cluster cluster-test container-test wheel-test quick check format same-bytes benchmarks speed gpu letters clean
+.PHONY: help setup lock demo docs test cluster cluster-test container-test wheel-test lowest-test quick check format same-bytes benchmarks speed gpu letters workflows-check release-check clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; 
 wheel-test: $(STAMP)  ## Build the wheel, and try it in empty environments with the lowest and newest dependencies; EXTRAS=1 takes all extras.
 	$(BIN)/python -m pytest -p no:xdist tests/packaging --durations=5
 
+lowest-test: $(STAMP)  ## Install the lowest versions of every extra, one after another, and run the quick tests of its folders.
+	LOWEST=all $(BIN)/python -m pytest -p no:xdist tests/packaging/test_lowest.py --durations=0
+
 quick: $(STAMP)  ## Run the tests that take a fifth of a second or less: two minutes on two idle cores.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not packaging'
 
@@ -73,6 +76,12 @@ speed: $(STAMP)  ## Measure every extractor on this processor for the table of d
 
 letters:  ## Write pipelines/text/letters.toml again; needs Perl 5.36, which has Unicode 14.0.
 	perl pipelines/text/letters.pl
+
+workflows-check:  ## Check .github/workflows with actionlint, which Go fetches.
+	cd .github/workflows && go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 *.yml
+
+release-check: $(STAMP)  ## Fail while addresses are placeholders, or versions and dates differ.
+	$(BIN)/python -m tests.release
 
 clean:  ## Remove what was built; the virtual environment too.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -7,8 +7,8 @@ Names are imported on first use: reading a dataset needs neither torch nor Beam,
 that needs it.
 
 Importing this module resolves ``schemas``, ``extractors``, ``pipelines`` and ``train`` to the packages of imagepivot. They precede
-modules of these names in the script's folder or on ``PYTHONPATH``. The command, all worker processes and ``pipelines`` import it
-first.
+modules of these names in the script's folder, with a warning, or on ``PYTHONPATH``. The command, all worker processes and
+``pipelines`` import it first. Another distribution's file in place of ours is an error before any package is imported.
 """
 
 from __future__ import annotations
@@ -167,7 +167,73 @@ class _OurPackages(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return PathFinder.find_spec(fullname, [str(_ROOT)]) if fullname in _PACKAGES else None
+        if fullname not in _PACKAGES:
+            return None
+        if message := _foreign_file():
+            raise ImportError(message)
+        return PathFinder.find_spec(fullname, [str(_ROOT)])
+
+
+@functools.cache
+def _foreign_file() -> str:
+    """Return the error of an installed package whose first file is not ours, or "".
+
+    Installers overwrite and remove files that two distributions have. A checkout has no ``RECORD`` and is not compared.
+    """
+    import hashlib
+    from base64 import urlsafe_b64encode
+
+    record = "".join(file.read_text(encoding="utf-8") for file in _ROOT.glob("imagepivot-*.dist-info/RECORD"))
+    for name in sorted(_PACKAGES):
+        file, entry = _ROOT / name / "__init__.py", f"{name}/__init__.py,sha256="
+        if entry not in record:
+            continue
+        if not file.is_file():
+            return (
+                f"{file} of imagepivot is missing, probably since the uninstallation of another distribution with a package "
+                f"{name!r}: install imagepivot again, in an environment of its own"
+            )
+        digest = urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).decode().rstrip("=")
+        if entry + digest not in record:
+            return _describe_foreign_file(name, file)
+    return ""
+
+
+def _describe_foreign_file(name: str, file: Path) -> str:
+    """Return the error of a foreign file, with the distribution that installed it."""
+    from importlib.metadata import distributions
+
+    others = [other for other in distributions(path=[str(_ROOT)]) if other.name != "imagepivot"]
+    owners = [other for other in others if file in {_ROOT / path for path in other.files or ()}]
+    described = " and ".join(f"{owner.name} {owner.version}" for owner in owners) or "another distribution"
+    names = " ".join(owner.name for owner in owners) or "DISTRIBUTION"
+    return (
+        f"{file} is a file of {described}, expected imagepivot's, whose package {name!r} has the same name: install imagepivot in "
+        f"an environment of its own, or run `pip uninstall {names}`, which also removes files of ours, and install imagepivot again"
+    )
+
+
+def _warn_of_hidden_modules() -> None:
+    """Warn of modules with our names in the script's folder, which ours hide.
+
+    The command hides none that matter: its folder is the interpreter's. Worker processes have no main module of this name.
+    """
+    main = sys.modules["__main__"]
+    script = Path(getattr(main, "__file__", None) or __file__).resolve()
+    folder = Path(sys.path[0] if sys.path else "").absolute()
+    if main.__name__ != "__main__" or script == Path(__file__).resolve() or folder in (_ROOT, Path(sys.executable).parent):
+        return
+    for name in sorted(_PACKAGES):
+        spec = PathFinder.find_spec(name, [str(folder)])
+        place = Path((spec and spec.origin) or folder / name)
+        if spec is not None and place != script and (place.is_file() or any(place.glob("*.py"))):
+            import warnings
+
+            warnings.warn(
+                f"{place} is hidden: in this process `import {name}` gives the package of imagepivot. Rename yours, or import it "
+                "in a process without imagepivot",
+                stacklevel=3,
+            )
 
 
 def _resolve_our_packages_first() -> None:
@@ -189,6 +255,7 @@ def _resolve_our_packages_first() -> None:
 
 
 _resolve_our_packages_first()
+_warn_of_hidden_modules()
 
 
 @functools.cache
@@ -251,6 +318,8 @@ def mteb_model(run: Run, extractor: Extractor | None = None, *, language: str = 
 
 def command() -> None:
     """Run the command ``imagepivot`` and end the process."""
+    if message := _foreign_file():
+        sys.exit(f"Error: {message}")
     from pipelines.commands.signals import fast_exit
 
     with fast_exit():

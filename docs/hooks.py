@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages of the site that are files at the root, and links from docs/ to files outside it."""
+"""MkDocs hooks: the README as start page, pages that are files at the root, and links from docs/ to files outside it."""
 
 import os
 import re
@@ -8,8 +8,10 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+START = "docs/index.md"
 ROOT_PAGES = {"CONTRIBUTING.md": "docs/internals/contributing.md", "CHANGELOG.md": "docs/internals/changelog.md"}
-SITE_PAGES = {"README.md": "docs/index.md", **ROOT_PAGES}  # A link to the README leads to the home page.
+SITE_PAGES = {"README.md": START, **ROOT_PAGES}  # A link to the README leads to the start page.
+SHIM, OWN_SHIM = "https://unpkg.com/iframe-worker/shim", "javascripts/iframe-worker.js"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -23,7 +25,27 @@ def on_files(files: Any, config: Any) -> None:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the text of a page with links that work on the site."""
     path = f"docs/{page.file.src_uri}"
+    if path == START:
+        return _start_page(markdown)
     return markdown if path in ROOT_PAGES.values() else _with_site_links(markdown, path, path)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Return a page that asks no web server for the worker of the search, see `javascripts/iframe-worker.js`."""
+    return output.replace(SHIM, os.path.relpath(OWN_SHIM, Path(page.url).parent))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """Return the page of the error 404 likewise."""
+    return output_content.replace(SHIM, f"/{OWN_SHIM}")
+
+
+def _start_page(markdown: str) -> str:
+    """Return the README, with the page's own sections in place of its section of links."""
+    promise, _, after = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Documentation\n")
+    limits = after[after.index("## ") :]
+    sections = markdown[markdown.index("## ") :]
+    return f"{_with_site_links(promise + limits, 'README.md', START)}\n{_with_site_links(sections, START, START)}"
 
 
 def _with_site_links(text: str, source: str, page: str) -> str:

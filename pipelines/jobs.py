@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast, get_args
 
 from extractors.request import ExtractorRequest, Precision, StoredType
 from schemas.errors import InputError, UsageError
@@ -87,7 +87,10 @@ class CaptionsJob(Options):
 
     source: Annotated[str | OpenSource, Opt("File or folder with the raw captions.")]
     output: OutputFolder
-    format: Annotated[CaptionFormat | None, Opt("Name the format of SOURCE.", is_required=True)] = None
+    format: Annotated[
+        CaptionFormat | None,
+        Opt("Read SOURCE as multi30k, karpathy, coco, scan or table. Default: table for CSV, TSV, JSON lines and Parquet."),
+    ] = None
     recipe: Annotated[str, Opt("Tokenize by [i]multi30k-lc[/i], [i]moses-truecase[/i] or [i]raw[/i].", completion=RECIPES)] = (
         "multi30k-lc"
     )
@@ -109,7 +112,12 @@ class CaptionsJob(Options):
     def _check(self) -> None:
         check_shards_request(self.shards)
         if isinstance(self.source, str) and self.format is None:
-            raise UsageError("--format is missing: name the layout of SOURCE, e.g. --format table")
+            from pipelines.inputs.tables import is_table
+
+            if not is_table(self.source):
+                formats = ", ".join(get_args(CaptionFormat))
+                raise UsageError(f"--format is missing, and {self.source!r} does not end as a table: name one of {formats}")
+            object.__setattr__(self, "format", "table")
         object.__setattr__(self, "languages", tuple(check_language(tag) for tag in self.languages))
 
     @property
@@ -127,9 +135,11 @@ class CaptionsJob(Options):
             InputError: the source does not exist, or has another format.
         """
         from pipelines.inputs.captions.opening import open_captions
+        from pipelines.inputs.files import check_order
 
         if not isinstance(self.source, str):
             return cast("CaptionSource", self.source)
+        check_order("SOURCE", self.source, self.output)
         return open_captions(
             self.format or "",
             self.source,
@@ -382,7 +392,11 @@ class FeaturesJob(Options):
                 )
 
     def open_images(self) -> ImageSource:
-        """Open the images; errors are those of `ImageOptions.open`."""
+        """Open the images; errors are those of `ImageOptions.open` and `check_order`."""
+        from pipelines.inputs.files import check_order
+
+        if isinstance(self.images, str):
+            check_order("IMAGES", self.images, self.output)
         return self.reading.open(self.images)
 
     def opened(self) -> FeaturesJob:
@@ -436,7 +450,7 @@ class FeaturesJob(Options):
 
         heif = ("heif",) if find_spec("pillow_heif") is not None else ()
         timm = ("timm",) if self.extractor.name.startswith("timm:") else ()
-        return "pipelines", "extractors", *timm, *heif
+        return "text", "extractors", *timm, *heif
 
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions affect the features."""

@@ -277,6 +277,10 @@ class Manifest:
             return cls.from_json(folder.read(MANIFEST_NAME).decode(), location)
         except FileNotFoundError:
             raise DatasetError(diagnose(folder)) from None
+        except DatasetError as error:
+            if isinstance(error.__cause__, NotADirectoryError):
+                raise DatasetError(diagnose(folder)) from None
+            raise
         except UnicodeDecodeError as error:
             raise DatasetError(f"{location} is damaged ({error}): {_ADVICE}") from error
 
@@ -395,7 +399,7 @@ def diagnose(folder: Folder) -> str:
     start = f"{folder.location!r} is not a dataset"
     kind = folder.kind()
     if kind == "file":
-        return f"{start} but a file: give the folder of a dataset"
+        return f"{start} but a file: give the folder of a dataset, as imagepivot captions, features or import writes it"
     if kind == "nothing":
         return f"{start}: the folder does not exist. Check the path"
     children = folder.children()

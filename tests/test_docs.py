@@ -4,6 +4,7 @@ import ast
 import gzip
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -13,8 +14,10 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 import yaml
@@ -55,7 +58,7 @@ BEAM_FLAGS = {
     *("--dask_partition_size", "--num_workers", "--labels", "--service_account_email", "--subnetwork", "--no_use_public_ips"),
     *("--temp_location", "--element_processing_timeout_minutes"),
 }
-OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ")
+OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ", "uv ")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -98,6 +101,44 @@ def run_python(code: str, *words: str, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+SHAPES = re.compile(r"\((\d+(?:, \d+)+)\)|\[([\dT]+(?:, [\dT]+)*)\]")
+CHECK_SHAPES = """
+def check_shapes(expected, *values):
+    for sizes, value in zip(expected, values, strict=True):
+        shape = getattr(value, "shape", value)
+        assert len(shape) == len(sizes), (shape, sizes)
+        assert all(size in ("T", str(length)) for size, length in zip(sizes, shape)), (shape, sizes)
+"""
+
+
+def with_checked_shapes(block: str) -> str:
+    """Check the values of lines whose comment begins with shapes: expressions, or the first name of an assignment.
+
+    The length ``T`` is any.
+    """
+    lines = []
+    for line in block.splitlines():
+        lines.append(line)
+        code, _, comment = line.partition("  # ")
+        if SHAPES.match(comment):
+            sizes = [(first or second).split(", ") for first, second in SHAPES.findall(comment)]
+            value = code.partition(" = ")[0].partition(",")[0] if " = " in code else code.strip()
+            lines.append(f"{code[: len(code) - len(code.lstrip())]}check_shapes({sizes!r}, {value})")
+    return CHECK_SHAPES + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("line", ["a, b = x, 1  # {} and more", "x.shape  # {}, one array", "x, y  # {}, [T]"])
+@pytest.mark.parametrize(("shape", "is_right"), [("(3, 4)", True), ("(3, 5)", False), ("(3, 4, 1)", False), ("[3, T]", True)])
+def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -> None:
+    code = compile(with_checked_shapes(line.format(shape)), "snippet", "exec")
+    values = {"x": np.zeros((3, 4)), "y": np.zeros(7)}
+    if is_right:
+        exec(code, values)
+    else:
+        with pytest.raises(AssertionError, match="3, 4"):
+            exec(code, values)
+
+
 def test_pages_with_snippets() -> None:
     assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (10, 25)
 
@@ -106,9 +147,10 @@ def test_pages_with_snippets() -> None:
 @pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page != TUTORIAL])
 def test_snippets_run(page: str, folder: Path) -> None:
     paths = []
+    images = len(imagepivot.open_dataset(folder / "build/demo/features"))  # The pages have those of the whole demo.
     for number, block in enumerate(blocks(page, "python"), 1):
         paths.append(folder / f"{Path(page).stem}_{number}.py")
-        paths[-1].write_text(block, encoding="utf-8")
+        paths[-1].write_text(with_checked_shapes(block).replace("'300'", f"'{images}'"), encoding="utf-8")
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
     run_python(RUN_ALL, *map(str, paths), cwd=folder, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "hf"))
 
@@ -359,13 +401,42 @@ def test_exit_codes() -> None:
 
 @pytest.mark.slow
 def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
-    written = [text for source in SOURCES.values() for _, text in literals(source)]
+    sources = [*SOURCES.values(), (ROOT / "imagepivot.py").read_text(encoding="utf-8")]
+    written = [text for source in sources for _, text in literals(source)]
     pages = [page for page in PAGES if page.startswith("docs/how-to/troubleshooting")]
     headings = [text for page in pages for text in re.findall(r"^### `(.+)`$", PAGES[page], flags=re.MULTILINE)]
     assert len(headings) > 30
     every_span = [span for page in pages for span in code_spans(page)]
     spans = [span for span in every_span if span.count(" ") > 1 and not span.startswith("imagepivot ")]
     assert {text for text in [*headings, *spans] if not any(text in message for message in written)} == set()
+
+
+# --- the site --------------------------------------------------------------------------------------------------------
+
+
+def test_start_page_of_the_site_is_the_readme_with_the_lists_of_pages() -> None:
+    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    text = hooks["on_page_markdown"](PAGES["docs/index.md"], page)
+    readme = [heading for heading in HEADING.findall(BLOCK.sub("", PAGES["README.md"])) if heading != "Documentation"]
+    own = HEADING.findall(PAGES["docs/index.md"])[1:]
+    assert HEADING.findall(BLOCK.sub("", text)) == readme + own
+    assert "](images/search.png)" in text
+    links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
+    generated = {path.removeprefix("docs/") for path in hooks["ROOT_PAGES"].values()}
+    assert {link for link in links - {""} - generated if not (ROOT / "docs" / link).is_file()} == set()
+    assert "index.md" not in links
+
+
+def test_search_works_on_the_files_of_the_site() -> None:
+    plugins = (ROOT / "mkdocs.yml").read_text().partition("\nplugins:")[2].partition("\n\n")[0]
+    assert re.findall(r"^  - (\w+)", plugins, flags=re.MULTILINE) == ["search", "offline", "mkdocstrings"]
+    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
+    page = SimpleNamespace(url="how-to/read.html")
+    script = hooks["on_post_page"](f'<script src="{hooks["SHIM"]}"></script>', page)
+    assert script == '<script src="../javascripts/iframe-worker.js"></script>'
+    assert (ROOT / "docs/javascripts/iframe-worker.js").is_file()
+    assert "\nuse_directory_urls: false\n" in (ROOT / "mkdocs.yml").read_text()
 
 
 # --- the map of the code ---------------------------------------------------------------------------------------------

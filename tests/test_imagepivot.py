@@ -23,7 +23,7 @@ def here(tmp_path) -> Path:
 
 
 def python(*arguments: str, cwd: Path, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # This checkout, wherever the environment's editable one lies.
     done = subprocess.run(
         [sys.executable, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, check=False, env=environment
     )
@@ -85,6 +85,34 @@ def test_script_beside_foreign_modules(here, small_features, script):
     assert done.stdout.splitlines()[1] == "schemas train"
 
 
+@pytest.mark.parametrize(
+    ("words", "hidden"),
+    [
+        (["script.py"], ["extractors/__init__.py", "pipelines.py", "schemas/__init__.py", "train.py"]),
+        (["train.py"], ["extractors/__init__.py", "pipelines.py", "schemas/__init__.py"]),
+        (["-m", "script"], ["extractors/__init__.py", "pipelines.py", "schemas/__init__.py", "train.py"]),
+        (["-m", "imagepivot", "--version"], []),
+        (["-c", "import imagepivot"], []),
+    ],
+)
+def test_modules_beside_a_script_are_warned_of_once(here, words, hidden):
+    for script in ("script.py", "train.py"):
+        (here / script).write_text("import imagepivot\nimport pipelines\nimport imagepivot\n")
+    warnings = [line for line in python(*words, cwd=here).stderr.splitlines() if "is hidden" in line]
+    assert [line.partition("UserWarning: ")[2].partition(" is hidden")[0] for line in warnings] == [
+        str(here / name) for name in hidden
+    ]
+
+
+def test_folder_without_modules_and_scripts_elsewhere_have_no_warning(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "image.png").touch()
+    (tmp_path / "script.py").write_text("import imagepivot\n")
+    assert python("script.py", cwd=tmp_path).stderr == ""
+    (tmp_path / "train" / "steps.py").touch()
+    assert f"{tmp_path / 'train'} is hidden" in python("script.py", cwd=tmp_path).stderr
+
+
 @pytest.mark.slow
 def test_interactive_session_beside_foreign_modules(here, small_features):
     session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(small_features)!r})))\n"
@@ -132,7 +160,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_spawned_processes_beside_foreign_modules(here):
     (here / "script.py").write_text(SPAWNED)
-    assert python("script.py", cwd=here).stdout == "True\n"
+    done = python("script.py", cwd=here)
+    assert done.stdout == "True\n"
+    assert done.stderr.count("train.py is hidden") == 1
 
 
 @pytest.mark.parametrize("content", ["VERSION = 1\n", None], ids=["module", "folder"])
@@ -140,7 +170,8 @@ def test_loaded_foreign_module_is_named(tmp_path, content):
     place = tmp_path / "schemas" / ("__init__.py" if content else "data.txt")
     place.parent.mkdir()
     place.write_text(content or "")
-    (tmp_path / "script.py").write_text("import schemas\nimport imagepivot\n")
+    packages_last = f"import sys\nwhile {str(ROOT)!r} in sys.path: sys.path.remove({str(ROOT)!r})\n"
+    (tmp_path / "script.py").write_text(f"{packages_last}import schemas\nsys.path.append({str(ROOT)!r})\nimport imagepivot\n")
     done = python("script.py", cwd=tmp_path, code=1)
     assert "ImportError: imagepivot has a package 'schemas'" in done.stderr
     assert f"from '{place if content else place.parent}'" in done.stderr

@@ -202,11 +202,11 @@ def test_every_optional_import_has_an_extra():
         ("view", "PIL", "all"),
         ("import", "h5py", "hdf5"),
         ("reproduce", "matplotlib", "train"),
-        ("search", "sacremoses", "pipelines"),
+        ("search", "sacremoses", "text"),
         ("figures", "torch", "figures"),
         ("figures", "sklearn", "figures"),
         ("figures", "botocore", "stores"),
-        ("captions", "botocore", "pipelines"),
+        ("captions", "botocore", "text"),
     ],
 )
 def test_advised_extra_belongs_to_the_command(monkeypatch, command, module, extra):

@@ -164,6 +164,8 @@ def train(
             for sentence in filter(None, remarks):
                 on_warning(sentence)
         if before is not None and reason:
+            if 0 < config.schedule.max_steps < before.progress.step:
+                on_warning(f"finished: {before.progress.step:,} of {config.schedule.max_steps:,} steps, nothing was trained")
             return loop.result(replace(before.progress, stop_reason=reason))
         with defer_signals() as interruption, loop.batches.prefetching():
             progress = loop.run(interruption)

@@ -93,7 +93,7 @@ imagepivot doctor                       check devices, weights and stores
 imagepivot --help                       list all commands"""
 """Output of ``imagepivot`` alone."""
 
-_EXTRAS = {"pipelines (apache-beam)": "apache_beam", "train (torch)": "torch"}
+_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
 
 
 def _version(value: bool) -> None:

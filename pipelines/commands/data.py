@@ -36,6 +36,7 @@ def captions(
 
     Empty captions become failure rows. Flags after -- go to Beam: -- --runner=DataflowRunner --project=...
     """
+    from pipelines.inputs.ids import extension_remark
     from pipelines.text.captions import prepare_captions
     from schemas.dataset import open_dataset
     from schemas.overlaps import find_overlap
@@ -44,8 +45,12 @@ def captions(
     with show_progress(notes, "captions", unit="captions", monitoring=monitoring) as meter:
         manifest = prepare_captions(job, execution, meter)
         meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
-    if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(open_dataset(job.output))) is not None:
+    dataset = open_dataset(job.output)
+    if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(dataset)) is not None:
         print_remark(overlap.remark)
+    first = next((table for table in dataset.shards(["image_id"]) if table.num_rows), None)
+    if first is not None and (remark := extension_remark(first["image_id"].to_pylist())):
+        print_remark(remark)
     finish_dataset(manifest, job.output, max_failures)
 
 
@@ -55,13 +60,15 @@ def vocabulary(job: VocabularyJob, monitoring: Monitoring = Monitoring(), execut
 
     Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints the overlap of languages.
     """
-    from pipelines.text.vocabulary import build_vocabulary
+    from pipelines.text.vocabulary import build_vocabulary, unknown_remark
     from schemas.dataset import open_dataset
 
     total = open_dataset(job.captions, kind="captions").manifest.rows
     with show_progress(notes, "vocabulary", unit="captions", total=total, monitoring=monitoring) as meter:
         manifest = build_vocabulary(job, execution, meter)
         meter.finalize(captions=total)
+    if remark := unknown_remark(job, manifest.statistics["unknown"]):
+        print_remark(remark)
     finish_dataset(manifest, job.output)
 
 

@@ -21,10 +21,12 @@ from schemas.process.shutdown import CLOSED_PIPE, DetachedError
 
 _MODELS = frozenset({"torch", "torchvision", "PIL", "safetensors", "simplejpeg"})
 _STORES = frozenset({"botocore", "google", "requests"})
+_TEXT = _STORES | {"apache_beam", "sacremoses", "ijson", "urllib3", "grpc", "packaging"}
 _EXTRAS = {
     "stores": _STORES,
+    "text": _TEXT,
     "extractors": _MODELS,
-    "pipelines": _MODELS | _STORES | {"apache_beam", "sacremoses", "ijson", "urllib3", "grpc", "packaging"},
+    "pipelines": _MODELS | _TEXT,
     "train": frozenset({"torch", "matplotlib", "scipy", "tensorboard"}),
     "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl"}),
     "hdf5": frozenset({"h5py"}),
@@ -39,8 +41,8 @@ _EXTRAS["all"] = frozenset.union(*(_EXTRAS[name] for name in ("pipelines", "trai
 """Modules by extra."""
 
 _NEEDS = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "token-features", "features"), "pipelines"),
-    **dict.fromkeys(("import", "export", "build"), "pipelines"),
+    **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "import", "export"), "text"),
+    **dict.fromkeys(("token-features", "features", "build"), "pipelines"),
     **dict.fromkeys(("view", "demo"), "all"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",

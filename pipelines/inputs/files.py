@@ -61,6 +61,18 @@ def kind_of(location: str) -> PathKind:
         return Folder(location).kind()
 
 
+def check_order(name: str, source: str, output: str) -> None:
+    """Check that a local source and output are not swapped.
+
+    Raises:
+        InputError: the output exists, while the source, which is no pattern, does not.
+    """
+    if is_remote(source) or is_remote(output) or re.search(r"[*?\[]", source):
+        return
+    if Folder(source).kind() == "nothing" and Folder(output).kind() != "nothing":
+        raise InputError(f"{name} {source!r} does not exist, but OUTPUT {output!r} does: check the path, or give {name} first")
+
+
 def list_files(folder: Folder, below: str = "") -> list[str]:
     """Return the sorted names of files directly in a folder; empty if it is missing."""
     with input_errors(folder.path_of(below)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
 
 from pipelines.inputs.files import read_lines
+from pipelines.inputs.images.base import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
 from schemas.storage.folder import file_at
@@ -38,6 +39,20 @@ def id_of_path(path: str, ids: IdRule) -> str:
     stem = name.rpartition(".")[0]
     stem = stem if stem.strip(".") else name  # As `os.path.splitext`: leading dots begin no extension.
     return stem if ids == "name" else f"{parent}{slash}{stem}"
+
+
+def extension_remark(image_ids: Sequence[str]) -> str:
+    """Return a remark if all image ids end as names of image files do, else "".
+
+    >>> extension_remark(["1.jpg", "a"])
+    ''
+    """
+    if not image_ids or not all(PurePosixPath(image_id).suffix.lower() in EXTENSIONS for image_id in image_ids):
+        return ""
+    return (
+        f"image ids such as {image_ids[0]!r} end as file names, but ids of imagepivot features have no extension: remove it from "
+        "the ids in SOURCE, or training finds no features"
+    )
 
 
 def read_skipped(values: Iterable[str]) -> tuple[str, ...]:

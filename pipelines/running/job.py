@@ -58,7 +58,7 @@ class DatasetJob:
     build: Build
     run_here: RunHere
     _: KW_ONLY
-    extras: Iterable[str] = ("pipelines",)
+    extras: Iterable[str] = ("text",)
     check_launcher: Callable[[], object] | None = None
     check_worker: Callable[[], None] | None = None
     task: ArrayTask | None = None

@@ -31,7 +31,7 @@ def run_pipeline(
     build: Callable[[beam.Pipeline], object],
     execution: Execution,
     *,
-    extras: Iterable[str] = ("pipelines",),
+    extras: Iterable[str] = ("text",),
     watch: Callable[[Any], None] | None = None,
 ) -> None:
     """Run a pipeline to its end by the runner that the flags name.

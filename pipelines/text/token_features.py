@@ -88,7 +88,7 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         execution,
         libraries=("apache-beam", "tokenizers", "torch", "transformers"),
-        extras=("pipelines", "extractors", "bert"),
+        extras=("text", "extractors", "bert"),
         check_launcher=job.check_device if execution.is_local else None,
         check_worker=partial(_check_worker, job, output),
         meter=meter,

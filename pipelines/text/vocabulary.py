@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from pipelines.running.preflight import PreflightCheck
 
+_MANY_UNKNOWN = 0.5  # A share of tokens.
+
 
 _BYTES_OF_WORKER = 64 << 20
 """Bytes of captions in shards for each local worker, see `Execution.for_text`."""
@@ -74,6 +76,23 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
             f"{job.captions!r} has no captions of the selected portions, splits and languages together: it has "
             f"{', '.join('/'.join(group) for group in sorted(groups))}. Choose with --portions, --splits and --languages"
         )
+
+
+def unknown_remark(job: VocabularyJob, unknown: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a remark if most counted tokens of a language are ``<unk>``, else "".
+
+    ``unknown`` has the share of ``<unk>`` by language and split.
+    """
+    shares = {
+        language: max((by_split.get(split, 0.0) for split in job.splits), default=0.0) for language, by_split in unknown.items()
+    }
+    named = ", ".join(f"{language} {share:.0%}" for language, share in sorted(shares.items()) if share > _MANY_UNKNOWN)
+    if not named:
+        return ""
+    return (
+        f"most tokens of {', '.join(job.splits)} are <unk> ({named}), since few occur {job.min_count} times: give a lower "
+        f"--min-count, e.g. 1"
+    )
 
 
 @takes_fields(VocabularyJob)

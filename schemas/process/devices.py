@@ -30,6 +30,10 @@ def resolve_device(device: str) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     kind, colon, digits = device.partition(":")
+    if kind == "mps":
+        raise UsageError(
+            f"device is {device!r}, and GPUs of Apple are unsupported, as their results are untested: pass --device cpu"
+        )
     if kind != "cuda" or (colon and not (digits.isascii() and digits.isdigit())):
         raise UsageError(f"device is {device!r}, expected 'cpu', 'cuda', 'cuda:N' or 'auto'")
     index = int(digits) if colon else 0

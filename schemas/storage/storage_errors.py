@@ -17,14 +17,14 @@ from schemas.storage.locations import is_remote
 _LOCAL_ADVICE = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again (train with --resume); finished work is kept",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again (train with --resume)",
-    errno.EEXIST: "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder",
+    errno.EEXIST: "the path is a file or a link to nothing, expected a folder: choose another folder",
     errno.ELOOP: "the path is a link that is not followed, or a loop of links: remove the link, or choose another folder",
     errno.ENAMETOOLONG: "a name in the path is too long, expected at most 255 bytes: choose a shorter one",
     errno.EFBIG: "the file would be larger than this account or file system allows: see ulimit -f; more shards make smaller files",
     errno.EACCES: "permission denied: check who owns the folder, or choose another one",
     errno.EPERM: "permission denied: check who owns the folder, or choose another one",
     errno.EROFS: "the file system is read-only: choose another folder",
-    errno.ENOTDIR: "a part of the path is a file, not a folder: remove the file, or choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
     errno.EISDIR: "the path is a folder, expected a file: give the path of a file",
 }
 

@@ -38,7 +38,7 @@ def test_requirement_lists_cover_the_extras_of_the_images():
     listed = {**pins("docker/torch.txt"), **pins("docker/requirements.txt")}
     for line in requires("imagepivot") or ():
         requirement = Requirement(line)
-        extras = ("", "gcp", "all", "heif", "fasttext", "train", "figures", "hdf5", "timm", "pipelines", "extractors")
+        extras = ("", "gcp", "all", "heif", "fasttext", "train", "figures", "hdf5", "timm", "pipelines", "text", "extractors")
         marker = requirement.marker
         if requirement.name != "imagepivot" and (
             marker is None or any(marker.evaluate({**ENVIRONMENT, "extra": e}) for e in extras)

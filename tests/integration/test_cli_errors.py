@@ -60,6 +60,52 @@ def test_exit_codes_of_the_installed_command(installed, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+# --- arguments of newcomers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [("inspect", "{}"), ("validate", "{}"), ("vocabulary", "{}", "o"), ("encode", "{}", "v", "o")]
+)
+def test_file_in_place_of_a_dataset_stays(fails, made, words):
+    table = made / "table.tsv"
+    done = fails(*(word.format(table) for word in words), says=f"'{table}' is not a dataset but a file: give the folder")
+    assert "remove" not in done.stderr
+    one_line(done)
+
+
+def test_format_of_a_table_is_guessed(imagepivot, made, tmp_path):
+    imagepivot("captions", made / "table.tsv", tmp_path / "o", "--shards", "2", "--workers", 1)
+    assert (tmp_path / "o/_manifest.json").read_bytes() == (made / "captions/_manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["raw", "dataset.json", "table.txt"])
+def test_format_of_other_sources_must_be_named(fails, tmp_path, name):
+    fails("captions", tmp_path / name, tmp_path / "o", code=2, says="name one of multi30k, karpathy, coco, scan, table")
+
+
+@pytest.mark.parametrize("command", ["captions", "features"])
+def test_source_and_output_in_the_wrong_order_are_told(fails, made, tmp_path, command):
+    name = {"captions": "SOURCE", "features": "IMAGES"}[command]
+    words = {"captions": ("--format", "table"), "features": ("--weights", "random:0")}[command]
+    for output in ("table.tsv", "captions"):
+        one_line(fails(command, tmp_path / "none", made / output, *words, says=f"does: check the path, or give {name} first"))
+
+
+def test_image_ids_like_file_names_have_a_remark(imagepivot, tmp_path):
+    (tmp_path / "t.tsv").write_text("image_id\ttext\n1.jpg\ta dog\n2.jpg\ta cat\n")
+    done = imagepivot(*captions(tmp_path / "t.tsv", tmp_path / "o"))
+    assert "image ids such as" in done.stderr
+    assert "have no extension" in done.stderr
+
+
+def test_mostly_unknown_training_tokens_have_a_remark(imagepivot, tmp_path):
+    rows = [f"img{number}\ta {word}" for number, word in enumerate(["dog", "cat", "cow", "pig"])]
+    (tmp_path / "t.tsv").write_text("\n".join(["image_id\ttext", *rows, "img5\tone two three"]) + "\n")
+    imagepivot(*captions(tmp_path / "t.tsv", tmp_path / "captions"))
+    assert "(en 64%)" in imagepivot("vocabulary", tmp_path / "captions", tmp_path / "default").stderr
+    assert "<unk>" not in imagepivot("vocabulary", tmp_path / "captions", tmp_path / "all", "--min-count", 1).stderr
+
+
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 

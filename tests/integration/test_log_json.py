@@ -205,7 +205,7 @@ def test_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("captions", "x.tsv", "o", "--log-json"), "Missing option '--format'"),
+        (("captions", "x", "o", "--log-json"), "--format is missing, and 'x' does not end as a table: name one of multi30k,"),
         (("captions", "x.tsv", "o", "--format", "table", "--bogus", "--log-json"), "No such option: --bogus"),
         (("captions", "x.tsv", "o", "--format", "moses", "--log-json"), "--format is 'moses', expected one of"),
         (("captions", "x.tsv", "", "--format", "table", "--log-json"), "OUTPUT is '', expected a value"),

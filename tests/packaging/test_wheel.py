@@ -7,19 +7,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import zipfile
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from tests.packaging.environments import ROOT, Environment, find_python
+
 pytestmark = [pytest.mark.packaging, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = {"schemas", "extractors", "pipelines", "train"}
-UV = Path(sys.executable).with_name("uv")
 ENVIRONMENTS = [(version, resolution) for version in ("3.11", "3.12", "3.13") for resolution in ("lowest", "highest")]
 USER = """
 from pathlib import Path
@@ -53,16 +50,16 @@ assert not {"torch", "apache_beam"} & sys.modules.keys()
 """
 # Command lines that are complete, and the extra that each needs first.
 NEEDS = {
-    "captions captions.tsv out --format table": "pipelines",
-    "vocabulary truecased out --min-count 1": "pipelines",
-    "encode captions vocabulary out": "pipelines",
+    "captions captions.tsv out --format table": "text",
+    "vocabulary truecased out --min-count 1": "text",
+    "encode captions vocabulary out": "text",
     "token-features captions out --model bert-base-uncased": "bert",
     "features images out --weights random:0": "pipelines",
     "extractors": "extractors",
     "view features images --image a --output out": "all",
     "demo out": "all",
-    "build multi30k --output out": "pipelines",
-    "import features.npy out --name a --ids ids.txt": "pipelines",
+    "build multi30k --output out": "text",
+    "import features.npy out --name a --ids ids.txt": "text",
     "train demo run --captions encoded --features features --vocabulary vocabulary": "train",
     "evaluate run --captions encoded --features features": "train",
     "compare run run": "train",
@@ -76,55 +73,15 @@ NEEDS = {
 BARE = {"inspect", "validate", "doctor", "publish", "diff", "export", "word-vectors"}
 
 
-@pytest.fixture(scope="session")
-def dist(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel, sdist], check=True)
-    return SimpleNamespace(wheel=wheel, sdist=sdist)
-
-
 @pytest.fixture(scope="session", params=ENVIRONMENTS, ids="-".join)
 def environment(request, dist, tmp_path_factory):
     """Environment with the bare wheel, and a folder outside the checkout with datasets of format 2."""
     version, resolution = request.param
     folder = tmp_path_factory.mktemp(f"{version}-{resolution}")
-    python = install(folder, find_python(version), dist.wheel, "--resolution", resolution, "--only-binary", ":all:")
+    environment = Environment(folder, find_python(version))
+    environment.pip("install", dist.wheel, "--resolution", resolution, "--only-binary", ":all:")
     zipfile.ZipFile(ROOT / "tests/schemas/formats/format-2.zip").extractall(folder)
-    return Environment(folder, python)
-
-
-def find_python(version):
-    """Return an interpreter that uv finds, or one of pyenv."""
-    words = (UV, "python", "find", "--no-python-downloads", version)
-    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    paths = [Path(found)] if found else sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    if not paths:
-        pytest.skip(f"needs Python {version}: none is installed")
-    return paths[-1]
-
-
-def install(folder, interpreter, *words):
-    subprocess.run([UV, "venv", "--quiet", "--python", interpreter, folder / "venv"], check=True)
-    python = folder / "venv" / "bin" / "python"
-    subprocess.run([UV, "pip", "install", "--quiet", "--python", python, *words], check=True)
-    return python
-
-
-class Environment:
-    def __init__(self, folder, python):
-        self.folder, self.python = folder, python
-
-    def __call__(self, *words, code=0):
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "COLUMNS": "120"}
-        done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.stdout + done.stderr
-
-    def command(self, *words, code=0):
-        return self(self.python.with_name("imagepivot"), *words, code=code)
+    return environment
 
 
 def test_distributions_hold_the_packages_alone(dist):
@@ -172,6 +129,20 @@ def test_commands_without_their_extra_name_the_line_to_install_it(environment):
         assert f"which is not installed: pip install 'imagepivot[{extra}]'" in output, line
 
 
+def test_extra_text_makes_a_vocabulary_without_torch(dist, tmp_path):
+    environment = Environment(tmp_path)
+    environment.pip("install", f"{dist.wheel}[text]")
+    (tmp_path / "captions.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
+    environment.command("captions", "captions.csv", "captions", "--format", "table")
+    environment.command("vocabulary", "captions", "vocabulary", "--min-count", "1", "--workers", "2")
+    environment.command("encode", "captions", "vocabulary", "encoded")
+    report = json.loads(environment.command("inspect", "encoded", "--json"))
+    assert report["statistics"]["unknown_tokens"] == 0
+    assert environment(environment.python, "-c", "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"
+    mebibytes = sum(path.stat().st_size for path in (tmp_path / "venv").rglob("*") if not path.is_symlink()) / 2**20
+    assert mebibytes < 600
+
+
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_bucket_without_the_extra_names_the_line_to_install_it(environment, scheme):
     output = environment.command("inspect", f"{scheme}://bucket/x", code=1)
@@ -179,7 +150,9 @@ def test_bucket_without_the_extra_names_the_line_to_install_it(environment, sche
 
 
 def test_type_checkers_accept_a_right_script_and_reject_a_wrong_one(dist, tmp_path):
-    python = install(tmp_path, sys.executable, dist.wheel, "mypy", "basedpyright")
+    environment = Environment(tmp_path)
+    environment.pip("install", dist.wheel, "mypy", "basedpyright")
+    python = environment.python
     (tmp_path / "user.py").write_text(USER, encoding="utf-8")
     (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
     checkers = {
@@ -194,11 +167,12 @@ def test_type_checkers_accept_a_right_script_and_reject_a_wrong_one(dist, tmp_pa
         assert [line.partition("wrong.py:")[2].partition(":")[0] for line in errors] == ["4", "5", "6", "7"]
 
 
-@pytest.mark.skipif("EXTRAS" not in os.environ, reason="installs 7 GB for each case: set EXTRAS=1")
-@pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
-def test_walkthrough_of_the_readme_runs_with_all_extras(dist, tmp_path, resolution):
-    python = install(tmp_path, sys.executable, f"{dist.wheel}[all]", "--resolution", resolution)
-    environment = Environment(tmp_path, python)
+@pytest.mark.skipif("EXTRAS" not in os.environ, reason="installs 7 GB: set EXTRAS=1")
+def test_walkthrough_of_the_readme_runs_with_all_extras(dist, tmp_path):
+    environment = Environment(tmp_path)
+    environment.pip("install", f"{dist.wheel}[all]")
     output = environment.command("demo", "build/demo")
     assert "one query in each language" in output
-    environment(python, "-c", "import imagepivot; print(imagepivot.open_dataset('build/demo/features').numpy().shape)")
+    environment(
+        environment.python, "-c", "import imagepivot; print(imagepivot.open_dataset('build/demo/features').numpy().shape)"
+    )

@@ -338,4 +338,6 @@ def test_nothing_a_file_and_anything_else(tmp_path):
     assert refused(tmp_path / "none").endswith("the folder does not exist. Check the path")
     (tmp_path / "photo.jpg").touch()
     assert refused(tmp_path).startswith(f": it holds no {MANIFEST_NAME}. Either the path is wrong or the run")
-    assert diagnose(Folder(str(tmp_path / "photo.jpg"))).endswith("but a file: give the folder of a dataset")
+    assert diagnose(Folder(str(tmp_path / "photo.jpg"))).endswith(
+        "but a file: give the folder of a dataset, as imagepivot captions, features or import writes it"
+    )

@@ -324,3 +324,11 @@ def test_zero_features_are_reported(toy, train_toy, tmp_path):
     ] == [(0, "train", 2, 0, "train-004"), (0, "val", 0, 1, "val-001")]
     # At first the bias is zero, and so is what the encoder makes of zeros: torch's own division had gradients of 10^12 there.
     assert all(line["gradient_norm"] < 1e3 for line in events(tmp_path / "run", "step"))
+
+
+def test_finished_run_says_that_it_has_more_steps_than_now_asked(copied_run, train_toy):
+    remarks: list[str] = []
+    assert train_toy(CONFIG, on_warning=remarks.append).progress.step > 10
+    assert not any("steps" in remark for remark in remarks)
+    result = train_toy(re.sub(r"max_steps = \d+", "max_steps = 10", CONFIG), on_warning=remarks.append)
+    assert f"finished: {result.progress.step} of 10 steps, nothing was trained" in remarks

@@ -80,7 +80,7 @@ def search(
     """
     if not job.tokenized and tokenize is None:
         raise UsageError(
-            f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install "
+            f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
             "that, or give tokens with spaces between them and --tokenized"
         )
     run = open_run(job.run, device=choose_device(job.device))

@@ -133,7 +133,7 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_p
     folders, locations = _runs_and_data(job)
     if folders and not job.tokenized and tokenize is None:
         raise UsageError(
-            "the sentences are text, and turning text into tokens needs pip install 'imagepivot[pipelines]': install that, or give "
+            "the sentences are text, and turning text into tokens needs pip install 'imagepivot[text]': install that, or give "
             "tokens with spaces between them and --tokenized"
         )
     data = read_sts(locations)

@@ -47,9 +47,15 @@ def test_resolve_device_missing_gpu_names_host_state(monkeypatch, device, gpus):
         resolve_device(device)
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "mps", "cuda:²"])
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "cuda:²"])
 def test_resolve_device_invalid_name_raises(device):
     with pytest.raises(UsageError, match="expected 'cpu', 'cuda', 'cuda:N' or 'auto'"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("device", ["mps", "mps:0"])
+def test_resolve_device_of_apple_is_unsupported(device):
+    with pytest.raises(UsageError, match=f"device is '{device}', and GPUs of Apple are unsupported"):
         resolve_device(device)
 
 

@@ -111,7 +111,7 @@ def test_error_of_the_user_is_one_line(call, monkeypatch, error):
     ("words", "place", "module", "extra"),
     [
         (("validate", "folder"), "schemas.writing.validation.validate", "torch", "extractors"),
-        (("validate", "folder"), "schemas.writing.validation.validate", "apache_beam.io", "pipelines"),
+        (("validate", "folder"), "schemas.writing.validation.validate", "apache_beam.io", "text"),
         (("validate", "folder"), "schemas.writing.validation.validate", "PIL", "extractors"),
         (("train", "vsepp", "run"), "train.config.sections.load_config", "torch", "train"),
         (("validate", "folder"), "schemas.writing.validation.validate", "ours", ""),

@@ -47,6 +47,7 @@ VALUES = {
     "metrics_file": "night.prom",
 }
 NEEDED = {
+    "captions": {"format": "multi30k"},
     "word-vectors": {"files": ("a", "b"), "languages": ("en", "de")},
     "export": {"format": "npy"},
     "train": {"config": "vsepp", "captions": "c", "features": "f", "vocabulary": "v"},
@@ -245,8 +246,8 @@ def test_values_out_of_range_are_refused_alike(command, key, value, message, tmp
 def test_plan_names_a_missing_value_of_a_step():
     with pytest.raises(UsageError, match=r"^CAPTIONS is missing: Folder of a captions dataset\.$"):
         BOUND["vocabulary"].words({"output": "o"})
-    with pytest.raises(UsageError, match=r"^--format is missing: Name the format of SOURCE: multi30k, "):
-        BOUND["captions"].words({"source": "s", "output": "o"})
+    with pytest.raises(UsageError, match=r"^--format is missing: Write this format: scan, "):
+        BOUND["export"].words({"dataset": "s", "output": "o"})
 
 
 def test_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):

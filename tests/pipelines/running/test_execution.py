@@ -129,5 +129,6 @@ def test_flags_of_a_job_service_are_left_to_it(notes):
 
 
 def test_flags_of_dask_are_known(notes):
+    pytest.importorskip("dask", reason="needs dask, of the extra dev")
     Execution(beam_flags=("--runner=DaskRunner", "--dask_client_address=tcp://h:1"))
     assert notes == []

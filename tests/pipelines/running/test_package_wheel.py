@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 def staged(*flags: str, folder: Path) -> tuple[list[str], list[str]]:
     options = PipelineOptions(list(flags))
-    add_wheel(options, folder, ("pipelines",))
+    add_wheel(options, folder, ("text",))
     setup = options.view_as(SetupOptions)
     return [Path(package).name for package in setup.extra_packages or ()], setup.beam_plugins
 
@@ -58,7 +58,7 @@ def test_wheel_holds_our_packages_and_nothing_else(tmp_path):
 def test_equal_code_gives_equal_bytes(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert build_wheel(tmp_path / "a", ("pipelines",)).read_bytes() == build_wheel(tmp_path / "b", ("pipelines",)).read_bytes()
+    assert build_wheel(tmp_path / "a", ("text",)).read_bytes() == build_wheel(tmp_path / "b", ("text",)).read_bytes()
 
 
 def requirements(folder: Path, *extras: str) -> dict[str, str]:
@@ -68,11 +68,12 @@ def requirements(folder: Path, *extras: str) -> dict[str, str]:
 
 
 def test_workers_get_installed_versions_of_needed_packages_only(tmp_path):
-    text = requirements(tmp_path, "pipelines")
+    text = requirements(tmp_path, "text")
     assert text["sacremoses"] == version("sacremoses")
     assert {"numpy", "pyarrow", "ijson"} <= text.keys()
     assert not {"torch", "timm", "apache-beam", "imagepivot", "pytest"} & text.keys()
-    features = requirements(tmp_path, "pipelines", "extractors", "timm")
+    pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
+    features = requirements(tmp_path, "text", "extractors", "timm")
     assert {"torch", "torchvision", "pillow", "safetensors", "timm"} <= features.keys()
     assert features["torch"] == version("torch").partition("+")[0]
 
@@ -80,7 +81,7 @@ def test_workers_get_installed_versions_of_needed_packages_only(tmp_path):
 @pytest.mark.cluster
 def test_worker_with_the_wheel_alone_imports_our_packages(tmp_path):
     """In a folder where other modules have our names, as Beam's own worker starts there: with that folder first on its path."""
-    wheel = build_wheel(tmp_path, ("pipelines",))
+    wheel = build_wheel(tmp_path, ("text",))
     pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
     subprocess.run([sys.executable, *pip, tmp_path / "installed", wheel], check=True)
     for name in ("schemas", "pipelines"):

@@ -10,7 +10,7 @@ import pytest
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.token_counts import count_tokens, vocabulary_statistics
-from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, unknown_remark
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.vocabulary import SPECIALS, Vocabulary
@@ -246,3 +246,18 @@ def test_selection_without_captions_is_an_error(captions, tmp_path, selection, m
 def test_invalid_count_scope_is_refused():
     with pytest.raises(UsageError, match="--count-scope is 'both'"):
         VocabularyJob("c", "v", count_scope="both")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "named"),
+    [
+        ({"de": {"train": 0.75, "test": 0.9}, "en": {"train": 0.5}}, "(de 75%)"),
+        ({"de": {"test": 0.9}}, ""),
+        ({"cs": {"train": 0.6}, "en": {"train": 1.0}}, "(cs 60%, en 100%)"),
+        ({}, ""),
+    ],
+)
+def test_unknown_remark_names_languages_whose_training_tokens_are_mostly_unknown(unknown, named):
+    remark = unknown_remark(VocabularyJob("captions", "vocabulary", min_count=4), unknown)
+    assert named in remark
+    assert ("--min-count" in remark) == bool(named)

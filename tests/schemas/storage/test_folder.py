@@ -219,9 +219,9 @@ def test_file_in_place_of_a_folder_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "code", "advice"),
     [
-        ("file/data", None, "a part of the path is a file, not a folder: remove the file, or choose another folder"),
-        ("file", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
-        ("link", None, "the path is a file or a link to nothing, expected a folder: remove it, or choose another folder"),
+        ("file/data", None, "a part of the path is a file, not a folder: choose another folder"),
+        ("file", None, "the path is a file or a link to nothing, expected a folder: choose another folder"),
+        ("link", None, "the path is a file or a link to nothing, expected a folder: choose another folder"),
         (
             "loop/data",
             None,

@@ -64,6 +64,7 @@ def test_folds_and_captions_of_another_number_are_differences():
     [("Any2AnyRetrieval/Flickr30kT2I", "flickr30k-1k"), ("Any2AnyMultilingualRetrieval/Multi30kT2I", "multi30k-2016")],
 )
 def test_numbers_equal_the_statistics_of_mteb(task, name):
+    pytest.importorskip("mteb", reason="needs mteb: pip install 'imagepivot[mteb]'")
     path = Path(find_spec("mteb").origin).parent / f"descriptive_stats/Image/{task}Retrieval.json"
     statistics = json.loads(path.read_text())["test"]
     statistics = statistics.get("hf_subset_descriptive_stats", {}).get("de", statistics)

@@ -90,5 +90,5 @@ def test_job_tokenizes_and_searches(write_run, toy):
     assert unknown == ["nothing"]
     tokens = replace(job, query="en1 en2 nothing", tokenized=True)
     assert search(tokens) == expected
-    with pytest.raises(UsageError, match=r"'en1 en2' is text.*pip install 'imagepivot\[pipelines\]'.*--tokenized"):
+    with pytest.raises(UsageError, match=r"'en1 en2' is text.*pip install 'imagepivot\[text\]'.*--tokenized"):
         search(job)

@@ -183,7 +183,7 @@ def test_words_without_a_vector_of_their_own_are_not_known(train_toy, data):
 def test_unsuitable_runs_are_refused_with_a_reason(write_run, data, monkeypatch):
     folder = write_run()
     job = StsJob((data, folder), device="cpu")
-    with pytest.raises(UsageError, match=r"the sentences are text.*pip install 'imagepivot\[pipelines\]'.*--tokenized"):
+    with pytest.raises(UsageError, match=r"the sentences are text.*pip install 'imagepivot\[text\]'.*--tokenized"):
         sts(job)
     with pytest.raises(UsageError, match=r"--language is 'fr', but '.*run' knows only en, de: give --language"):
         sts(replace(job, language="fr"), tokenize)
