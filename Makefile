@@ -24,7 +24,7 @@ lock: $(STAMP)  ## Pin the whole closure of the requirements in constraints.txt 
 	$(BIN)/uv pip compile --quiet --universal --no-emit-index-url --no-annotate --custom-compile-command 'make lock' --extra dev pyproject.toml --output-file constraints.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" docker/lock.sh
 
-demo: $(STAMP)  ## Run the main job on scenes that are drawn here.
+demo: $(STAMP)  ## Train on drawn scenes, and draw what the model finds for a query in four languages.
 	$(BIN)/imagepivot demo build/demo
 
 docs: $(STAMP)  ## Build the documentation as a site in build/docs; a broken link or anchor is an error.

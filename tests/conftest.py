@@ -113,7 +113,7 @@ def sts_pairs() -> Path:
 
 @dataclass(frozen=True)
 class Demo:
-    """Output of ``imagepivot demo build/demo``; tests that change it work on a copy.
+    """Output of ``imagepivot demo build/demo --all``; tests that change it work on a copy.
 
     Attributes:
         folder: the working folder of the run, which holds ``build/demo``.
@@ -143,7 +143,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     with (demo.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (demo.folder / "stdout").exists():
-            command = [Path(sys.executable).with_name("imagepivot"), "demo", "build/demo", "--scenes", str(demo.scenes)]
+            command = [
+                Path(sys.executable).with_name("imagepivot"),
+                "demo",
+                "build/demo",
+                "--all",
+                "--scenes",
+                str(demo.scenes),
+            ]
             environment = {**os.environ, "COLUMNS": "200"}
             done = subprocess.run(command, cwd=demo.folder, env=environment, capture_output=True, check=False)
             assert done.returncode == 0, done.stderr.decode()

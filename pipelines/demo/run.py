@@ -1,4 +1,4 @@
-"""First and last step of ``imagepivot demo``: draw scenes, print datasets.
+"""Inputs of ``imagepivot demo``: drawn scenes with captions, and trained weights.
 
 The scenes try out pipelines and training without a download. The same count and seed give the same scenes and captions in every
 version of Python. A smaller data set is the beginning of a larger one with the same seed.
@@ -6,19 +6,15 @@ version of Python. A smaller data set is the beginning of a larger one with the 
 
 from __future__ import annotations
 
+import filecmp
 import io
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from rich.console import Console
-from rich.rule import Rule
-
-from pipelines.datasets.inspection import describe_dataset
 from pipelines.demo.scene_captions import captions_of_scene
 from pipelines.demo.scenes import draw, make_scenes
 from pipelines.running.meter import Meter
-from schemas.console.tables import render_tables
-from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.storage_errors import create_folder
@@ -101,9 +97,11 @@ def trained_weights() -> Path | None:
     return path
 
 
-def show_datasets(output: Path, *, console: Console) -> None:
-    """Print the datasets in the folder of the demo, each with three rows."""
-    for name in ("captions", "vocabulary", "encoded", "features", "pool", "crops", "regions"):
-        console.print(Rule(name))
-        render_tables(console, describe_dataset(open_dataset(output / name), rows=3))
-        console.print()
+def write_weights(folder: Path) -> Path | None:
+    """Copy the `trained_weights` into a folder, and return the path of the copy."""
+    weights, copy = trained_weights(), folder / "efficientnet-lite0.pth"
+    if weights is None:
+        return None
+    if not copy.exists() or not filecmp.cmp(weights, copy, shallow=False):
+        shutil.copyfile(weights, copy)
+    return copy

@@ -420,6 +420,10 @@ def _order(steps: Mapping[str, Step]) -> list[str]:
 
 
 def _rebase(value: Any, base: Path) -> str:
-    """Return an absolute location; empty stays empty."""
+    """Return a location, relative below the current folder; empty stays empty."""
     text = plain_location(value) if value else ""
-    return text if not text or is_remote(text) else os.path.abspath(base / text)  # noqa: PTH100 -- links stay
+    if not text or is_remote(text):
+        return text
+    path = os.path.abspath(base / text)  # noqa: PTH100 -- links stay
+    relative = os.path.relpath(path)
+    return path if relative.startswith((os.pardir, "-")) else relative

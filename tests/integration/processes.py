@@ -5,6 +5,7 @@ the subject of other tests.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,12 @@ def _run(arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str
     imagepivot.main()
 
 
+def _change_folder(folder: Path, then: Callable[[], object] | None) -> None:
+    os.chdir(folder)
+    if then is not None:
+        then()
+
+
 class ForkedSteps:
     """In place of `schemas.process.steps.run_command`.
 
@@ -148,7 +155,8 @@ class ForkedSteps:
         self, words: Sequence[str], variables: Mapping[str, str] | None = None, read: Callable[[str], object] | None = None
     ) -> int:
         self.started.append(list(words))
-        with tempfile.TemporaryDirectory() as folder, start(*words, folder=Path(folder), before=self.before) as process:
+        before = functools.partial(_change_folder, Path.cwd(), self.before)  # Words may hold relative paths.
+        with tempfile.TemporaryDirectory() as folder, start(*words, folder=Path(folder), before=before) as process:
             done = process.wait(600)  # The whole of Multi30K takes minutes on a busy machine.
         if read is None:
             print(done.stdout)

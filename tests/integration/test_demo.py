@@ -1,3 +1,4 @@
+import json
 import re
 import shlex
 import shutil
@@ -29,8 +30,7 @@ def state(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_demo_warns_of_untrained_features(demo):
-    assert "untrained" in demo.stderr
-    assert "untrained: the weights of resnet50-pool (random:0) are random, the features mean nothing" in demo.stdout
+    assert "untrained: the weights of resnet50-pool (random:0) are random, the features mean nothing" in demo.stderr
     assert "Traceback" not in demo.stderr
 
 
@@ -64,15 +64,56 @@ def test_datasets_fit_together(demo, folder):
 def test_model_is_trained_and_queried(demo, folder, imagepivot):
     run = open_run(folder / "run")
     assert (run.model.languages, run.untrained) == (("en", "de", "fr", "cs"), ())
-    assert re.search(r"en translation test +\n2 images, ", demo.stdout)  # With intervals and chance, in the table of compare.
-    assert demo.stdout.count("\n  95 % interval ") == demo.stdout.count("\n chance ") == 6
-    assert re.search("one query in each language: scene-000[01]9, among 2 held-out scenes", demo.stdout)
     assert (
-        "Features are of EfficientNet-Lite0, trained on ImageNet; pools, crops and regions have random weights" in demo.stdout
+        len(re.findall("^(cs|de|en|fr) translation +2 images", demo.stdout, flags=re.MULTILINE)) == 2 * 4
+    )  # Recalls, and all correct items.
+    assert re.search("one query in each language: scene-000[01]9, among 2 held-out scenes", demo.stdout)
+    assert "The features have random weights" not in demo.stdout
+
+
+def test_commands_are_printed_in_one_line_with_relative_paths(demo):
+    lines = [line for line in demo.stderr.splitlines() if re.match(r"\w+: imagepivot ", line)]
+    names = (
+        "scenes",
+        "captions",
+        "vocabulary",
+        "encoded",
+        "features",
+        "run",
+        "evaluation",
+        "pool",
+        "crops",
+        "regions",
+        "picture",
     )
+    assert [line.partition(":")[0] for line in lines] == [*names]
+    assert [line for line in lines if str(demo.folder) in line or " /" in line or "=/" in line] == []
+    assert all(line.endswith((f"build/demo/{line.partition(':')[0]}", "images", "].jpg'", "run")) for line in lines)
+
+
+def test_lines_to_try_next_run_as_printed(demo, imagepivot, tmp_path):
+    shutil.copytree(demo.folder / "build", tmp_path / "build")
     commands = [shlex.split(line) for line in demo.stdout.partition("Try next:")[2].splitlines() if line]
     assert [words[:2] for words in commands] == [["imagepivot", name] for name in ("search", "inspect", "train")]
-    assert imagepivot(*commands[0][1:], cwd=demo.folder).stdout.count("scene-") == 10
+    search, inspect, train = [imagepivot(*words[1:], cwd=tmp_path).stdout for words in commands]
+    assert search.count("scene-") == 10
+    assert inspect.count("scene-") >= 20
+    assert re.search(r"run: 600 steps in build/demo/run-2", train)
+    assert open_run(tmp_path / "build/demo/run-2").model.languages == ("en", "de")
+
+
+def test_default_demo_finds_the_scene_first_in_four_languages(imagepivot, tmp_path):
+    done = imagepivot("demo", "build/demo", cwd=tmp_path)
+    folder = tmp_path / "build" / "demo"
+    assert not any((folder / name).exists() for name in ("pool", "crops", "regions"))
+    rankings = json.loads((folder / "figures" / "figures.json").read_text(encoding="utf-8"))["retrieval"]
+    assert [ranking["language"] for ranking in rankings] == ["en", "de", "fr", "cs"]
+    assert len({ranking["caption_id"].partition("/")[0] for ranking in rankings}) == 1
+    assert [(ranking["rank"], ranking["images"]) for ranking in rankings] == [(1, 30)] * 4
+    assert "\nThe picture: build/demo/figures/retrieval.png\n" in done.stdout
+    [scene] = re.findall("one query in each language: (scene-[0-9]+), among 30 held-out scenes", done.stdout)
+    search = shlex.split(done.stdout.partition("Try next:")[2].splitlines()[1])
+    assert re.search(rf"^ *1 +{scene} ", imagepivot(*search[1:], cwd=tmp_path).stdout, flags=re.MULTILINE)
 
 
 def test_regions_are_drawn(folder):
@@ -96,7 +137,7 @@ def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path, monkeypa
     monkeypatch.setattr("schemas.process.steps.run_command", SilentSteps())
     shutil.copytree(folder, tmp_path / "build" / "demo")
     before = state(tmp_path / "build" / "demo")
-    again = imagepivot("demo", "build/demo", "--scenes", demo.scenes, cwd=tmp_path)
+    again = imagepivot("demo", "build/demo", "--all", "--scenes", demo.scenes, cwd=tmp_path)
     assert state(tmp_path / "build" / "demo") == before
     assert "held-out scenes; " in again.stdout
     assert demo.stdout.endswith(again.stdout)  # Before it stands what the processes of the steps print.
@@ -124,7 +165,7 @@ def test_demo_without_the_extra_has_untrained_features(folder, imagepivot, tmp_p
 
     monkeypatch.setattr("schemas.process.steps.run_command", CopiedSteps())
     monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
-    done = imagepivot("demo", tmp_path / "demo", "--scenes", "4")
+    done = imagepivot("demo", tmp_path / "demo", "--all", "--scenes", "4")
     assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr
     assert open_dataset(tmp_path / "demo" / "features").untrained == ("resnet50-pool (random:0)",)
 

@@ -128,8 +128,25 @@ def test_settings_take_the_place_of_values_however_they_are_written(folder, monk
     plan = read(folder, settings={"steps.vocabulary.min_count": "7", "paths.table": "other.tsv", "output": "out"})
     assert plan.steps["vocabulary"].values["min_count"] == 7
     # What is given on the command line starts at the current folder.
-    assert plan.steps["captions"].values["source"] == str(folder.parent / "other.tsv")
-    assert plan.output == str(folder.parent / "out")
+    assert plan.steps["captions"].values["source"] == "other.tsv"
+    assert plan.output == "out"
+
+
+def test_locations_below_the_current_folder_are_relative(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    plan = read_plan("plan.toml", LINE)
+    assert plan.steps["captions"].values["source"] == "captions.tsv"
+    assert plan.steps["encoded"].output == "build/plan/encoded"
+    monkeypatch.chdir(folder / "..")
+    assert read(folder).steps["encoded"].output == f"{folder.name}/build/plan/encoded"
+    (elsewhere := folder / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert read(folder).steps["encoded"].output == f"{folder}/build/plan/encoded"
+
+
+def test_location_that_looks_like_an_option_is_absolute(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert read_plan("plan.toml", LINE, output="-o").output == f"{folder}/-o"
 
 
 @pytest.mark.parametrize(
