@@ -117,8 +117,6 @@ if TYPE_CHECKING:
     from train.evaluation.search import embed_gallery as embed_gallery
     from train.evaluation.search import search as search
     from train.evaluation.search import search_gallery as search_gallery
-    from train.evaluation.sts import sts as sts
-    from train.evaluation.sts_data import read_sts as read_sts
     from train.jobs import Corpus as Corpus
     from train.jobs import EmbedJob as EmbedJob
     from train.jobs import EvaluateJob as EvaluateJob
@@ -137,11 +135,13 @@ if TYPE_CHECKING:
     from train.models.retrieval_model import RetrievalModel as RetrievalModel
     from train.reports.comparison import Comparison as Comparison
     from train.reports.comparison import compare_runs as compare_runs
+    from train.reports.comparison_plot import plot_comparison as plot_comparison
     from train.reports.figures import draw_figures as draw_figures
-    from train.reports.plots import plot_comparison as plot_comparison
     from train.reports.reproduce import reproduce as reproduce
     from train.runs.run import Run as Run
     from train.runs.run import open_run as open_run
+    from train.sts.pairs import read_sts as read_sts
+    from train.sts.similarity import sts as sts
     from train.training_data import TrainingInputs as TrainingInputs
     from train.training_data import load_training_inputs as load_training_inputs
 

@@ -91,6 +91,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("evaluation", "schedules", "training_data"),
         },
         "reports": {"chance", "config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs", "training_data"},
+        "sts": {"chance", "data", "devices", "evaluation", "jobs", "models", "reports", "runs"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
     },
 }
@@ -261,7 +262,7 @@ def test_figures_are_created_with_the_names_and_the_style_of_drawing(sources):
     importing = {name for name, text in sources.items() if re.search(r"(from|import) matplotlib\b", text)}
     assert importing == {"schemas.drawing", "schemas.fonts"}
     creating = {name for name, text in sources.items() if re.search(r"\b(Figure|new_figure)\(", text)}
-    assert creating >= {"pipelines.datasets.view", "train.reports.plots", "train.runs.curves"}
+    assert creating >= {"pipelines.datasets.view", "train.reports.comparison_plot", "train.runs.curves"}
     assert creating == {name for name in creating if re.search(r"^@own_style|with own_style", sources[name], re.MULTILINE)}
 
 

@@ -13,8 +13,7 @@ from schemas.dataset import Dataset, open_dataset
 from train.evaluation.scores import score_run
 from train.evaluation.search import Gallery, Tokenize, embed_gallery, search_gallery
 from train.reports.comparison import compare_runs
-from train.reports.evaluation_folder import evaluation_content, write_evaluation
-from train.reports.tables import run_comparison_tables
+from train.reports.score_report import evaluation_content, write_evaluation
 from train.runs.run import Run, open_run
 
 MIN_SCENES = 10
@@ -37,7 +36,7 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
     answers, query = _answers(run, captions, location, tokenize)
     answers.render(console)
     console.print()
-    render_tables(console, run_comparison_tables(compare_runs([str(folder / "evaluation")])))
+    render_tables(console, compare_runs([str(folder / "evaluation")]).to_tables())
     console.print()
     if features.untrained:
         console.print("The features have random weights: they distinguish drawn scenes, but mean nothing for photographs.")

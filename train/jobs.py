@@ -302,7 +302,7 @@ class SearchJob(Options):
 class StsJob(Options):
     r"""Job of ``imagepivot sts``.
 
-    Runs and sentence pairs are distinguished by the contents of their folders. See `train.evaluation.sts_data` for the formats.
+    Runs and sentence pairs are distinguished by the contents of their folders. See `train.sts.pairs` for the formats.
     The language is English if a run supports it, or the only language of the run.
 
     Examples:

@@ -26,7 +26,7 @@ _FORKS.set_forkserver_preload(
         *("pipelines.exchange.importing", "pipelines.exchange.exporting", "pipelines.features.extraction"),
         *("pipelines.features.transforms", "pipelines.inputs.captions.opening", "pipelines.text.transforms"),
         *("pipelines.text.vocabulary", "schemas.writing.validation", "train.loop", "train.runs.curves"),
-        *("train.evaluation.search", "train.evaluation.sts", "train.reports.reproduce_report", "train.reports.tables"),
+        *("train.evaluation.search", "train.reports.reproduce_report", "train.sts.report"),
     ]
 )
 _Result = TypeVar("_Result")

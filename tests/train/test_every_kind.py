@@ -7,10 +7,10 @@ from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weigh
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
-from train.evaluation.sts import sts
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, StsJob
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.runs.run import open_run
+from train.sts.similarity import sts
 
 TEXTS = {
     "vse": CONFIG,

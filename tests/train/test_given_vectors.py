@@ -15,7 +15,6 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
-from train.evaluation.sts import sts
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
 from train.loop import train
 from train.reports.figures import draw_figures
@@ -25,6 +24,7 @@ from train.reports.row_datasets import corpora_of
 from train.reports.row_results import read_result
 from train.runs.history import read_history
 from train.runs.run import open_run
+from train.sts.similarity import sts
 from train.training_data import load_training_inputs
 
 TABLE = "sentences.0.words.weight"

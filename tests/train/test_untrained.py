@@ -14,7 +14,6 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate_run
 from train.evaluation.search import search
-from train.evaluation.sts import sts
 from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
 from train.loop import train
 from train.reports.comparison import compare_runs
@@ -22,9 +21,11 @@ from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.row_results import write_result
-from train.reports.tables import score_table, sts_report, sts_tables
+from train.reports.score_report import score_table
 from train.runs.checkpoints import BEST, LAST
 from train.runs.run import open_run
+from train.sts.report import sts_tables
+from train.sts.similarity import sts
 
 NAME = "toy (random:3)"
 REMARK = f"untrained: the weights of {NAME} are random, the features mean nothing"
@@ -113,7 +114,7 @@ def test_search_in_other_features_is_silent(finished_run, toy, caplog):
 def test_sts_names_the_features(trained, tmp_path):
     (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten1 en2\n0\ten1\ten9\n3\ten4\ten4 en5\n")
     result = sts(StsJob((trained[0], str(tmp_path / "pairs.tsv")), tokenized=True, device="cpu"))
-    assert [system["untrained"] for system in sts_report(result)["systems"]] == [[], [NAME]]
+    assert [system["untrained"] for system in result.to_dict()["systems"]] == [[], [NAME]]
     assert f"{trained[0]}: {REMARK}" in sts_tables(result)[0].notes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -294,55 +293,3 @@ def _in_portion(captions: Captions, portion: str) -> np.ndarray:
 
 def _with_captions(members: Members, captions: Captions) -> Members:
     return [(model, replace(data, captions=captions)) for model, data in members]
-
-
-@dataclass(frozen=True)
-class Average:
-    """Means over languages of R@1, R@5 and R@10, in percent."""
-
-    split: str
-    portion: str
-    languages: tuple[str, ...]
-    image_to_text: tuple[float, ...]
-    text_to_image: tuple[float, ...]
-
-    @property
-    def mean_recall(self) -> float:
-        """Mean of the six recalls, 0 to 100; mR in papers."""
-        return mean(self.image_to_text + self.text_to_image)
-
-    @property
-    def sum_of_recalls(self) -> float:
-        """Sum of the six recalls, 0 to 600."""
-        return sum(self.image_to_text + self.text_to_image)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**lists, "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
-
-
-def averages(scores: Sequence[Score]) -> list[Average]:
-    """Average over the languages of each split and portion with several languages."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        groups.setdefault((score.split, score.portion), []).append(score)
-    return [
-        Average(
-            split=split,
-            portion=portion,
-            languages=tuple(score.language for score in group),
-            image_to_text=mean_over_folds([score.retrieval.image_to_text.recalls for score in group]),
-            text_to_image=mean_over_folds([score.retrieval.text_to_image.recalls for score in group]),
-        )
-        for (split, portion), group in groups.items()
-        if len(group) > 1
-    ]
-
-
-def evaluation_report(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return scores and their averages as plain values, for JSON."""
-    return {
-        "scores": [score.to_dict() for score in scores],
-        "averages": [average.to_dict() for average in averages(scores)],
-    }

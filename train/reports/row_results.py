@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from schemas.console.tables import ABSENT
 from schemas.errors import DatasetError
 from schemas.escapes import to_json
 from schemas.fingerprints import sha256_of_json
@@ -91,6 +92,23 @@ def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> N
     _write_json(path, {"kind": failure.kind, "reason": failure.reason, **context})
 
 
+class RowReport(Protocol):
+    """Report on trained rows: recalls, textual similarity or ranks of captions."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+
+    def to_markdown(self) -> str:
+        """Return tables with notes as Markdown."""
+
+
+def write_report(report: RowReport, output: str, name: str) -> list[str]:
+    """Write ``NAME.md`` and ``NAME.json`` into a folder, and return their paths."""
+    Folder(output).put(f"{name}.md", report.to_markdown().encode())
+    _write_json(Path(output, f"{name}.json"), report.to_dict())
+    return [f"{output}/{name}.md", f"{output}/{name}.json"]
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     Folder(str(path.parent)).put(path.name, (to_json(content, indent=2) + "\n").encode())
 
@@ -111,9 +129,6 @@ def read_failure(path: Path) -> Failure | None:
         return Failure("refused", f"{str(path)!r} is damaged: the next command replaces it")
     return Failure(kind, reason)
 
-
-ABSENT = "–"
-"""Text for a missing number."""
 
 _ONE_CAUSE = ("diverged", "memory", "killed", "disk")
 """Kinds of failures with the same cause even if their reasons differ."""

@@ -26,13 +26,13 @@ from train.config.presets import list_presets
 from train.config.sections import from_toml, load_config
 from train.evaluation.evaluation import chance
 from train.evaluation.ranks import read_ranks, write_ranks
-from train.evaluation.scores import averages, evaluation_report, score_run
+from train.evaluation.scores import score_run
 from train.evaluation.search import embed_gallery, search_gallery
-from train.evaluation.sts import sts
 from train.jobs import StsJob
 from train.reports.comparison import compare_runs
-from train.reports.tables import score_tables, sts_report
+from train.reports.score_report import averages, evaluation_report, score_tables
 from train.runs.run import open_run
+from train.sts.similarity import sts
 from train.training_data import load_training_inputs
 
 
@@ -137,7 +137,7 @@ def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeyp
     assert re.search(rf"of 1,200 \(chance {sum(both):.1f}\) at step \d+; this is not better than chance\n$", out)
     assert f"of 1,200 (chance {sum(both):.1f})" in notes
     figures = []
-    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.reports.comparison_plot.save", lambda figure, folder, name: figures.append(figure))
     out, notes = command("compare", tmp_path / "run", "--output", tmp_path)
     assert [line.split()[-1] for line in out.splitlines() if line.startswith(" chance")] == [f"{score:.1f}" for score in both]
     assert f"run: the recalls on en comparable val are not better than chance ({both[0]:.1f})" in notes
@@ -520,7 +520,7 @@ def pairs(tmp_path) -> Path:
 
 def test_runs_and_sentence_pairs_are_told_apart_in_any_order(command, write_run, pairs):
     folders = write_run("one"), write_run("two", seed=1)
-    expected = sts_report(sts(StsJob((str(pairs), *folders), tokenized=True, device="cpu")))
+    expected = sts(StsJob((str(pairs), *folders), tokenized=True, device="cpu")).to_dict()
     for order in ((*folders, pairs), (pairs, *folders), (folders[0], pairs, *folders)):
         assert json.loads(command("sts", *order, "--tokenized", "--device", "cpu", "--json")[0]) == expected
     out, err = command("sts", *folders, pairs, "--tokenized", "--device", "cpu")

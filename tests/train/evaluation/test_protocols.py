@@ -8,7 +8,7 @@ import pytest
 from schemas.escapes import to_json
 from train.evaluation.protocols import PROTOCOLS, match_protocol
 from train.evaluation.scores import score_run
-from train.reports.tables import score_table
+from train.reports.score_report import score_table
 from train.runs.run import open_run
 
 FLICKR = [f"{1000092795 + number}" for number in range(1_000)]

@@ -12,7 +12,7 @@ from train.chance import chance_recall
 from train.evaluation.metrics import RelevanceMetrics, bidirectional_ranks
 from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.scores import score_run
-from train.reports.tables import score_tables
+from train.reports.score_report import score_tables
 from train.runs.run import open_run
 
 NAMES = ("recall_at_1", "recall_at_5", "recall_at_10", "ndcg_at_10", "r_precision", "map_at_r")

@@ -17,7 +17,7 @@ from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.scores import evaluate_run
 from train.jobs import EvaluateJob
-from train.reports.tables import score_tables
+from train.reports.score_report import score_tables
 
 IMAGES = [391895, 60623, 483108, 384213]
 # Ids of COCO's captions, five of each image in order.

@@ -11,8 +11,9 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import evaluate_ensemble, score_runs
 from train.data.splits import default_test_splits, open_data
 from train.evaluation.compatibility import check_dataset
-from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
+from train.evaluation.scores import evaluate_run, score_ensemble, score_run
 from train.jobs import EvaluateJob
+from train.reports.score_report import averages, evaluation_report
 from train.runs.run import open_run
 
 

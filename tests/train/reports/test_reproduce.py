@@ -20,8 +20,8 @@ from train.config.sections import load_config
 from train.data.captions import one_caption_per_image, read_captions
 from train.evaluation.scores import score_run
 from train.jobs import DivergedError, ReproduceJob
-from train.reports.plots import plot_report
 from train.reports.published import rows_of_paper
+from train.reports.report_plot import plot_report
 from train.reports.reproduce import failure_of, reproduce
 from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import FAILURE_KINDS, Failure, read_result, write_failure, write_result
