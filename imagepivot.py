@@ -111,8 +111,7 @@ if TYPE_CHECKING:
     from train.evaluation.embedding import embed as embed
     from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import Score as Score
-    from train.evaluation.scores import evaluate_run
-    from train.evaluation.scores import score_run as score_run
+    from train.evaluation.scores import evaluate as evaluate
     from train.evaluation.search import Hit as Hit
     from train.evaluation.search import embed_gallery as embed_gallery
     from train.evaluation.search import search as search
@@ -145,7 +144,6 @@ if TYPE_CHECKING:
     from train.training_data import TrainingInputs as TrainingInputs
     from train.training_data import load_training_inputs as load_training_inputs
 
-    evaluate = evaluate_run
     repair_dataset = repair
     validate_dataset = validate
 

@@ -10,7 +10,7 @@ from rich.rule import Rule
 
 from schemas.console.tables import Row, Table, number_columns, render_tables
 from schemas.dataset import Dataset, open_dataset
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import Gallery, Tokenize, embed_gallery, search_gallery
 from train.reports.comparison import compare_runs
 from train.reports.score_report import evaluation_content, write_evaluation
@@ -31,7 +31,7 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize)
     console.print(Rule("training"))
     run = open_run(str(folder / "run"))
     location = str(folder / "features")
-    scores = score_run(run, captions=str(folder / "encoded"), features=location, splits=["test"])
+    scores = evaluate(run, captions=str(folder / "encoded"), features=location, splits=["test"])
     write_evaluation(scores, evaluation_content(scores, [str(folder / "run")]), str(folder / "evaluation"))
     answers, query = _answers(run, captions, location, tokenize)
     answers.render(console)

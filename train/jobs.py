@@ -14,6 +14,7 @@ from schemas.writing.reuse_policy import Overwrite, Verify
 
 if TYPE_CHECKING:
     from schemas.made_from import MadeFrom
+    from schemas.storage.folder import Folder
     from train.chance import Chance
     from train.config.sections import Config
     from train.data.splits import MissingFeatures
@@ -76,6 +77,14 @@ class Configuration(Protocol):
     @property
     def description(self) -> str:
         """A line for people."""
+
+
+class OpenRun(Protocol):
+    """An open `train.runs.run.Run`, for callers from Python."""
+
+    @property
+    def folder(self) -> Folder:
+        """Folder of the run."""
 
 
 class DivergedError(ImagepivotError):
@@ -185,13 +194,15 @@ class TrainResult:
 class EvaluateJob(Options):
     """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores.
 
+    Runs are folders, or results of `train.runs.run.open_run`.
+
     Examples:
         >>> job = imagepivot.EvaluateJob("runs/demo", "encoded", "features", splits=("test",), languages=("de",))
         >>> [(score.language, score.portion) for score in imagepivot.evaluate(job)]
         [('de', 'comparable'), ('de', 'translation')]
     """
 
-    run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
+    run: Annotated[tuple[str, ...] | str | tuple[OpenRun, ...] | OpenRun, Opt("Folder of a run; of several, an ensemble.")]
     captions: EncodedFolder
     features: FeaturesFolder
     splits: Splits = ()
@@ -224,9 +235,14 @@ class EvaluateJob(Options):
                 raise UsageError(f"{run!r} is given twice, so that its scores would count twice: give it once")
 
     @property
+    def members(self) -> tuple[str | OpenRun, ...]:
+        """The runs, as given."""
+        return self.run if isinstance(self.run, tuple) else (self.run,)
+
+    @property
     def runs(self) -> tuple[str, ...]:
         """Folders of the runs."""
-        return (self.run,) if isinstance(self.run, str) else tuple(self.run)
+        return tuple(run if isinstance(run, str) else run.folder.location for run in self.members)
 
     def made_from(self) -> MadeFrom:
         """Return the inputs of the scores, see `schemas.made_from`."""

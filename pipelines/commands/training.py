@@ -103,7 +103,7 @@ def evaluate(
     import_modules(imports)
     from schemas.made_from import write_made_from
     from schemas.storage.folder import Folder
-    from train.evaluation.scores import evaluate_run
+    from train.evaluation import scores as work
     from train.reports.score_report import (
         EVALUATION,
         check_evaluation_folder,
@@ -119,8 +119,8 @@ def evaluate(
     if _is_up_to_date(output, made_from, EVALUATION if as_json else ""):
         return
     with CountDisplay(notes, "evaluate", unit="vectors", monitoring=monitoring) as count:
-        scores = evaluate_run(job, count, print_remark)
-        complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
+        scores = work.evaluate(job, count, print_remark)
+        complete = work.evaluate(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
     events.record(counts={"scores": len(scores)})
     remarks = [score.exclusion.remark([score.split]) for score in scores if score.exclusion is not None]
     remarks += [score.missing_features.remark for score in scores if score.missing_features is not None]
@@ -136,7 +136,7 @@ def evaluate(
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
-    title = ", ".join(job.runs) if len(job.runs) == 1 else f"mean scores of {', '.join(job.runs)}"
+    title = ("" if len(job.runs) == 1 else "mean scores of ") + ", ".join(job.runs)
     render_tables(console, score_tables(scores, title=f"{title}, without duplicates" if complete else title))
     render_tables(console, score_tables(complete, title=f"{title}, with duplicates"))
 

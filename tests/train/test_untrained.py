@@ -12,7 +12,7 @@ from schemas.dataset import open_dataset
 from tests.train.trainings import CONFIG, SMALL, events, reproduce_job, rewrite
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
 from train.loop import train
@@ -72,13 +72,13 @@ def test_checkpoint_of_version_0_2_is_read(copied_run, name):
 
 
 def test_scores_name_the_features(trained, corpus):
-    scores = evaluate_run(EvaluateJob(trained[0], corpus.captions, corpus.features, splits=("test",)))
+    scores = evaluate(EvaluateJob(trained[0], corpus.captions, corpus.features, splits=("test",)))
     assert {tuple(score.to_dict()["untrained"]) for score in scores} == {(NAME,)}
     assert list(score_table(scores, title="").notes)[-1] == REMARK
 
 
 def test_scores_of_other_features_have_no_remark(finished_run, toy):
-    scores = evaluate_run(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
+    scores = evaluate(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
     assert not any("untrained" in score.to_dict() for score in scores)
     assert len(score_table(scores, title="").notes) == 2
 

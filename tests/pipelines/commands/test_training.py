@@ -21,12 +21,12 @@ from schemas.errors import DatasetError, InputError, UsageError
 from schemas.made_from import MADE_FROM_NAME
 from schemas.storage.folder import Folder
 from tests.integration.processes import ForkedSteps
-from tests.train.trainings import CONFIG, score_runs
+from tests.train.trainings import CONFIG
 from train.config.presets import list_presets
 from train.config.sections import from_toml, load_config
 from train.evaluation.evaluation import chance
 from train.evaluation.ranks import read_ranks, write_ranks
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import embed_gallery, search_gallery
 from train.jobs import StsJob
 from train.reports.comparison import compare_runs
@@ -196,7 +196,7 @@ def test_train_starts_from_another_run(train, tmp_path):
 def test_evaluate_prints_the_scores(command, write_run, toy):
     folder = write_run()
     arguments = ("evaluate", folder, *data_of(toy), "--splits", "test")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
+    scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert json.loads(command(*arguments, "--json", "--portions", "translation")[0])["scores"] == [scores[-1].to_dict()]
     assert json.loads(command(*arguments, "--json", "--languages", "de")[0])["scores"] == [
@@ -220,7 +220,7 @@ def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, ti
     folders = [write_run(f"seed-{seed}", seed=seed) for seed in seeds]
     runs = [open_run(folder) for folder in folders]
     data = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
-    scores = score_runs(runs, **data, folds=3 if len(runs) == 1 else 1)
+    scores = evaluate(runs, **data, folds=3 if len(runs) == 1 else 1)
     arguments = ("evaluate", *folders, *data_of(toy), "--splits", "val", *(("--folds", 3) if len(runs) == 1 else ()))
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert title in " ".join(command(*arguments)[0].split())
@@ -324,7 +324,7 @@ def test_compare(command, finished_run, train_toy, tmp_path):
 def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     data = (*data_of(toy), "--splits", "test")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
+    scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
     _, means, across, _ = score_tables(scores, title="")
     for average in averages(scores):
         (row,) = (row for row in means.values if row[0] == f"{average.portion} mean test")
@@ -366,7 +366,7 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
     last, counts = progress_of("search", folder, "en1", "--tokenized", "--language", "en", "--features", toy.features)
     assert (last["done"], last["total"], counts) == (images, images, {"hits": 10})
     last, counts = progress_of("evaluate", folder, *data_of(toy)[:4], "--splits", "test", "--json")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
+    scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     queries = sum(score.retrieval.text_to_image.queries for score in scores)
     assert counts == {"scores": len(scores)}
     assert queries < last["done"] <= queries + len(scores) * images
