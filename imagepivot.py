@@ -125,7 +125,9 @@ if TYPE_CHECKING:
     from train.jobs import StsJob as StsJob
     from train.jobs import TrainJob as TrainJob
     from train.jobs import TrainResult as TrainResult
-    from train.loop import train as train
+    from train.loop.training import train as train
+    from train.loop.training_data import TrainingInputs as TrainingInputs
+    from train.loop.training_data import load_training_inputs as load_training_inputs
     from train.models.catalogue import register_model as register_model
     from train.models.retrieval_model import AttentionWeights as AttentionWeights
     from train.models.retrieval_model import Dimensions as Dimensions
@@ -141,8 +143,6 @@ if TYPE_CHECKING:
     from train.runs.run import open_run as open_run
     from train.sts.pairs import read_sts as read_sts
     from train.sts.similarity import sts as sts
-    from train.training_data import TrainingInputs as TrainingInputs
-    from train.training_data import load_training_inputs as load_training_inputs
 
     repair_dataset = repair
     validate_dataset = validate

@@ -13,8 +13,8 @@ from schemas.storage.locations import absolute_location, is_remote
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 if TYPE_CHECKING:
-    from schemas.made_from import MadeFrom
     from schemas.storage.folder import Folder
+    from schemas.writing.made_from import MadeFrom
     from train.chance import Chance
     from train.config.sections import Config
     from train.data.splits import MissingFeatures
@@ -111,8 +111,8 @@ class Corpus(Options):
 class TrainJob(Options):
     """Job of ``imagepivot train``.
 
-    The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus, `train.loop.train` needs
-    its argument ``training_inputs``. A resumed run ignores ``init_from``.
+    The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus,
+    `train.loop.training.train` needs its argument ``training_inputs``. A resumed run ignores ``init_from``.
 
     Examples:
         >>> corpus = imagepivot.Corpus("encoded", "features", "vocabulary")
@@ -245,7 +245,7 @@ class EvaluateJob(Options):
         return tuple(run if isinstance(run, str) else run.folder.location for run in self.members)
 
     def made_from(self) -> MadeFrom:
-        """Return the inputs of the scores, see `schemas.made_from`."""
+        """Return the inputs of the scores, see `schemas.writing.made_from`."""
         names = ("splits", "languages", "portions", "folds", "cross_lingual", "allow_missing_features")
         inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations", "exclude")
         sides = "image_to_caption", "caption_to_image"
@@ -387,7 +387,7 @@ class FiguresJob(Options):
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
 
     def made_from(self) -> MadeFrom:
-        """Return the inputs of the figures, see `schemas.made_from`."""
+        """Return the inputs of the figures, see `schemas.writing.made_from`."""
         inputs = ("run", "captions", "features", "token_features")
         names = (*inputs, "output", "images", "device", "memory_map")
         return _made_from("figures", self, [name for name in vars(self) if name not in names], inputs, images=self.images)
@@ -468,7 +468,7 @@ def _overrides(job: TrainJob | ReproduceJob) -> dict[str, str]:
 
 
 def _made_from(command: str, job: object, options: Any, inputs: Any, *, images: str = "") -> MadeFrom:
-    from schemas.made_from import made_from
+    from schemas.writing.made_from import made_from
 
     data = {name: getattr(job, name) for name in inputs}
     data = {name: (value,) if isinstance(value, str) else value for name, value in data.items()}

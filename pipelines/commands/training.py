@@ -28,7 +28,7 @@ from train.progress import CountDisplay, TrainingDisplay, format_score
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schemas.made_from import MadeFrom
+    from schemas.writing.made_from import MadeFrom
     from train.reports.figure_examples import SizedPixels
     from train.reports.reproduce import FinishedRun
     from train.reports.row_results import FailedRun
@@ -65,14 +65,14 @@ def train(
         console.print(to_toml(config), highlight=False, markup=False, soft_wrap=True, end="")
         return
 
-    from train import loop
     from train.chance import is_above_chance
+    from train.loop import training as work
 
     with (
         shutdown_notice("stopped before training began; nothing was changed"),
         TrainingDisplay(notes, monitoring) as watch,
     ):
-        result = loop.train(job, watch, print_remark)
+        result = work.train(job, watch, print_remark)
     progress, chances = result.progress, tuple(result.chance.values())
     events.record(counts={"steps": progress.step})
     at_chance = "" if not chances or is_above_chance(progress.best_score, chances) else "; this is not better than chance"
@@ -101,8 +101,8 @@ def evaluate(
     nothing is evaluated again.
     """
     import_modules(imports)
-    from schemas.made_from import write_made_from
     from schemas.storage.folder import Folder
+    from schemas.writing.made_from import write_made_from
     from train.evaluation import scores as work
     from train.reports.score_report import (
         EVALUATION,
@@ -143,8 +143,8 @@ def evaluate(
 
 def _is_up_to_date(output: str, made_from: MadeFrom | None, report: str = "") -> bool:
     """Return whether a folder has the same output; then say so and print a file of it."""
-    from schemas.made_from import is_current
     from schemas.storage.folder import Folder
+    from schemas.writing.made_from import is_current
 
     if made_from is None or not is_current(Folder(output), made_from):
         return False
@@ -257,7 +257,7 @@ def sts(
 
         Folder(output).check_writable()
     from pipelines.text.queries import tokenize_query
-    from schemas.made_from import write_made_from
+    from schemas.writing.made_from import write_made_from
     from train.sts import similarity as work
     from train.sts.report import sts_tables, write_sts
 

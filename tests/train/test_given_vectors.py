@@ -16,7 +16,8 @@ from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import load_training_inputs
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
@@ -25,7 +26,6 @@ from train.reports.row_results import read_result
 from train.runs.history import read_history
 from train.runs.run import open_run
 from train.sts.similarity import sts
-from train.training_data import load_training_inputs
 
 TABLE = "sentences.0.words.weight"
 

@@ -13,7 +13,7 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.jobs import EmbedJob, EvaluateJob, TrainJob
-from train.loop import _Loop, train
+from train.loop.training import _Loop, train
 
 SCAN = MHA_D.split("[model]")[0] + (
     '[model]\nkind = "scan"\nembed_dim = 6\nword_dim = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'

@@ -14,7 +14,7 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.jobs import EmbedJob, EvaluateJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]

@@ -22,11 +22,11 @@ from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import load_training_inputs
 from train.models.catalogue import register_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.runs.run import open_run
-from train.training_data import load_training_inputs
 
 
 @dataclass(frozen=True)

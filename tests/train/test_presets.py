@@ -7,7 +7,7 @@ from train.config.presets import list_presets
 from train.config.sections import load_config
 from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster

@@ -16,7 +16,7 @@ from train.evaluation.evaluation import embed_images
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 

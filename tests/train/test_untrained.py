@@ -15,7 +15,7 @@ from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.reports.comparison import compare_runs
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce

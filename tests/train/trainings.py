@@ -73,7 +73,7 @@ _SCRIPT = """
 import sys
 from train.config.sections import from_toml
 from train.jobs import Corpus, TrainJob
-from train.loop import train
+from train.loop.training import train
 
 captions, features, vocabulary, output, text = sys.argv[1:]
 result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from schemas.drawing import Line2D, own_style
+from schemas.drawing.style import Line2D, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder, file_at
 from train.reports.compared_runs import SUM

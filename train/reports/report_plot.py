@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from schemas.drawing import Axes, Figure, own_style
+from schemas.drawing.style import Axes, Figure, own_style
 from schemas.storage.folder import Folder
 from train.reports.reproduce_report import PaperReport, Section
 from train.runs.curves import save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.drawing import own_style
+from schemas.drawing.style import own_style
 from schemas.storage.folder import Folder
 from train.runs.curves import GREY, SMALL, TINY, new_figure, plain, save, style_of
 from train.sts.similarity import StsResult

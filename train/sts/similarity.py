@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import UsageError
-from schemas.made_from import MadeFrom, made_from
 from schemas.options import takes_fields
 from schemas.vocabulary import SPECIALS
+from schemas.writing.made_from import MadeFrom, made_from
 from train.devices import choose_device
 from train.evaluation.evaluation import Count, no_progress
 from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
@@ -41,7 +41,7 @@ _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room f
 
 
 def sts_made_from(job: StsJob) -> MadeFrom:
-    """Return everything that the result depends on, see `schemas.made_from`."""
+    """Return everything that the result depends on, see `schemas.writing.made_from`."""
     runs, data = _runs_and_data(job)
     options = {"runs": runs, "vectors": job.vectors, "language": job.language, "tokenized": job.tokenized}
     return made_from("sts", options, {"data": data, "runs": runs, "vectors": job.vectors, "truecaser": (job.truecaser,)})

@@ -18,8 +18,8 @@ from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
 from schemas.duplicates import Duplicate, duplicates_csv
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.made_from import MADE_FROM_NAME
 from schemas.storage.folder import Folder
+from schemas.writing.made_from import MADE_FROM_NAME
 from tests.integration.processes import ForkedSteps
 from tests.train.trainings import CONFIG
 from train.config.presets import list_presets
@@ -29,11 +29,11 @@ from train.evaluation.ranks import read_ranks, write_ranks
 from train.evaluation.scores import evaluate
 from train.evaluation.search import embed_gallery, search_gallery
 from train.jobs import StsJob
+from train.loop.training_data import load_training_inputs
 from train.reports.comparison import compare_runs
 from train.reports.score_report import averages, evaluation_report, score_tables
 from train.runs.run import open_run
 from train.sts.similarity import sts
-from train.training_data import load_training_inputs
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from train.config.sections import from_toml
 from train.data.captions import Captions, caption_pairs, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.checkpoints import BEST
 from train.runs.run import open_run
 

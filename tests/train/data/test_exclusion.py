@@ -18,7 +18,7 @@ from train.config.sections import from_toml
 from train.data.splits import Exclusion
 from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 from train.runs.history import read_history
 from train.runs.run import open_run

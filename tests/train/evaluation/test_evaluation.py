@@ -42,14 +42,14 @@ from train.evaluation.evaluation import (
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
 from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import TrainingInputs, load_training_inputs
 from train.losses import terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, ImageBatch
 from train.models.vse import JointEmbedding
 from train.progress import TrainingDisplay
 from train.runs.run import open_run
-from train.training_data import TrainingInputs, load_training_inputs
 
 
 @pytest.fixture

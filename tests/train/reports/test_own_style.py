@@ -59,7 +59,9 @@ def test_backend_of_the_host_is_left_to_it(backend):
 
 def test_unreadable_settings_are_an_error_of_one_line(tmp_path):
     (tmp_path / "matplotlibrc").write_bytes(b"\xff")
-    program = "import schemas.errors\ntry: import schemas.drawing\nexcept schemas.errors.InputError as error: print(error)"
+    program = (
+        "import schemas.errors\ntry: import schemas.drawing.style\nexcept schemas.errors.InputError as error: print(error)"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("matplotlib cannot read its configuration ('utf-8' codec can't decode byte 0xff")
     assert done.stdout.endswith("correct or move the file matplotlibrc\n")

@@ -15,7 +15,7 @@ from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 

@@ -9,8 +9,8 @@ import pytest
 from pipelines.text.moses import load_recipe
 from pipelines.text.queries import tokenize_query
 from schemas.errors import UsageError
-from schemas.made_from import is_current, write_made_from
 from schemas.storage.folder import Folder
+from schemas.writing.made_from import is_current, write_made_from
 from tests.train.trainings import CONFIG, encode_ids
 from train.jobs import StsJob
 from train.runs.run import open_run
