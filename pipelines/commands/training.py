@@ -373,10 +373,10 @@ def reproduce(
 
             ranks = gold_ranks(job.output, job.corpus)
             render_tables(console, ranks.to_tables())
-            for path in write_report(ranks, job.output, "gella2017-table-3"):
+            for path in write_report(job.output, "gella2017-table-3", ranks.to_markdown(), ranks.to_dict()):
                 print_line(f"written: {escape(path)}")
     try:
-        written = ", ".join(write_report(report, job.output, job.paper))
+        written = ", ".join(write_report(job.output, job.paper, report.to_markdown(), report.to_dict()))
         if plot and report.begun.sections:
             plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
             written += f" and {job.output}/{job.paper}.png"
@@ -414,5 +414,5 @@ def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, monitoring: Mon
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
         rows = sts_rows(job, pairs, tokenize_query, count)
     render_tables(console, rows.to_tables())
-    for path in write_report(rows, job.output, f"{job.paper}-table-{rows.paper.table}"):
+    for path in write_report(job.output, f"{job.paper}-table-{rows.paper.table}", rows.to_markdown(), rows.to_dict()):
         print_line(f"written: {escape(path)}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from schemas.console.tables import ABSENT
 from schemas.errors import DatasetError
@@ -92,20 +92,10 @@ def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> N
     _write_json(path, {"kind": failure.kind, "reason": failure.reason, **context})
 
 
-class RowReport(Protocol):
-    """Report on trained rows: recalls, textual similarity or ranks of captions."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-
-    def to_markdown(self) -> str:
-        """Return tables with notes as Markdown."""
-
-
-def write_report(report: RowReport, output: str, name: str) -> list[str]:
+def write_report(output: str, name: str, markdown: str, content: Mapping[str, Any]) -> list[str]:
     """Write ``NAME.md`` and ``NAME.json`` into a folder, and return their paths."""
-    Folder(output).put(f"{name}.md", report.to_markdown().encode())
-    _write_json(Path(output, f"{name}.json"), report.to_dict())
+    Folder(output).put(f"{name}.md", markdown.encode())
+    _write_json(Path(output, f"{name}.json"), content)
     return [f"{output}/{name}.md", f"{output}/{name}.json"]
 
 

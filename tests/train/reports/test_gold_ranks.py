@@ -121,7 +121,10 @@ def test_reports(trained, toy_2016, published, tmp_path):
     assert captions.rows[0] == (("de: ein Wort", "  image test-003"), *cells)
     assert (len(captions.rows), len(examples.rows), len(comparisons.rows)) == (2, 4, 6)
     assert comparisons.rows[0] == ("de", "OE", 18, f"{ranks.comparisons[0].median_rank:g}", None, None)
-    assert write_report(ranks, str(tmp_path), "table") == [f"{tmp_path}/table.md", f"{tmp_path}/table.json"]
+    assert write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict()) == [
+        f"{tmp_path}/table.md",
+        f"{tmp_path}/table.json",
+    ]
     markdown = (tmp_path / "table.md").read_text()
     assert f"| de: ein Wort<br>  image test-003 | {first.rank_text('OE')} (141) | " in markdown
     assert "Runs: gella2017/oe-de 2, gella2017/oe-en 2" in markdown
@@ -137,7 +140,7 @@ def test_untrained_features_are_named(trained, toy_2016, tmp_path):
     path = tmp_path / "o/results/gella2017/pivot-asym/seed-0.json"
     write_result(path, read_result(path) | {"untrained": ["pool (random:0)"]})
     ranks = gold_ranks(str(tmp_path / "o"), toy_2016)
-    write_report(ranks, str(tmp_path), "table")
+    write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict())
     assert "- untrained: the weights of pool (random:0) are random" in (tmp_path / "table.md").read_text()
     assert json.loads((tmp_path / "table.json").read_text())["untrained"] == ["pool (random:0)"]
 

@@ -58,7 +58,10 @@ def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_
             assert cells[quoted].values == ()
         assert cells["OE"].values == ()  # Not trained.
 
-    assert write_report(rows, str(tmp_path), "table") == [f"{tmp_path}/table.md", f"{tmp_path}/table.json"]
+    assert write_report(str(tmp_path), "table", rows.to_markdown(), rows.to_dict()) == [
+        f"{tmp_path}/table.md",
+        f"{tmp_path}/table.json",
+    ]
     plain = json.loads((tmp_path / "table.json").read_text())
     assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
     (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
