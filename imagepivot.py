@@ -111,14 +111,11 @@ if TYPE_CHECKING:
     from train.evaluation.embedding import embed as embed
     from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import Score as Score
-    from train.evaluation.scores import evaluate_run
-    from train.evaluation.scores import score_run as score_run
+    from train.evaluation.scores import evaluate as evaluate
     from train.evaluation.search import Hit as Hit
     from train.evaluation.search import embed_gallery as embed_gallery
     from train.evaluation.search import search as search
     from train.evaluation.search import search_gallery as search_gallery
-    from train.evaluation.sts import sts as sts
-    from train.evaluation.sts_data import read_sts as read_sts
     from train.jobs import Corpus as Corpus
     from train.jobs import EmbedJob as EmbedJob
     from train.jobs import EvaluateJob as EvaluateJob
@@ -128,7 +125,9 @@ if TYPE_CHECKING:
     from train.jobs import StsJob as StsJob
     from train.jobs import TrainJob as TrainJob
     from train.jobs import TrainResult as TrainResult
-    from train.loop import train as train
+    from train.loop.training import train as train
+    from train.loop.training_data import TrainingInputs as TrainingInputs
+    from train.loop.training_data import load_training_inputs as load_training_inputs
     from train.models.catalogue import register_model as register_model
     from train.models.retrieval_model import AttentionWeights as AttentionWeights
     from train.models.retrieval_model import Dimensions as Dimensions
@@ -137,15 +136,14 @@ if TYPE_CHECKING:
     from train.models.retrieval_model import RetrievalModel as RetrievalModel
     from train.reports.comparison import Comparison as Comparison
     from train.reports.comparison import compare_runs as compare_runs
+    from train.reports.comparison_plot import plot_comparison as plot_comparison
     from train.reports.figures import draw_figures as draw_figures
-    from train.reports.plots import plot_comparison as plot_comparison
     from train.reports.reproduce import reproduce as reproduce
     from train.runs.run import Run as Run
     from train.runs.run import open_run as open_run
-    from train.training_data import TrainingInputs as TrainingInputs
-    from train.training_data import load_training_inputs as load_training_inputs
+    from train.sts.pairs import read_sts as read_sts
+    from train.sts.similarity import sts as sts
 
-    evaluate = evaluate_run
     repair_dataset = repair
     validate_dataset = validate
 

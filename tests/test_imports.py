@@ -29,8 +29,8 @@ ALLOWED = {"schemas": {*sys.stdlib_module_names, "numpy", "pyarrow", "schemas"}}
 EXCEPTIONS = {
     "pipelines/__init__.py": {"imagepivot"},
     **{f"pipelines/commands/{name}.py": {"train"} for name in ("demo", "training")},
-    "schemas/drawing.py": {"matplotlib"},  # Loaded to draw.
-    "schemas/fonts.py": {"matplotlib"},
+    "schemas/drawing/style.py": {"matplotlib"},  # Loaded to draw.
+    "schemas/drawing/fonts.py": {"matplotlib"},
     "schemas/process/devices.py": {"torch"},  # Loaded to compute.
     "schemas/console/progress.py": {"rich"},  # Loaded to draw on a terminal.
     "schemas/console/tables.py": {"rich"},
@@ -74,23 +74,17 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "train": {
         "config": set(),
         "devices": set(),
-        "distributed": {"models"},
         "chance": set(),
         "progress": {"chance"},
         "data": {"config", "devices"},
         "models": {"config", "data", "devices"},
         "losses": {"config", "data", "models"},
-        "schedules": {"config", "runs"},
         "runs": {"config", "losses", "models"},
         "evaluation": {"chance", "config", "data", "devices", "jobs", "losses", "models", "runs"},
-        "training_data": {"chance", "config", "data", "devices", "evaluation", "jobs", "losses", "models"},
         "jobs": {"chance", "config", "data", "runs"},
-        "batch_loader": {"data", "distributed", "losses", "training_data"},
-        "loop": {
-            *("batch_loader", "config", "data", "devices", "distributed", "jobs", "losses", "models", "progress", "runs"),
-            *("evaluation", "schedules", "training_data"),
-        },
-        "reports": {"chance", "config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs", "training_data"},
+        "loop": {"chance", "config", "data", "devices", "evaluation", "jobs", "losses", "models", "progress", "runs"},
+        "reports": {"chance", "config", "data", "devices", "evaluation", "jobs", "loop", "models", "runs"},
+        "sts": {"chance", "data", "devices", "evaluation", "jobs", "models", "reports", "runs"},
         "demo": {"config", "data", "evaluation", "jobs", "loop", "progress", "reports", "runs"},
     },
 }
@@ -259,9 +253,9 @@ def test_only_the_console_package_draws_tables_and_progress(sources):
 
 def test_figures_are_created_with_the_names_and_the_style_of_drawing(sources):
     importing = {name for name, text in sources.items() if re.search(r"(from|import) matplotlib\b", text)}
-    assert importing == {"schemas.drawing", "schemas.fonts"}
+    assert importing == {"schemas.drawing.style", "schemas.drawing.fonts"}
     creating = {name for name, text in sources.items() if re.search(r"\b(Figure|new_figure)\(", text)}
-    assert creating >= {"pipelines.datasets.view", "train.reports.plots", "train.runs.curves"}
+    assert creating >= {"pipelines.datasets.view", "train.reports.comparison_plot", "train.runs.curves"}
     assert creating == {name for name in creating if re.search(r"^@own_style|with own_style", sources[name], re.MULTILINE)}
 
 

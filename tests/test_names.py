@@ -15,7 +15,7 @@ SHARED = {
     "main": "entry points of processes",
     **dict.fromkeys(("find_weights", "describe", "load"), MODULE_OF_EXTRACTORS),
     "spec": "the feature of a model of timm or detectron2, which the catalogue does not list",
-    **dict.fromkeys(("embed", "publish", "reproduce", "search", "sts", "train", "validate"), COMMAND),
+    **dict.fromkeys(("embed", "evaluate", "publish", "reproduce", "search", "sts", "train", "validate"), COMMAND),
 }
 MAX_SHARED = 15
 

@@ -13,7 +13,8 @@ from schemas.storage.locations import absolute_location, is_remote
 from schemas.writing.reuse_policy import Overwrite, Verify
 
 if TYPE_CHECKING:
-    from schemas.made_from import MadeFrom
+    from schemas.storage.folder import Folder
+    from schemas.writing.made_from import MadeFrom
     from train.chance import Chance
     from train.config.sections import Config
     from train.data.splits import MissingFeatures
@@ -78,6 +79,14 @@ class Configuration(Protocol):
         """A line for people."""
 
 
+class OpenRun(Protocol):
+    """An open `train.runs.run.Run`, for callers from Python."""
+
+    @property
+    def folder(self) -> Folder:
+        """Folder of the run."""
+
+
 class DivergedError(ImagepivotError):
     """A loss, gradient or weight is no longer finite."""
 
@@ -102,8 +111,8 @@ class Corpus(Options):
 class TrainJob(Options):
     """Job of ``imagepivot train``.
 
-    The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus, `train.loop.train` needs
-    its argument ``training_inputs``. A resumed run ignores ``init_from``.
+    The configuration may also be a resolved one, without ``settings`` and ``max_steps``. Without a corpus,
+    `train.loop.training.train` needs its argument ``training_inputs``. A resumed run ignores ``init_from``.
 
     Examples:
         >>> corpus = imagepivot.Corpus("encoded", "features", "vocabulary")
@@ -185,13 +194,15 @@ class TrainResult:
 class EvaluateJob(Options):
     """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores.
 
+    Runs are folders, or results of `train.runs.run.open_run`.
+
     Examples:
         >>> job = imagepivot.EvaluateJob("runs/demo", "encoded", "features", splits=("test",), languages=("de",))
         >>> [(score.language, score.portion) for score in imagepivot.evaluate(job)]
         [('de', 'comparable'), ('de', 'translation')]
     """
 
-    run: Annotated[tuple[str, ...] | str, Opt("Folder of a run; of several, an ensemble.")]
+    run: Annotated[tuple[str, ...] | str | tuple[OpenRun, ...] | OpenRun, Opt("Folder of a run; of several, an ensemble.")]
     captions: EncodedFolder
     features: FeaturesFolder
     splits: Splits = ()
@@ -224,12 +235,17 @@ class EvaluateJob(Options):
                 raise UsageError(f"{run!r} is given twice, so that its scores would count twice: give it once")
 
     @property
+    def members(self) -> tuple[str | OpenRun, ...]:
+        """The runs, as given."""
+        return self.run if isinstance(self.run, tuple) else (self.run,)
+
+    @property
     def runs(self) -> tuple[str, ...]:
         """Folders of the runs."""
-        return (self.run,) if isinstance(self.run, str) else tuple(self.run)
+        return tuple(run if isinstance(run, str) else run.folder.location for run in self.members)
 
     def made_from(self) -> MadeFrom:
-        """Return the inputs of the scores, see `schemas.made_from`."""
+        """Return the inputs of the scores, see `schemas.writing.made_from`."""
         names = ("splits", "languages", "portions", "folds", "cross_lingual", "allow_missing_features")
         inputs = ("runs", "captions", "features", "token_features", "relevance", "annotations", "exclude")
         sides = "image_to_caption", "caption_to_image"
@@ -302,7 +318,7 @@ class SearchJob(Options):
 class StsJob(Options):
     r"""Job of ``imagepivot sts``.
 
-    Runs and sentence pairs are distinguished by the contents of their folders. See `train.evaluation.sts_data` for the formats.
+    Runs and sentence pairs are distinguished by the contents of their folders. See `train.sts.pairs` for the formats.
     The language is English if a run supports it, or the only language of the run.
 
     Examples:
@@ -371,7 +387,7 @@ class FiguresJob(Options):
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
 
     def made_from(self) -> MadeFrom:
-        """Return the inputs of the figures, see `schemas.made_from`."""
+        """Return the inputs of the figures, see `schemas.writing.made_from`."""
         inputs = ("run", "captions", "features", "token_features")
         names = (*inputs, "output", "images", "device", "memory_map")
         return _made_from("figures", self, [name for name in vars(self) if name not in names], inputs, images=self.images)
@@ -452,7 +468,7 @@ def _overrides(job: TrainJob | ReproduceJob) -> dict[str, str]:
 
 
 def _made_from(command: str, job: object, options: Any, inputs: Any, *, images: str = "") -> MadeFrom:
-    from schemas.made_from import made_from
+    from schemas.writing.made_from import made_from
 
     data = {name: getattr(job, name) for name in inputs}
     data = {name: (value,) if isinstance(value, str) else value for name, value in data.items()}

@@ -28,8 +28,8 @@ from pipelines.commands import build, data, datasets, demo, doctor, training
 from pipelines.commands.exit_codes import run
 from pipelines.commands.results import console, print_line, print_remark
 from schemas.console import events
+from schemas.drawing.fonts import FontWarning
 from schemas.escapes import escape_text
-from schemas.fonts import FontWarning
 from schemas.process.shutdown import CLOSED_PIPE, stop_at_closed_pipe
 
 if TYPE_CHECKING:

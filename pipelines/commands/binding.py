@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from keyword import iskeyword
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -292,10 +292,10 @@ def _key(name: str, opt: Opt) -> str:
 
 
 def _text_type(hint: Any) -> Any:
-    """Return the type without ``Annotated``; ``str`` if it includes a protocol."""
-    if any(getattr(kind, "_is_protocol", False) for kind in alternatives_of(hint)):
-        return str
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    """Return the type without ``Annotated`` and protocols, which only Python passes."""
+    kinds = alternatives_of(hint)
+    protocols = [kind for kind in kinds if any(getattr(part, "_is_protocol", False) for part in (kind, *get_args(kind)))]
+    return Union[tuple(kind for kind in kinds if kind not in protocols)]  # noqa: UP007 -- of any number
 
 
 class Command(TyperCommand):

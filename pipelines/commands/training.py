@@ -28,11 +28,11 @@ from train.progress import CountDisplay, TrainingDisplay, format_score
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from schemas.made_from import MadeFrom
-    from train.evaluation.sts_data import StsPairs
+    from schemas.writing.made_from import MadeFrom
     from train.reports.figure_examples import SizedPixels
     from train.reports.reproduce import FinishedRun
     from train.reports.row_results import FailedRun
+    from train.sts.pairs import StsPairs
 
 
 @command("train kadar2018/bilingual-c2c runs/c2c --captions encoded --features features --vocabulary vocabulary")
@@ -65,14 +65,14 @@ def train(
         console.print(to_toml(config), highlight=False, markup=False, soft_wrap=True, end="")
         return
 
-    from train import loop
     from train.chance import is_above_chance
+    from train.loop import training as work
 
     with (
         shutdown_notice("stopped before training began; nothing was changed"),
         TrainingDisplay(notes, monitoring) as watch,
     ):
-        result = loop.train(job, watch, print_remark)
+        result = work.train(job, watch, print_remark)
     progress, chances = result.progress, tuple(result.chance.values())
     events.record(counts={"steps": progress.step})
     at_chance = "" if not chances or is_above_chance(progress.best_score, chances) else "; this is not better than chance"
@@ -101,11 +101,17 @@ def evaluate(
     nothing is evaluated again.
     """
     import_modules(imports)
-    from schemas.made_from import sizes_of, write_made_from
     from schemas.storage.folder import Folder
-    from train.evaluation.scores import evaluate_run, evaluation_report
-    from train.reports.evaluation_folder import EVALUATION, check_evaluation_folder, evaluation_content, write_evaluation
-    from train.reports.tables import score_tables
+    from schemas.writing.made_from import sizes_of, write_made_from
+    from train.evaluation import scores as work
+    from train.reports.score_report import (
+        EVALUATION,
+        check_evaluation_folder,
+        evaluation_content,
+        evaluation_report,
+        score_tables,
+        write_evaluation,
+    )
 
     if output:
         check_evaluation_folder(output)
@@ -113,8 +119,8 @@ def evaluate(
     if _is_up_to_date(output, made_from, EVALUATION if as_json else ""):
         return
     with CountDisplay(notes, "evaluate", unit="vectors", monitoring=monitoring) as count:
-        scores = evaluate_run(job, count, print_remark)
-        complete = evaluate_run(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
+        scores = work.evaluate(job, count, print_remark)
+        complete = work.evaluate(replace(job, exclude=""), count, lambda text: None) if job.exclude else []
     events.record(counts={"scores": len(scores)})
     remarks = [score.exclusion.remark([score.split]) for score in scores if score.exclusion is not None]
     remarks += [score.missing_features.remark for score in scores if score.missing_features is not None]
@@ -130,15 +136,15 @@ def evaluate(
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
-    title = ", ".join(job.runs) if len(job.runs) == 1 else f"mean scores of {', '.join(job.runs)}"
+    title = ("" if len(job.runs) == 1 else "mean scores of ") + ", ".join(job.runs)
     render_tables(console, score_tables(scores, title=f"{title}, without duplicates" if complete else title))
     render_tables(console, score_tables(complete, title=f"{title}, with duplicates"))
 
 
 def _is_up_to_date(output: str, made_from: MadeFrom | None, report: str = "") -> bool:
     """Return whether a folder has the same output; then say so and print a file of it."""
-    from schemas.made_from import is_current
     from schemas.storage.folder import Folder
+    from schemas.writing.made_from import is_current
 
     if made_from is None or not is_current(Folder(output), made_from):
         return False
@@ -165,16 +171,14 @@ def compare(
     from train.reports.comparison import compare_runs
 
     if output:
-        from train.reports.plots import picture_place, plot_comparison
+        from train.reports.comparison_plot import picture_place, plot_comparison
 
         picture_place(output)  # Refuse an invalid name before reading.
     comparison = compare_runs(runs)
     if as_json:
         typer.echo(to_json(comparison.to_dict(), indent=2))
     else:
-        from train.reports.tables import run_comparison_tables
-
-        render_tables(console, run_comparison_tables(comparison))
+        render_tables(console, comparison.to_tables())
     for note in comparison.notes:
         print_remark(note)
     if output:
@@ -249,13 +253,13 @@ def sts(
 
     if output:
         # First: a missing package or an unwritable folder fails before the work.
-        from train.reports.plots import plot_sts
+        from train.sts.plot import plot_sts
 
         Folder(output).check_writable()
     from pipelines.text.queries import tokenize_query
-    from schemas.made_from import sizes_of, write_made_from
-    from train.evaluation import sts as work
-    from train.reports.tables import sts_report, sts_tables, write_sts
+    from schemas.writing.made_from import sizes_of, write_made_from
+    from train.sts import similarity as work
+    from train.sts.report import sts_tables, write_sts
 
     made_from = work.sts_made_from(job) if output else None
     if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
@@ -264,7 +268,7 @@ def sts(
         result = work.sts(job, tokenize_query, count)
     events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
     if as_json:
-        typer.echo(to_json(sts_report(result), indent=2))
+        typer.echo(to_json(result.to_dict(), indent=2))
     else:
         render_tables(console, sts_tables(result))
     for pairs in result.data:
@@ -339,13 +343,13 @@ def reproduce(
     """
     if plot:
         # First: a missing package fails before hours of training.
-        from train.reports.plots import plot_report
+        from train.reports.report_plot import plot_report
     from pipelines.text.queries import tokenize_query
-    from schemas.storage.folder import Folder
     from train.reports import reproduce as work
     from train.reports.reproduce_report import read_report
     from train.reports.row_datasets import corpora_of
-    from train.reports.sts_rows import open_sts
+    from train.reports.row_results import write_report
+    from train.sts.paper_rows import open_sts
 
     pairs = open_sts(job, tokenize_query)
     total = len(corpora_of(job)[0]) * job.seeds
@@ -365,16 +369,13 @@ def reproduce(
         render_tables(console, report.begun.to_tables())
         if (job.paper, job.table) == ("gella2017", 3):
             from train.reports.gold_ranks import gold_ranks
-            from train.reports.tables import gold_rank_tables, write_gold_ranks
 
             ranks = gold_ranks(job.output, job.corpus)
-            render_tables(console, gold_rank_tables(ranks))
-            for name in write_gold_ranks(ranks, job.output):
-                print_line(f"written: {escape(f'{job.output}/{name}')}")
-    written = f"{job.output}/{job.paper}.md, {job.output}/{job.paper}.json"
+            render_tables(console, ranks.to_tables())
+            for path in write_report(job.output, "gella2017-table-3", ranks.to_markdown(), ranks.to_dict()):
+                print_line(f"written: {escape(path)}")
     try:
-        Folder(job.output).put(f"{job.paper}.md", report.to_markdown().encode())
-        Folder(job.output).put(f"{job.paper}.json", (to_json(report.to_dict(), indent=2) + "\n").encode())
+        written = ", ".join(write_report(job.output, job.paper, report.to_markdown(), report.to_dict()))
         if plot and report.begun.sections:
             plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
             written += f" and {job.output}/{job.paper}.png"
@@ -406,11 +407,11 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
 
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, monitoring: Monitoring) -> None:
     from pipelines.text.queries import tokenize_query
-    from train.reports.sts_rows import sts_rows
-    from train.reports.tables import sts_row_tables, write_sts_rows
+    from train.reports.row_results import write_report
+    from train.sts.paper_rows import sts_rows
 
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
         rows = sts_rows(job, pairs, tokenize_query, count)
-    render_tables(console, sts_row_tables(rows))
-    for name in write_sts_rows(rows, job.output):
-        print_line(f"written: {escape(f'{job.output}/{name}')}")
+    render_tables(console, rows.to_tables())
+    for path in write_report(job.output, f"{job.paper}-table-{rows.paper.table}", rows.to_markdown(), rows.to_dict()):
+        print_line(f"written: {escape(path)}")

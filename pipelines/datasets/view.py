@@ -23,9 +23,9 @@ from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import ViewJob
 from schemas.dataset import Dataset, open_dataset
+from schemas.drawing.fonts import draw_with_fonts
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.escapes import escape_text
-from schemas.fonts import draw_with_fonts
 from schemas.keys import normalization_hint
 from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters
@@ -194,14 +194,14 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     size. The first box is drawn on top of the others. Its label is placed first; a label that would cover an earlier one moves
     down, or to the first free place above, or is omitted.
     """
-    from schemas.drawing import own_style
+    from schemas.drawing.style import own_style
 
     with own_style():
         return _draw_boxes(image, boxes)
 
 
 def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
-    from schemas.drawing import Affine2D, Figure, FigureCanvasAgg, Rectangle
+    from schemas.drawing.style import Affine2D, Figure, FigureCanvasAgg, Rectangle
 
     scale = min(max(1.0, _MIN_SIDE / max(image.size)), _MAX_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))

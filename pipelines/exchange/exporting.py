@@ -17,10 +17,10 @@ from pipelines.exchange.exporters.webdataset import write_webdataset
 from pipelines.exchange.jobs import ExportJob, format_options
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
-from schemas.made_from import is_current, made_from, read_made_from
 from schemas.options import takes_fields
 from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
+from schemas.writing.made_from import is_current, made_from, read_made_from
 
 _WRITERS: dict[str, Callable[[ExportJob, Dataset, Staging], list[Path]]] = {
     "scan": write_scan,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Value: TypeAlias = str | int | float | tuple[str, ...] | None
 """Text, a number, lines of text, or None."""
 
+ABSENT = "–"
+"""Text for a missing number."""
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -26,8 +26,8 @@ _FORKS.set_forkserver_preload(
         *("tensorboard.summary.writer.event_file_writer", "pipelines.commands.app", "pipelines.datasets.inspection"),
         *("pipelines.exchange.importing", "pipelines.exchange.exporting", "pipelines.features.extraction"),
         *("pipelines.features.transforms", "pipelines.inputs.captions.opening", "pipelines.text.transforms"),
-        *("pipelines.text.vocabulary", "schemas.writing.validation", "train.loop", "train.runs.curves"),
-        *("train.evaluation.search", "train.evaluation.sts", "train.reports.reproduce_report", "train.reports.tables"),
+        *("pipelines.text.vocabulary", "schemas.writing.validation", "train.loop.training", "train.runs.curves"),
+        *("train.evaluation.search", "train.reports.reproduce_report", "train.sts.report"),
     ]
 )
 _Result = TypeVar("_Result")

@@ -74,8 +74,8 @@ from tests.sizes import ROOT
 from tests.train.runs.test_checkpoints import CHECKPOINT
 from tests.train.trainings import CONFIG
 from train.config.sections import load_config
-from train.evaluation.sts_data import read_sentence_vectors
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
+from train.sts.vectors import read_sentence_vectors
 
 pytestmark = pytest.mark.cluster
 

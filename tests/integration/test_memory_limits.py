@@ -368,7 +368,7 @@ def test_many_row_groups_exceed_the_limit_together(tmp_path, monkeypatch):
 
 # --- tables and arrays -----------------------------------------------------------------------------------------------
 
-_SENTENCES = "from train.evaluation.sts_data import read_sentence_vectors"
+_SENTENCES = "from train.sts.vectors import read_sentence_vectors"
 
 
 @pytest.mark.cluster

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pipelines.datasets.view import LabelledBox, draw_boxes
-from schemas import fonts
+from schemas.drawing import fonts
+from schemas.drawing.fonts import FontWarning
 from schemas.features import FeatureSpec
-from schemas.fonts import FontWarning
 from schemas.storage.folder import Folder
 from tests.builders import write_rows
 from train.runs import curves

@@ -16,7 +16,7 @@ from schemas.writing.validation import validate
 from tests.builders import write_rows
 from train.config.sections import load_config
 from train.jobs import Corpus
-from train.training_data import load_training_inputs
+from train.loop.training_data import load_training_inputs
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,8 @@ import pytest
 from pipelines.demo.run import trained_weights
 from schemas.dataset import open_dataset
 from schemas.fingerprints import sha256_of_bytes
-from train.evaluation.sts_data import cosines, read_sts
+from train.sts.correlation import cosines
+from train.sts.pairs import read_sts
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from train.config.sections import from_toml
 from train.data.captions import Captions
 from train.data.splits import open_data
 from train.jobs import Corpus, TrainJob, TrainResult
-from train.loop import train
+from train.loop.training import train
 from train.models import catalogue
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions

@@ -11,9 +11,9 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, assert_equal, contents, events, lasting_log, weights
 from train.config.sections import from_toml
+from train.loop.training_data import build_sampler, load_training_inputs
 from train.models.catalogue import build_model
 from train.runs.checkpoints import LAST, read_checkpoint
-from train.training_data import build_sampler, load_training_inputs
 
 RATE, EPSILON, CLIPPING = 0.01, 1e-3, 3.0
 SETTINGS = f"learning_rate = {RATE}\nepsilon = {EPSILON}\nmax_grad_norm = {CLIPPING}\n"

@@ -5,12 +5,12 @@ import torch
 from schemas.dataset import open_dataset
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weights
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.evaluation.sts import sts
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, StsJob
 from train.models.retrieval_model import Encoded, ImageBatch
 from train.runs.run import open_run
+from train.sts.similarity import sts
 
 TEXTS = {
     "vse": CONFIG,
@@ -51,7 +51,7 @@ def train_kind(kind, corpus, train_toy):
 
 def sum_of_recalls(corpus, *runs, portions: tuple[str, ...]) -> float:
     job = EvaluateJob(tuple(map(str, runs)), corpus.captions, corpus.features, splits=("train",), portions=portions)
-    return sum(score.retrieval.sum_of_recalls for score in evaluate_run(job))
+    return sum(score.retrieval.sum_of_recalls for score in evaluate(job))
 
 
 @pytest.mark.cluster

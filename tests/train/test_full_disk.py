@@ -15,8 +15,8 @@ from train.config.sections import from_toml
 from train.data.memmap import mapped_array
 from train.evaluation.embedding import embed
 from train.jobs import EmbedJob, TrainJob
-from train.loop import train
-from train.reports.plots import plot_report
+from train.loop.training import train
+from train.reports.report_plot import plot_report
 from train.reports.reproduce_report import read_report
 from train.reports.row_results import write_result
 from train.runs.checkpoints import LAST, read_checkpoint

@@ -13,11 +13,11 @@ from tests.train.models.test_encoders import batch_with
 from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.evaluation.sts import sts
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import load_training_inputs
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
@@ -25,7 +25,7 @@ from train.reports.row_datasets import corpora_of
 from train.reports.row_results import read_result
 from train.runs.history import read_history
 from train.runs.run import open_run
-from train.training_data import load_training_inputs
+from train.sts.similarity import sts
 
 TABLE = "sentences.0.words.weight"
 
@@ -141,7 +141,7 @@ def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
     assert f"word vectors loaded from {toy_words.word_vectors!r}: {len(known)} of {size} in en, de" in said
     run = open_run(tmp_path / "run")
     assert run.fingerprints["word_vectors"] == open_dataset(toy_words.word_vectors).fingerprint
-    assert evaluate_run(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))
+    assert evaluate(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))
 
 
 @pytest.mark.slow
@@ -203,16 +203,16 @@ def run(toy_tokens, tmp_path_factory):
 @pytest.mark.slow
 def test_evaluate_with_token_features(run, toy_tokens, finished_run, tmp_path):
     job = EvaluateJob(run, toy_tokens.captions, toy_tokens.features, ("test",), token_features=toy_tokens.token_features)
-    scores = evaluate_run(job)
+    scores = evaluate(job)
     assert {score.language for score in scores} == {"en", "de"}
-    mapped = evaluate_run(replace(job, memory_map=str(tmp_path / "maps"), cross_lingual=True))
+    mapped = evaluate(replace(job, memory_map=str(tmp_path / "maps"), cross_lingual=True))
     assert [score.retrieval for score in mapped] == [score.retrieval for score in scores]
     with pytest.raises(UsageError, match="give --token-features FOLDER"):
-        evaluate_run(replace(job, token_features=""))
+        evaluate(replace(job, token_features=""))
     with pytest.raises(UsageError, match=r"is given, but model\.word_vectors is not 'precomputed'"):
-        evaluate_run(replace(job, run=str(finished_run[0])))
+        evaluate(replace(job, run=str(finished_run[0])))
     # An ensemble may have members of both sorts.
-    assert evaluate_run(replace(job, run=(run, str(finished_run[0]))))
+    assert evaluate(replace(job, run=(run, str(finished_run[0]))))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.integration.processes import start, wait_for
 from tests.train.trainings import CONFIG, FOREVER, assert_same_checkpoints, contents, lasting_log
 from train.config.sections import from_toml
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.checkpoints import LAST, read_checkpoint
 
 
@@ -44,7 +44,7 @@ def test_second_ctrl_c_stops_immediately(toy, tmp_path, monkeypatch):
 
     def interrupt(report):
         if report.step == 10:
-            monkeypatch.setattr("train.loop.write_checkpoint", write)
+            monkeypatch.setattr("train.loop.training.write_checkpoint", write)
             signal.raise_signal(signal.SIGINT)
 
     job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu", save_every=5)
@@ -85,6 +85,6 @@ def test_command_interrupted_before_training(toy, tmp_path):
 
 
 def _interrupt_loading() -> None:
-    import train.loop
+    import train.loop.training
 
-    train.loop.load_training_inputs = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)
+    train.loop.training.load_training_inputs = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT)

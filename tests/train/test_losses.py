@@ -15,11 +15,11 @@ from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
 from train.data.sampling import ImageSampler, TaskSampler
 from train.data.splits import open_data
-from train.distributed import DistributedContext
+from train.loop.distributed import DistributedContext
+from train.loop.training_data import build_inputs
 from train.losses import Inputs, Objective, Views, diversity_loss, named_losses, ranking_loss, terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
-from train.training_data import build_inputs
 
 
 def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], margin: float, hinges: str) -> float:

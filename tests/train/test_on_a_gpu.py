@@ -11,9 +11,9 @@ from tests.fake_gpu import fake_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, assert_same_embeddings, events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.jobs import EmbedJob, EvaluateJob, TrainJob
-from train.loop import _Loop, train
+from train.loop.training import _Loop, train
 
 SCAN = MHA_D.split("[model]")[0] + (
     '[model]\nkind = "scan"\nembed_dim = 6\nword_dim = 4\n[loss]\nhinges = "max"\n[optimizer]\nlearning_rate = 0.01\n'
@@ -89,7 +89,7 @@ def test_evaluation_and_embedding_on_a_fake_gpu_equal_cpu(toy, finished_run, tmp
     evaluation = {"run": run, "captions": toy.captions, "features": toy.features, "splits": ("test",), "cross_lingual": True}
     embedding = {"run": run, "captions": toy.captions, "features": toy.features}
     with fake_gpu() as gpu:
-        scores = evaluate_run(EvaluateJob(**evaluation, device="cuda"))
+        scores = evaluate(EvaluateJob(**evaluation, device="cuda"))
         assert gpu.waits.total() <= EVALUATION[1], gpu.report()
         assert gpu.launches.total() <= EVALUATION[0], gpu.report()
         gpu.reset()
@@ -97,7 +97,7 @@ def test_evaluation_and_embedding_on_a_fake_gpu_equal_cpu(toy, finished_run, tmp
         assert gpu.waits.total() <= EMBEDDING[1], gpu.report()
         assert gpu.launches.total() <= EMBEDDING[0], gpu.report()
     assert [score.to_dict() for score in scores] == [
-        score.to_dict() for score in evaluate_run(EvaluateJob(**evaluation, device="cpu"))
+        score.to_dict() for score in evaluate(EvaluateJob(**evaluation, device="cpu"))
     ]
     embed(EmbedJob(**embedding, output=str(tmp_path / "cpu"), device="cpu"))
     assert_same_embeddings(tmp_path / "gpu", tmp_path / "cpu", atol=1e-6)

@@ -12,9 +12,9 @@ from tests.train.test_on_a_gpu import KINDS
 from tests.train.trainings import assert_same_embeddings, events, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.jobs import EmbedJob, EvaluateJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]
@@ -71,9 +71,9 @@ def test_gpu_run_on_cpu(device, toy, tmp_path):
     trained("vse", toy, tmp_path / "run", device)
     data = {"run": str(tmp_path / "run"), "captions": toy.captions, "features": toy.features}
     job = EvaluateJob(**data, splits=("test",), cross_lingual=True, device="cpu")
-    expected = [score.to_dict() for score in evaluate_run(job)]
+    expected = [score.to_dict() for score in evaluate(job)]
     assert expected
-    assert [score.to_dict() for score in evaluate_run(replace(job, device=device))] == expected
+    assert [score.to_dict() for score in evaluate(replace(job, device=device))] == expected
     for name in {"cpu", device}:
         embed(EmbedJob(**data, output=str(tmp_path / name), device=name))
     assert_same_embeddings(tmp_path / device, tmp_path / "cpu", atol=1e-5)

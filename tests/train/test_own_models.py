@@ -19,14 +19,14 @@ from train.config.models import ModelConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
 from train.data.batches import CaptionBatch
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import load_training_inputs
 from train.models.catalogue import register_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.runs.run import open_run
-from train.training_data import load_training_inputs
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def test_registered_model_without_vectors(pairwise, toy, train_toy, tmp_path):
     assert_equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
     run = open_run(tmp_path / "whole")
     assert isinstance(run.model, PairwiseModel)
-    scores = evaluate_run(EvaluateJob(str(tmp_path / "whole"), toy.captions, toy.features, splits=("train",)))
+    scores = evaluate(EvaluateJob(str(tmp_path / "whole"), toy.captions, toy.features, splits=("train",)))
     assert {score.language for score in scores} == {"en", "de"}
     untrained = train_toy(pairwise.replace("0.01", "1e-9"), "untrained")
-    before = evaluate_run(EvaluateJob(untrained.folder, toy.captions, toy.features, splits=("train",)))
+    before = evaluate(EvaluateJob(untrained.folder, toy.captions, toy.features, splits=("train",)))
     assert sum(score.retrieval.sum_of_recalls for score in scores) > sum(score.retrieval.sum_of_recalls for score in before)
     for use in (
         lambda: embed(EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=toy.features)),

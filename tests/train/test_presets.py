@@ -5,9 +5,9 @@ import pytest
 from tests.train.trainings import SMALL
 from train.config.presets import list_presets
 from train.config.sections import load_config
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster
@@ -25,5 +25,5 @@ def test_preset_trains(four_languages, four_languages_regions, write_words, writ
     assert (result.progress.step, result.progress.stop_reason) == (4, "steps")
     run = open_run(tmp_path / "run")
     assert run.config == config
-    scores = score_run(run, captions=corpus.captions, features=corpus.features, token_features=corpus.token_features)
+    scores = evaluate(run, captions=corpus.captions, features=corpus.features, token_features=corpus.token_features)
     assert {score.language for score in scores} == set(config.data.languages)

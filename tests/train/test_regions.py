@@ -13,10 +13,10 @@ from train.config.sections import from_toml
 from train.data.features import read_features
 from train.evaluation.embedding import embed
 from train.evaluation.evaluation import embed_images
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 
@@ -57,7 +57,7 @@ def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path
     train_toy(
         REGION_CONFIG.replace("[data]", "[data]\nl2_features = true"), "other", corpus=regions, seed=1, memory_map=str(cache)
     )
-    evaluate_run(EvaluateJob(str(whole), regions.captions, regions.features, ("test",), device="cpu", memory_map=str(cache)))
+    evaluate(EvaluateJob(str(whole), regions.captions, regions.features, ("test",), device="cpu", memory_map=str(cache)))
     assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == [(path, stamp)]
 
 
@@ -90,10 +90,8 @@ def test_images_without_regions_are_refused_or_excluded(train_toy, write_regions
     assert_same_run(tmp_path / "one", tmp_path / "two")
     job = EvaluateJob(str(tmp_path / "one"), empty.captions, empty.features, ("test",), device="cpu")
     with pytest.raises(DatasetError, match="1 of 9 images of split 'test', counting images without regions"):
-        evaluate_run(job)
-    assert {score.missing_features.first for score in evaluate_run(replace(job, allow_missing_features=True))} == {
-        ("test-004",)
-    }
+        evaluate(job)
+    assert {score.missing_features.first for score in evaluate(replace(job, allow_missing_features=True))} == {("test-004",)}
 
 
 def test_vse_with_regions_is_refused(train_toy, regions, tmp_path):

@@ -12,19 +12,20 @@ from schemas.dataset import open_dataset
 from tests.train.trainings import CONFIG, SMALL, events, reproduce_job, rewrite
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.evaluation.sts import sts
 from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.reports.comparison import compare_runs
 from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.row_results import write_result
-from train.reports.tables import score_table, sts_report, sts_tables
+from train.reports.score_report import score_table
 from train.runs.checkpoints import BEST, LAST
 from train.runs.run import open_run
+from train.sts.report import sts_tables
+from train.sts.similarity import sts
 
 NAME = "toy (random:3)"
 REMARK = f"untrained: the weights of {NAME} are random, the features mean nothing"
@@ -71,13 +72,13 @@ def test_checkpoint_of_version_0_2_is_read(copied_run, name):
 
 
 def test_scores_name_the_features(trained, corpus):
-    scores = evaluate_run(EvaluateJob(trained[0], corpus.captions, corpus.features, splits=("test",)))
+    scores = evaluate(EvaluateJob(trained[0], corpus.captions, corpus.features, splits=("test",)))
     assert {tuple(score.to_dict()["untrained"]) for score in scores} == {(NAME,)}
     assert list(score_table(scores, title="").notes)[-1] == REMARK
 
 
 def test_scores_of_other_features_have_no_remark(finished_run, toy):
-    scores = evaluate_run(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
+    scores = evaluate(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
     assert not any("untrained" in score.to_dict() for score in scores)
     assert len(score_table(scores, title="").notes) == 2
 
@@ -113,7 +114,7 @@ def test_search_in_other_features_is_silent(finished_run, toy, caplog):
 def test_sts_names_the_features(trained, tmp_path):
     (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten1 en2\n0\ten1\ten9\n3\ten4\ten4 en5\n")
     result = sts(StsJob((trained[0], str(tmp_path / "pairs.tsv")), tokenized=True, device="cpu"))
-    assert [system["untrained"] for system in sts_report(result)["systems"]] == [[], [NAME]]
+    assert [system["untrained"] for system in result.to_dict()["systems"]] == [[], [NAME]]
     assert f"{trained[0]}: {REMARK}" in sts_tables(result)[0].notes
 
 

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -19,10 +19,8 @@ from tests.builders import write_rows
 from train.data.batches import CaptionBatch
 from train.evaluation.evaluation import Members, rank_folds
 from train.evaluation.metrics import Ranks, RetrievalMetrics, Scores, bidirectional_ranks, mean_over_folds
-from train.evaluation.scores import Score, score_ensemble
-from train.jobs import Corpus, EvaluateJob, ReproduceJob
+from train.jobs import Corpus, ReproduceJob
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
-from train.runs.run import Run
 
 _TEXT = """
 [data]
@@ -75,7 +73,7 @@ _SCRIPT = """
 import sys
 from train.config.sections import from_toml
 from train.jobs import Corpus, TrainJob
-from train.loop import train
+from train.loop.training import train
 
 captions, features, vocabulary, output, text = sys.argv[1:]
 result = train(TrainJob(from_toml(text, "test"), Corpus(captions, features, vocabulary), output, device="cpu"))
@@ -206,11 +204,6 @@ def retrieval_ranks(scores: Scores, num_images: int, image_of_caption: torch.Ten
     """Rank images and captions, with one row of scores per image."""
     ranks, best_wrong = bidirectional_ranks(scores, torch.arange(num_images), image_of_caption)
     return Ranks(*ranks, best_wrong, {})
-
-
-def score_runs(runs: Sequence[Run], **options) -> list[Score]:
-    """Evaluate open runs as an ensemble."""
-    return score_ensemble(runs, EvaluateJob(tuple(run.folder.location for run in runs), **options))
 
 
 def evaluate_folds(members: Members, folds: int) -> dict[str, RetrievalMetrics]:

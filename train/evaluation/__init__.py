@@ -1,1 +1,1 @@
-"""Metrics, scores, embeddings, search and textual similarity of trained models."""
+"""Metrics, scores, embeddings and search of trained models."""

@@ -16,8 +16,7 @@ from mteb.types import PromptType
 from schemas.errors import DatasetError, UsageError
 from train.data.features import VECTORS, ImageFeatures, norms_of
 from train.evaluation.evaluation import embed_images, eval_mode
-from train.evaluation.search import Tokenize
-from train.evaluation.sts import embed_sentences, sentence_language
+from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import mean
-from typing import Any
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -102,41 +101,25 @@ class Score:
 
 
 @takes_fields(EvaluateJob)
-def evaluate_run(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Score]:
-    """Open the runs of a job and evaluate them as an ensemble, see `score_ensemble`.
+def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Score]:
+    """Evaluate a run, or an ensemble of runs by their mean scores.
 
-    Raises:
-        ImagepivotError: a folder holds no run, or as for `score_ensemble`.
-    """
-    device = choose_device(job.device)
-    runs = [open_run(run, device=device) for run in job.runs]
-    return score_ensemble(runs, job, on_progress, on_warning)
-
-
-def score_run(run: Run, *, on_progress: Count = no_progress, **options: Any) -> list[Score]:
-    """Evaluate an open run; options are those of `EvaluateJob`, see `score_ensemble`."""
-    return score_ensemble([run], EvaluateJob(run.folder.location, **options), on_progress)
-
-
-def score_ensemble(
-    runs: Sequence[Run], job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning
-) -> list[Score]:
-    """Evaluate open runs of a job on one device, by their mean scores.
-
-    Each split and portion is a test of its own. Default languages are those that all runs know. ``on_warning`` receives a sentence
-    about evaluated images that a run was trained on.
+    Each split and portion is a test of its own. Default languages are those that all runs know. Open runs remain on their device.
+    ``on_warning`` receives a sentence about evaluated images that a run was trained on.
 
     Returns:
         One score per split, language and portion.
 
     Raises:
-        DatasetError: the captions have another vocabulary or the features another extractor than the runs, images lack features,
-            the split is unknown, or the runs cannot form an ensemble.
+        DatasetError: a folder holds no run, the captions have another vocabulary or the features another extractor than the runs,
+            images lack features, the split is unknown, or the runs cannot form an ensemble.
         UsageError: a run does not know a language; no captions have the split, language or portion; the images are fewer than the
             folds; the data have no correct items of a file of ``relevance``; or, with ``cross_lingual``, no image has captions in
             two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
+    device = choose_device(job.device)
+    runs = [open_run(run, device=device) if isinstance(run, str) else cast("Run", run) for run in job.members]
     known, languages = check_members(runs), job.languages
     files = read_relevance(job.relevance, job.annotations, runs[0].vocabulary.tokens)
     definitions: dict[str, RightItems] = {OWN_CAPTIONS: captions_of_images, **files}
@@ -168,7 +151,7 @@ def score_ensemble(
             }
             members = [(run.model, data[run.config.data.l2_features]) for run in runs]
             new = [
-                _score(members, language, name, job.folds, definitions, on_progress)
+                _score_portion(members, language, name, job.folds, definitions, on_progress)
                 for language, names in portions.items()
                 for name in names
             ]
@@ -251,7 +234,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
     )
 
 
-def _score(
+def _score_portion(
     members: Members, language: str, portion: str, folds: int, definitions: Mapping[str, RightItems], on_progress: Count
 ) -> Score:
     data = members[0][1]
@@ -294,55 +277,3 @@ def _in_portion(captions: Captions, portion: str) -> np.ndarray:
 
 def _with_captions(members: Members, captions: Captions) -> Members:
     return [(model, replace(data, captions=captions)) for model, data in members]
-
-
-@dataclass(frozen=True)
-class Average:
-    """Means over languages of R@1, R@5 and R@10, in percent."""
-
-    split: str
-    portion: str
-    languages: tuple[str, ...]
-    image_to_text: tuple[float, ...]
-    text_to_image: tuple[float, ...]
-
-    @property
-    def mean_recall(self) -> float:
-        """Mean of the six recalls, 0 to 100; mR in papers."""
-        return mean(self.image_to_text + self.text_to_image)
-
-    @property
-    def sum_of_recalls(self) -> float:
-        """Sum of the six recalls, 0 to 600."""
-        return sum(self.image_to_text + self.text_to_image)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**lists, "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
-
-
-def averages(scores: Sequence[Score]) -> list[Average]:
-    """Average over the languages of each split and portion with several languages."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        groups.setdefault((score.split, score.portion), []).append(score)
-    return [
-        Average(
-            split=split,
-            portion=portion,
-            languages=tuple(score.language for score in group),
-            image_to_text=mean_over_folds([score.retrieval.image_to_text.recalls for score in group]),
-            text_to_image=mean_over_folds([score.retrieval.text_to_image.recalls for score in group]),
-        )
-        for (split, portion), group in groups.items()
-        if len(group) > 1
-    ]
-
-
-def evaluation_report(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return scores and their averages as plain values, for JSON."""
-    return {
-        "scores": [score.to_dict() for score in scores],
-        "averages": [average.to_dict() for average in averages(scores)],
-    }

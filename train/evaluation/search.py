@@ -17,23 +17,20 @@ from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.options import takes_fields
-from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
+from schemas.parameters import FeaturesParameters, untrained_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
-from train.data.batches import CaptionBatch
 from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluation import Count, embed_captions, eval_mode, no_progress
+from train.evaluation.evaluation import Count, eval_mode, no_progress
+from train.evaluation.sentences import Tokenize, encode_sentences
 from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
 logger = logging.getLogger(__name__)
-
-Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
-"""Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +147,7 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
         raise UsageError(
             f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
-    flat, offsets = np.array(ids, np.int32), np.array([0, len(ids)], np.int64)
-    query = embed_captions(run.model, CaptionBatch(flat, offsets, np.zeros(1, np.int64)), language)
+    query = encode_sentences(run, [tokens], language)
     with eval_mode(run.model):
         scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]

@@ -9,7 +9,7 @@ Letters: ``S`` seeds, ``Q`` queries, ``I`` images, ``R`` resamples, ``K`` cutoff
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import ceil, comb, floor, fsum, sqrt
@@ -23,6 +23,7 @@ _LEVEL = 0.95
 _NORMAL = NormalDist()
 _AT_ONCE = 1 << 20  # Weights in memory: 8 MiB in int64, near the processor.
 _MAX_PARTITIONS = 10_000
+_FEW_IMAGES = 6  # The median is outside of the range of five draws in 6.25 % of cases: no interval within it holds 95 %.
 _UNITS = 10**9  # Scores are compared in billionths, since sums of recalls differ in their last bits.
 
 
@@ -45,6 +46,13 @@ class MetricIntervals:
     recall_at_5: Interval
     recall_at_10: Interval
     median_rank: Interval
+
+
+def interval_notes(num_images: Iterable[int]) -> list[str]:
+    """Return notes below a table with intervals, from the images of each gallery."""
+    remark = f"intervals of fewer than {_FEW_IMAGES} images are too narrow"
+    note = "95 % interval: by a bootstrap over images; for other images, not other trainings"
+    return [note, *([remark] if min(num_images, default=_FEW_IMAGES) < _FEW_IMAGES else [])]
 
 
 def bootstrap_intervals(ranks: np.ndarray, images: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> MetricIntervals:

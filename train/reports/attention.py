@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from schemas.dataset import Dataset
-from schemas.drawing import Axes, Figure, Rectangle, own_style, patheffects
+from schemas.drawing.style import Axes, Figure, Rectangle, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder

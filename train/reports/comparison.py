@@ -4,114 +4,38 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, product
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from schemas.console.tables import ABSENT, Cell, Column, Row, Table, number_columns
 from schemas.conversion import dump
-from schemas.errors import DatasetError, UsageError
-from schemas.escapes import redact
+from schemas.errors import UsageError
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
-from train.chance import DIRECTIONS, MEASURES, RECALLS, Chance, is_above_chance
-from train.config.sections import parse_settings
-from train.evaluation.ranks import RANKS, read_ranks
-from train.evaluation.statistics import MetricIntervals
-from train.reports.evaluation_folder import EVALUATION
-from train.reports.significance import Difference, Queries, adjust, compare_rows, join_runs
-from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
-from train.runs.history import History, read_history
-from train.runs.log import CONFIG, LOG
+from train.chance import DIRECTIONS, RECALLS, Chance, is_above_chance
+from train.evaluation.ranks import RANKS
+from train.evaluation.statistics import MetricIntervals, interval_notes
+from train.reports.compared_runs import (
+    EVALUATED,
+    SCORES,
+    SUM,
+    ComparedRun,
+    GalleryScores,
+    RankedGallery,
+    nested,
+    read_compared_run,
+)
+from train.reports.significance import LEVEL, Difference, Queries, adjust, compare_rows, join_runs, not_worse
 
-SCORES = tuple(product(DIRECTIONS, MEASURES))
-"""Direction and measure of each score of a language."""
-
-SUM = ("", "sum_of_recalls")
-"""Direction (none) and measure of the sum of the six recalls."""
-
-_SEED, EVALUATED = "seed", "evaluation"
-
-GalleryScores = Mapping[tuple[str, str], float]
-"""Scores by direction and measure."""
-
-
-class RankedGallery(NamedTuple):
-    """Images and captions that are ranked together, in folds if several."""
-
-    language: str
-    portions: tuple[str, ...]
-    split: str
-    images: int
-    captions: int
-    folds: int = 1
-
-    @property
-    def name(self) -> str:
-        """Language, portions, split and folds, for people."""
-        folds = f"({self.folds} folds)" if self.folds > 1 else ""
-        return " ".join(filter(None, (self.language, ", ".join(self.portions), self.split, folds)))
-
-    @property
-    def size(self) -> str:
-        """Numbers of images and captions, for people."""
-        return f"{self.images:,} images, {self.captions:,} captions"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {**self._asdict(), "portions": list(self.portions)}
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Scores of a model on a gallery.
-
-    Attributes:
-        scores: scores by `SCORES` and `SUM`.
-        chance: scores of a random ranking, in older logs without median ranks; empty if unknown.
-        queries: ranks of single queries, by direction; empty if not stored.
-    """
-
-    scores: GalleryScores
-    chance: GalleryScores = field(default_factory=dict)
-    queries: Mapping[str, Queries] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """A run in a comparison.
-
-    Attributes:
-        name: the distinct end of its path.
-        settings: configuration by dotted key; with a checkpoint those of `checkpoint_settings`.
-        state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped;
-            ``evaluation`` for a folder of ``evaluate --output``.
-        measured: scores at the best step, by gallery.
-    """
-
-    name: str
-    folder: str
-    settings: Mapping[str, Any]
-    state: str
-    history: History
-    untrained: tuple[str, ...] = ()
-    measured: Mapping[RankedGallery, Measurement] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        best = {key: value for key, value in (self.history.best or {}).items() if key != "event"}
-        return {
-            **{name: redact(getattr(self, name)) for name in ("name", "folder", "state")},
-            "step": self.history.last_step,
-            "settings": dict(self.settings),
-            "best": best or None,
-            "speed": self.history.speed,
-            "untrained": list(self.untrained),
-        }
+_SEED = "seed"
+_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
+_ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
+_NOT_WORSE = "≈"
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,20 +128,16 @@ class Comparison:
             "notes": list(self.notes),
         }
 
+    def to_tables(self) -> list[Table]:
+        """Return tables of differing settings, progress, scores and tests."""
+        return [_settings_table(self), _progress(self), _scores(self), _tests(self)]
+
     def _scores_of(self, gallery: RankedGallery) -> list[dict[str, Any]]:
         scores = [{"name": run.name, **nested(run.measured[gallery].scores)} for run in self.runs if gallery in run.measured]
         for group in self.groups:
             if means := group.scores(gallery, mean):
                 scores.append({"name": group.name, "mean": nested(means), "deviation": nested(group.scores(gallery, stdev))})
         return scores
-
-
-def nested(scores: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
-    """Return values by direction and measure as a tree, for JSON."""
-    tree: dict[str, Any] = {}
-    for (direction, measure), value in scores.items():
-        (tree.setdefault(direction, {}) if direction else tree)[measure] = value
-    return tree
 
 
 def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
@@ -235,7 +155,7 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UsageError(f"{locations[index]!r} is given twice: leave it out once")
-    runs = tuple(_read_run(*item) for item in zip(_short_names(locations), locations, opened, strict=True))
+    runs = tuple(read_compared_run(*item) for item in zip(_short_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     settings = {key: tuple(run.settings.get(key) for run in runs) for key in keys if _differ(key, runs)}
     return with_tests(Comparison(runs, settings, _group_by_seeds(runs), tuple(_comparison_notes(runs))))
@@ -265,73 +185,6 @@ def _short_names(locations: Sequence[str]) -> list[str]:
     parts = [location.split("/") for location in locations]
     common = min(len(os.path.commonprefix(parts)), *(len(names) - 1 for names in parts))  # noqa: RUF071 -- of any bucket
     return ["/".join(names[common:]) for names in parts]
-
-
-def _read_run(name: str, location: str, folder: Folder) -> ComparedRun:
-    files = [file for file in (LAST, BEST, CONFIG, LOG) if folder.stat(file) is not None]
-    if not files and folder.stat(EVALUATION) is not None:
-        return _read_evaluation(name, location, folder)
-    if not files:
-        raise DatasetError(
-            f"{location!r} is not a run: it has none of {LAST}, {BEST}, {CONFIG} and {LOG}. Give runs, or "
-            "folders of imagepivot evaluate --output"
-        )
-    checkpoint = read_checkpoint(folder, files[0]) if files[0] in (LAST, BEST) else None
-    text = folder.read(CONFIG).decode(errors="replace") if CONFIG in files else ""
-    try:
-        settings = checkpoint_settings(checkpoint) if checkpoint else parse_settings(text)
-    except UsageError as error:
-        raise DatasetError(f"{folder.path_of(CONFIG)} is damaged ({error}): copy the run again, or leave it out") from error
-    state = (checkpoint.progress.stop_reason if checkpoint else "") or "unfinished"
-    history, untrained = read_history(folder), checkpoint.untrained if checkpoint else ()
-    ranks = read_ranks(location) if history.best and folder.stat(RANKS) is not None else None
-    return ComparedRun(name, location, settings, state, history, untrained, logged_scores(settings, history, ranks))
-
-
-def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
-    try:
-        content, measured = json.loads(folder.read(EVALUATION)), {}
-        ranks = read_ranks(location) if folder.stat(RANKS) is not None else None
-        for score in content["scores"]:
-            images, captions = (score[direction]["queries"] for direction in DIRECTIONS)
-            place = score["language"], (score["portion"],), score["split"]
-            gallery = RankedGallery(*place, images, captions, score.get("folds", 1))
-            measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
-        runs = content["runs"]
-        settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
-        untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error
-    return ComparedRun(name, location, settings, EVALUATED, History(()), untrained, measured)
-
-
-def logged_scores(
-    settings: Mapping[str, Any], history: History, ranks: pa.Table | None = None
-) -> dict[RankedGallery, Measurement]:
-    """Return scores of a run's best evaluation by gallery, with ranks of its step."""
-    best, measured = history.best or {}, {}
-    if ranks is not None and (ranks.schema.metadata or {}).get(b"step") != str(best["step"]).encode():
-        ranks = None
-    for language in history.languages:
-        metrics, random = best.get(language), history.chance(language)
-        if isinstance(metrics, Mapping):
-            portions = tuple(sorted(settings.get("data.portions", {}).get(language, ())))
-            sizes = (metrics[direction].get("queries", 0) for direction in DIRECTIONS)
-            gallery = RankedGallery(language, portions, settings.get("data.validation_split", ""), *sizes)
-            chance = {direction: tuple(random[direction].values()) for direction in DIRECTIONS if direction in random}
-            measured[gallery] = _measurement(gallery, metrics, chance, ranks)
-    return measured
-
-
-def _measurement(
-    gallery: RankedGallery, metrics: Mapping[str, Any], chance: Mapping[str, Sequence[float]], ranks: pa.Table | None
-) -> Measurement:
-    scores = {pair: metrics[pair[0]][pair[1]] for pair in SCORES} | {SUM: metrics[SUM[1]]}
-    random = {(way, name): value for way, values in chance.items() for name, value in zip(MEASURES, values, strict=False)}
-    random |= {SUM: sum(value for (_, name), value in random.items() if name in RECALLS)} if random else {}
-    place = {"language": gallery.language, "portion": ",".join(gallery.portions), "split": gallery.split}
-    queries = {way: Queries.of(ranks, **place, direction=way) for way in DIRECTIONS if ranks is not None}
-    return Measurement(scores, random, queries)
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -399,3 +252,112 @@ def _names_by_value(pairs: Iterable[tuple[str, str]]) -> str:
     for value, name in pairs:
         names.setdefault(value, []).append(name)
     return "; ".join(f"{value} ({', '.join(members)})" for value, members in names.items()) if len(names) > 1 else ""
+
+
+def _settings_table(comparison: Comparison) -> Table:
+    # Runs that differ only in their seeds share a column.
+    columns: dict[ComparedRow, list[int]] = {}
+    for index, run in enumerate(comparison.runs):
+        columns.setdefault(comparison.row_of(run), []).append(index)
+    rows: list[Row] = []
+    for key, values in comparison.differences.items():
+        settings = (dict.fromkeys(_setting(values[index]) for index in indices) for indices in columns.values())
+        rows.append((key, *map(", ".join, settings)))
+    return Table(["", *(row.label for row in columns)], rows, "what differs")
+
+
+def _setting(value: Any) -> str:
+    """Format a setting compactly."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_setting(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_setting, value))
+    return ABSENT if value is None else value if isinstance(value, str) else dump(value)
+
+
+def _progress(comparison: Comparison) -> Table:
+    columns = (
+        *("run", "ended by", Column("steps", ","), Column("best step", ",")),
+        *(Column("steps/s", ".2f"), Column("pairs/s", ",.0f")),
+    )
+    rows: list[Row] = []
+    for run in (run for run in comparison.runs if run.state != EVALUATED):
+        best, speed = run.history.best or {}, run.history.speed
+        numbers = (best.get("step"), speed.get("steps_per_second"), speed.get("pairs_per_second"))
+        rows.append((run.name, run.state, run.history.last_step, *(ABSENT if value is None else value for value in numbers)))
+    return Table(columns, rows, "progress")
+
+
+def _scores(comparison: Comparison) -> Table:
+    headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
+    rows: list[Row] = []
+    marked = not_worse(comparison.tests)
+    for gallery in comparison.galleries:
+        rows.append((Cell((gallery.name, gallery.size), style="bold"),))
+        lines: list[tuple[ComparedRow | None, str, GalleryScores, str]] = []
+        for run in (run for run in comparison.runs if gallery in run.measured):
+            row = comparison.row_of(run)
+            lines.append((None if len(row.runs) > 1 else row, run.name, run.measured[gallery].scores, ""))
+        for group in comparison.groups:
+            label = f"{group.name}, mean of {len(group.runs)}"
+            lines.append((group, label, group.scores(gallery, mean), "italic"))
+            lines.append((None, "  deviation", group.scores(gallery, stdev), "italic"))
+        lines.append((None, "chance", comparison.chance(gallery), "dim"))
+        rows += (row for line in lines if line[2] for row in _score_rows(comparison, gallery, marked, *line))
+    notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
+    if any(comparison.intervals.values()):
+        notes += interval_notes(gallery.images for gallery in comparison.galleries)
+    if comparison.tests:
+        notes.append(
+            f"{_NOT_WORSE}: not significantly worse than the best of its column (p of at least {LEVEL}, over seeds if any)"
+        )
+    return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
+
+
+def _score_rows(
+    comparison: Comparison,
+    gallery: RankedGallery,
+    marked: Collection[tuple[Any, str, ComparedRow]],
+    row: ComparedRow | None,
+    label: str,
+    scores: GalleryScores,
+    style: str,
+) -> list[Row]:
+    """Return a row of scores, and one of their intervals, if known.
+
+    ``marked`` are place, recall and row of recalls that do not differ from the best.
+    """
+    specs = {} if label == "  deviation" else {"median_rank": ".0f"}
+    texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
+    for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
+        texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], row) in marked else " "
+    rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
+    intervals = {way: row and comparison.intervals.get((gallery, way), {}).get(row) for way in DIRECTIONS}
+    if any(intervals.values()):
+        ends = [getattr(intervals[way], measure, None) for way, measure in SCORES]
+        cells = [Cell(end and (f"{round(end.low, 1)}–", f"{round(end.high, 1)} "), style="dim") for end in ends]
+        rows.append((Cell("  95 % interval", style="dim"), *cells))
+    return rows
+
+
+def _tests(comparison: Comparison) -> Table:
+    rows: list[Row] = []
+    tests: dict[tuple[Any, ...], dict[str, Difference]] = {}
+    for test in comparison.tests:
+        tests.setdefault((*test.place, *sorted(test.rows, key=lambda row: row.name)), {})[test.measure] = test
+    for (gallery, direction, first, second), by_measure in tests.items():
+        signs = {measure: 1 if test.rows[0] == first else -1 for measure, test in by_measure.items()}
+        texts = {name: f"{signs[name] * test.difference:+.1f}  p {test.p_value:.3f}" for name, test in by_measure.items()}
+        seeds = {name: f"p {test.seed_p_value:.3f}" for name, test in by_measure.items() if test.seed_p_value is not None}
+        pair = f" {first.name} - {second.name}"
+        rows.append(((f"{gallery.name} {_ARROWS[direction]}", pair), *map(texts.get, RECALLS)))
+        rows += [("  over seeds", *map(seeds.get, RECALLS))] if seeds else []
+    notes = [
+        f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests; up to four "
+        "rows are tested in all pairs, more rows each against the best of the column",
+    ]
+    if any(test.seed_p_value is not None for test in comparison.tests):
+        notes.append(
+            "over seeds: permutations of runs, two-sided, Holm's correction; a few runs allow no small p, so all are marked"
+        )
+    return Table(["", *number_columns("R@1", "R@5", "R@10")], rows, "differences in percentage points", notes)

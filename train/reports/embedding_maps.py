@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.drawing import Figure, LineCollection, own_style, patheffects
+from schemas.drawing.style import Figure, LineCollection, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions

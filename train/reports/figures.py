@@ -11,10 +11,10 @@ from typing import Any
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import to_json
-from schemas.made_from import MadeFrom, sizes_of, write_made_from
 from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
+from schemas.writing.made_from import MadeFrom, sizes_of, write_made_from
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, default_test_splits
 from train.devices import choose_device

@@ -22,15 +22,17 @@ from typing import Any
 
 import numpy as np
 
+from schemas.console.tables import ABSENT, Cell, Row, Table, markdown_document, number_columns
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.keys import CaptionKey
+from schemas.parameters import untrained_remark
 from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
 from train.jobs import Corpus
 from train.reports.figure_examples import shown_caption
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
-from train.reports.row_results import ABSENT, read_row
+from train.reports.row_results import read_row
 from train.reports.significance import Queries
 
 _LANGUAGES = ("de", "en")
@@ -104,6 +106,33 @@ class GoldRanks:
         plain = asdict(self)
         comparisons = plain.pop("comparisons")
         return {"paper": "gella2017", "table": "table 3", **plain, "all": comparisons}
+
+    def to_tables(self) -> list[Table]:
+        """Return tables of ranks of single captions, and of all captions."""
+        rows: list[Row] = []
+        for comparison in self.comparisons:
+            shares = (None if share is None else f"{share:.1f} %" for share in (comparison.better, comparison.worse))
+            group = comparison.language, comparison.column, comparison.captions
+            rows.append((*group, f"{comparison.median_rank:g}", *shares))
+        columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
+        return [
+            _caption_table("Table 3: the captions of the paper", self.published),
+            _caption_table("Table 3: where PIVOT and PARALLEL gain most over OE, as the paper chooses", self.examples),
+            Table(columns, rows, "Table 3: all captions"),
+        ]
+
+    def to_markdown(self) -> str:
+        """Return the tables with notes as Markdown."""
+        notes = [
+            f"Rank of the image of a caption among {self.images:,} test images, the published one in brackets; OE is the row of "
+            "the caption's language alone.",
+            f"Runs: {', '.join(f'{preset} {count}' for preset, count in self.runs.items())}. Of several, the median rank is "
+            "shown, with the least and the greatest in square brackets.",
+            "By the paper's rule, those images are chosen on which PIVOT and PARALLEL gain most over OE in both languages: they "
+            "show the best, not the usual.",
+            *([f"{remark}."] if (remark := untrained_remark(self.untrained)) else []),
+        ]
+        return markdown_document("gella2017, table 3: ranks of the right image", notes, self.to_tables())
 
 
 def gold_ranks(output: str, corpus: Corpus) -> GoldRanks:
@@ -185,3 +214,11 @@ def _compare(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[RankCompa
                 better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
                 worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
             yield RankComparison(language, column, float(np.median(ranks)), better, worse, len(ranks))
+
+
+def _caption_table(title: str, captions: Sequence[RankedCaption]) -> Table:
+    rows: list[Row] = []
+    for caption in captions:
+        cells = (Cell(caption.rank_text(name), caption.published.get(name)) for name in GOLD_COLUMNS)
+        rows.append(((f"{caption.language}: {caption.text}", f"  image {caption.image_id}"), *cells))
+    return Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, title)

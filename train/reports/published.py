@@ -6,23 +6,21 @@ numbers and their sources are in ``published/PAPER.toml``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.conversion import convert, parse_toml
 from schemas.errors import UsageError
 from train.chance import DIRECTIONS
-from train.evaluation.sts import StsSystem
-from train.evaluation.sts_data import StsPairs
 
 PAPERS = ("gella2017", "kadar2018", "huang2019")
 
 TASKS = ("MSRvid 2012", "images 2014", "images 2015")
 """The data sets of the shared tasks, in the order of the columns in both papers."""
 
-_PAIRS = 750  # In each of them.
-_TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room for how it was rounded.
+QUOTED = "*"
+"""Mark of rows that a paper quotes from other work."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,11 @@ class PublishedSts:
     quoted: bool = False
     preset: str = ""
     unmeasured: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name, marked if the row is quoted."""
+        return f"{self.name} {QUOTED}" if self.quoted else self.name
 
     @property
     def values(self) -> Mapping[str | None, float]:
@@ -189,17 +192,3 @@ def _sts_presets(paper: str) -> dict[int, list[str]]:
     """Return the presets of a paper's table of textual similarity, if any, by number."""
     papers = [STS_PAPERS[paper]] if paper in STS_PAPERS else []
     return {sts.table: [row.preset for row in sts.rows if row.preset] for sts in papers}
-
-
-def tasks_of(data: Sequence[StsPairs], baseline: StsSystem) -> tuple[str | None, ...]:
-    """Return the names of data sets in `TASKS`; None for others.
-
-    Number of pairs and word overlap, the baseline, identify them, since file names are ambiguous: ``STS.input.images.txt`` exists
-    for 2014 and 2015, and for training and test data.
-    """
-    tasks = []
-    for pairs, overlap in zip(data, baseline.correlations, strict=True):
-        pearson = overlap.pearson or 0.0  # None if undefined.
-        published = STS_PAPERS["gella2017"].rows[0].values.items() if len(pairs) == _PAIRS else ()
-        tasks.append(next((task for task, value in published if abs(value - pearson) <= _TOLERANCE), None))
-    return tuple(tasks)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from schemas.drawing import Axes, Figure, Rectangle, own_style
+from schemas.drawing.style import Axes, Figure, Rectangle, own_style
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
 from train.evaluation.evaluation import Count, embed_captions, no_progress, scores_between, take_rows

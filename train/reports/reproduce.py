@@ -45,13 +45,13 @@ from train.data.splits import TEST_SPLITS, leave_out_missing
 from train.devices import check_training_precision, choose_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
-from train.reports.evaluation_folder import EVALUATION
+from train.loop.training_data import contents_of, validation_portions
 from train.reports.published import ENSEMBLES, rows_of_paper
 from train.reports.row_datasets import OPTIONAL_DATASETS, corpora_of
 from train.reports.row_results import FailedRun, Failure, read_failure, read_result, results_folder, write_failure, write_result
+from train.reports.score_report import EVALUATION
 from train.runs.checkpoints import LAST, read_checkpoint
 from train.runs.history import read_history
-from train.training_data import contents_of, validation_portions
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Task:
 
     Attributes:
         config: its configuration; of an ensemble, that of the first member.
-        contents: digests of their content, see `train.training_data.contents_of`.
+        contents: digests of their content, see `train.loop.training_data.contents_of`.
         splits: splits to measure it on.
         members: tasks of the members of an ensemble; empty for a single model.
     """

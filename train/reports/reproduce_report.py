@@ -8,15 +8,15 @@ from itertools import groupby, product
 from statistics import mean, stdev
 from typing import Any
 
-from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
+from schemas.console.tables import ABSENT, Cell, Row, Table, markdown_document, number_columns
 from schemas.parameters import untrained_remark
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
 from train.evaluation.statistics import Interval
-from train.reports.comparison import SCORES, nested
+from train.reports.compared_runs import SCORES, nested
 from train.reports.published import PublishedRow, presets_of_paper, rows_of_paper
-from train.reports.row_results import ABSENT, FailedRun, RowSummary, read_row
+from train.reports.row_results import FailedRun, RowSummary, read_row
 from train.reports.significance import Queries, best_rows
 
 _OTHER_SET, _BEST = "†", "≈"

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from schemas.console.tables import ABSENT
 from schemas.errors import DatasetError
 from schemas.escapes import to_json
 from schemas.fingerprints import sha256_of_json
@@ -91,6 +92,13 @@ def write_failure(path: Path, failure: Failure, context: Mapping[str, Any]) -> N
     _write_json(path, {"kind": failure.kind, "reason": failure.reason, **context})
 
 
+def write_report(output: str, name: str, markdown: str, content: Mapping[str, Any]) -> list[str]:
+    """Write ``NAME.md`` and ``NAME.json`` into a folder, and return their paths."""
+    Folder(output).put(f"{name}.md", markdown.encode())
+    _write_json(Path(output, f"{name}.json"), content)
+    return [f"{output}/{name}.md", f"{output}/{name}.json"]
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     Folder(str(path.parent)).put(path.name, (to_json(content, indent=2) + "\n").encode())
 
@@ -111,9 +119,6 @@ def read_failure(path: Path) -> Failure | None:
         return Failure("refused", f"{str(path)!r} is damaged: the next command replaces it")
     return Failure(kind, reason)
 
-
-ABSENT = "–"
-"""Text for a missing number."""
 
 _ONE_CAUSE = ("diverged", "memory", "killed", "disk")
 """Kinds of failures with the same cause even if their reasons differ."""

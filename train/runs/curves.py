@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from schemas.drawing import Axes, Figure, Line2D, MaxNLocator, own_style
+from schemas.drawing.fonts import draw_with_fonts
+from schemas.drawing.style import Axes, Figure, Line2D, MaxNLocator, own_style
 from schemas.escapes import escape_text
-from schemas.fonts import draw_with_fonts
 from schemas.storage.folder import Folder
 from train.runs.history import History
 

@@ -25,11 +25,11 @@ from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import REGIONS
-from schemas.made_from import MadeFrom, differences, read_made_from, write_made_from
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.storage.locations import local_path, target_path
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.text import read_text
+from schemas.writing.made_from import MadeFrom, differences, read_made_from, write_made_from
 
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")

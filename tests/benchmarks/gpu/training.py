@@ -18,7 +18,7 @@ from tests.benchmarks.gpu.reporting import Part, Row, Settings
 from tests.builders import write_encoded, write_rows
 from train.config.sections import load_config
 from train.jobs import Corpus, TrainJob
-from train.loop import train
+from train.loop.training import train
 
 PRESETS = {
     "vsepp": (2048,),

@@ -138,7 +138,7 @@ DATA = "--captions c --features f --vocabulary v"
         ("encode captions vocabulary encoded", "schemas.dataset.open_dataset", KEPT.format("shards")),
         (f"reproduce kadar2018 tables {DATA}", "train.reports.row_datasets.corpora_of", KEPT.format("runs")),
         ("validate folder", "schemas.writing.validation.validate", "stopped\n"),
-        (f"train vsepp run {DATA}", "train.loop.train", "stopped before training began; nothing was changed"),
+        (f"train vsepp run {DATA}", "train.loop.training.train", "stopped before training began; nothing was changed"),
     ],
 )
 def test_ctrl_c_reports_kept_work(call, monkeypatch, words, place, says):

@@ -18,22 +18,22 @@ from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
 from schemas.duplicates import Duplicate, duplicates_csv
 from schemas.errors import DatasetError, InputError, UsageError
-from schemas.made_from import MADE_FROM_NAME
 from schemas.storage.folder import Folder
+from schemas.writing.made_from import MADE_FROM_NAME
 from tests.integration.processes import ForkedSteps
-from tests.train.trainings import CONFIG, score_runs
+from tests.train.trainings import CONFIG
 from train.config.presets import list_presets
 from train.config.sections import from_toml, load_config
 from train.evaluation.evaluation import chance
 from train.evaluation.ranks import read_ranks, write_ranks
-from train.evaluation.scores import averages, evaluation_report, score_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import embed_gallery, search_gallery
-from train.evaluation.sts import sts
 from train.jobs import StsJob
+from train.loop.training_data import load_training_inputs
 from train.reports.comparison import compare_runs
-from train.reports.tables import score_tables, sts_report
+from train.reports.score_report import averages, evaluation_report, score_tables
 from train.runs.run import open_run
-from train.training_data import load_training_inputs
+from train.sts.similarity import sts
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeyp
     assert re.search(rf"of 1,200 \(chance {sum(both):.1f}\) at step \d+; this is not better than chance\n$", out)
     assert f"of 1,200 (chance {sum(both):.1f})" in notes
     figures = []
-    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.reports.comparison_plot.save", lambda figure, folder, name: figures.append(figure))
     out, notes = command("compare", tmp_path / "run", "--output", tmp_path)
     assert [line.split()[-1] for line in out.splitlines() if line.startswith(" chance")] == [f"{score:.1f}" for score in both]
     assert f"run: the recalls on en comparable val are not better than chance ({both[0]:.1f})" in notes
@@ -196,7 +196,7 @@ def test_train_starts_from_another_run(train, tmp_path):
 def test_evaluate_prints_the_scores(command, write_run, toy):
     folder = write_run()
     arguments = ("evaluate", folder, *data_of(toy), "--splits", "test")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
+    scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert json.loads(command(*arguments, "--json", "--portions", "translation")[0])["scores"] == [scores[-1].to_dict()]
     assert json.loads(command(*arguments, "--json", "--languages", "de")[0])["scores"] == [
@@ -220,7 +220,7 @@ def test_evaluate_in_folds_and_as_an_ensemble(command, write_run, toy, seeds, ti
     folders = [write_run(f"seed-{seed}", seed=seed) for seed in seeds]
     runs = [open_run(folder) for folder in folders]
     data = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
-    scores = score_runs(runs, **data, folds=3 if len(runs) == 1 else 1)
+    scores = evaluate(runs, **data, folds=3 if len(runs) == 1 else 1)
     arguments = ("evaluate", *folders, *data_of(toy), "--splits", "val", *(("--folds", 3) if len(runs) == 1 else ()))
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert title in " ".join(command(*arguments)[0].split())
@@ -324,7 +324,7 @@ def test_compare(command, finished_run, train_toy, tmp_path):
 def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     data = (*data_of(toy), "--splits", "test")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
+    scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
     _, means, across, _ = score_tables(scores, title="")
     for average in averages(scores):
         (row,) = (row for row in means.values if row[0] == f"{average.portion} mean test")
@@ -366,7 +366,7 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
     last, counts = progress_of("search", folder, "en1", "--tokenized", "--language", "en", "--features", toy.features)
     assert (last["done"], last["total"], counts) == (images, images, {"hits": 10})
     last, counts = progress_of("evaluate", folder, *data_of(toy)[:4], "--splits", "test", "--json")
-    scores = score_run(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
+    scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     queries = sum(score.retrieval.text_to_image.queries for score in scores)
     assert counts == {"scores": len(scores)}
     assert queries < last["done"] <= queries + len(scores) * images
@@ -520,7 +520,7 @@ def pairs(tmp_path) -> Path:
 
 def test_runs_and_sentence_pairs_are_told_apart_in_any_order(command, write_run, pairs):
     folders = write_run("one"), write_run("two", seed=1)
-    expected = sts_report(sts(StsJob((str(pairs), *folders), tokenized=True, device="cpu")))
+    expected = sts(StsJob((str(pairs), *folders), tokenized=True, device="cpu")).to_dict()
     for order in ((*folders, pairs), (pairs, *folders), (folders[0], pairs, *folders)):
         assert json.loads(command("sts", *order, "--tokenized", "--device", "cpu", "--json")[0]) == expected
     out, err = command("sts", *folders, pairs, "--tokenized", "--device", "cpu")

@@ -22,7 +22,7 @@ from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.made_from import MADE_FROM_NAME
+from schemas.writing.made_from import MADE_FROM_NAME
 from tests.builders import region_row, write_rows
 
 IMAGES = ["30", "9", "1000092795", "bild-ä", "猫", "x"]

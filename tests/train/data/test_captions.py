@@ -14,9 +14,9 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import ALL_PORTIONS, CONFIG, assert_equal, rewrite, weights
 from train.config.sections import from_toml
 from train.data.captions import Captions, caption_pairs, disjoint_halves, half_of_images, one_caption_per_image, read_captions
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.checkpoints import BEST
 from train.runs.run import open_run
 
@@ -97,7 +97,7 @@ def test_training_on_several_splits_equals_one(toy, tmp_path, finished_run):
     job = EvaluateJob(str(tmp_path / "run"), folder, toy.features, ("test",), device="cpu")
     assert open_run(tmp_path / "run").config.data.split == ("train", "restval")
     same = EvaluateJob(str(finished_run[0]), toy.captions, toy.features, ("test",), device="cpu")
-    assert evaluate_run(job) == evaluate_run(same)
+    assert evaluate(job) == evaluate(same)
 
 
 @pytest.mark.slow
@@ -110,11 +110,11 @@ def test_overlapping_splits_are_reported(toy, tmp_path):
     config = from_toml(CONFIG.replace("max_steps = 44", "max_steps = 1"), "test")
     train(TrainJob(config, corpus, str(tmp_path / "run"), device="cpu", curves=False), on_warning=remarks.append)
     job = EvaluateJob(str(tmp_path / "run"), corpus.captions, corpus.features, ("test",), device="cpu")
-    evaluate_run(job, on_warning=remarks.append)
+    evaluate(job, on_warning=remarks.append)
     expected = "2 images have captions in several splits (2 in test, train): train-003, train-007. "
     assert [remark[: len(expected)] for remark in remarks] == [expected] * 2
-    evaluate_run(replace(job, splits=("val",)), on_warning=remarks.append)
-    evaluate_run(replace(job, captions=toy.captions), on_warning=remarks.append)
+    evaluate(replace(job, splits=("val",)), on_warning=remarks.append)
+    evaluate(replace(job, captions=toy.captions), on_warning=remarks.append)
     assert len(remarks) == 2
 
 

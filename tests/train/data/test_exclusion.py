@@ -16,9 +16,9 @@ from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, rewrite
 from train.config.sections import from_toml
 from train.data.splits import Exclusion
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.checkpoints import BEST, LAST, read_checkpoint
 from train.runs.history import read_history
 from train.runs.run import open_run
@@ -123,8 +123,8 @@ def test_a_run_is_resumed_with_its_list_only(toy, exclude, tmp_path):
 
 def test_scores_without_duplicates_equal_those_of_data_without_them(write_run, toy, pruned, exclude):
     run = open_run(write_run(languages=("en", "de", "fr")))
-    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], exclude=exclude)
-    expected = score_run(run, captions=pruned("test").captions, features=toy.features, splits=["test"])
+    scores = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], exclude=exclude)
+    expected = evaluate(run, captions=pruned("test").captions, features=toy.features, splits=["test"])
     assert len(scores) == len(expected) == 4
     for score, other in zip(scores, expected, strict=True):
         assert score.retrieval == other.retrieval
@@ -145,11 +145,11 @@ def test_numbers_are_those_of_removed_captions(write_run, toy, tmp_path):
     (tmp_path / "list.csv").write_text(duplicates_csv(rows))
     run = open_run(write_run())
     options = {"captions": toy.captions, "features": toy.features, "splits": ["test"], "languages": ["en"]}
-    [score, *_] = score_run(run, **options, exclude=str(tmp_path / "list.csv"))
+    [score, *_] = evaluate(run, **options, exclude=str(tmp_path / "list.csv"))
     assert score.exclusion is not None
     assert score.to_dict()["excluded"] == {"images": 1, "captions": 0, "list_sha256": score.exclusion.sha256}
     assert score.exclusion.remark(["test"]).startswith("left out of split test: 1 image and 0 captions with duplicates")
-    [complete, *_] = score_run(run, **options)
+    [complete, *_] = evaluate(run, **options)
     assert complete.retrieval.image_to_text.queries - score.retrieval.image_to_text.queries == 1
 
 
@@ -173,7 +173,7 @@ def test_unknown_image_of_a_list_is_an_error(write_run, toy, tmp_path, image_id,
     with pytest.raises(
         InputError, match=f"^{re.escape(words)}.*Write the list again with imagepivot duplicates, and edit it as text"
     ):
-        score_run(open_run(write_run()), captions=captions, features=toy.features, splits=["test"], exclude=str(path))
+        evaluate(open_run(write_run()), captions=captions, features=toy.features, splits=["test"], exclude=str(path))
     job = TrainJob(from_toml(SHORT, "test"), toy, str(tmp_path / "trained"), device="cpu", curves=False, exclude=str(path))
     path.write_text(duplicates_csv([replace(rows[0], image_id="4"), replace(rows[1], image_id="test-002")]))
     with pytest.raises(
@@ -189,7 +189,7 @@ def test_lists_that_exclude_everything_or_are_no_lists_are_errors(write_run, toy
     rows = [Duplicate(0, "hash", 1.0, "train-000", "train"), *(Duplicate(0, "hash", 1.0, name, "test") for name in images)]
     path.write_text(duplicates_csv(rows))
     with pytest.raises(DatasetError, match=r"all\.csv' excludes all captions in \w\w \w+ of split 'test': shorten the list"):
-        score_run(run, captions=toy.captions, features=toy.features, splits=["test"], exclude=str(path))
+        evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], exclude=str(path))
     path.write_text("no list")
     with pytest.raises(InputError, match="is not a list of duplicates with splits"):
         run_of(toy, tmp_path / "training", exclude=str(path))

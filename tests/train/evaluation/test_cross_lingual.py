@@ -12,7 +12,7 @@ from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
 from train.evaluation.metrics import RecallMetrics
-from train.evaluation.scores import evaluate_run, score_run
+from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob
 from train.models.retrieval_model import Encoded
 from train.runs.run import open_run
@@ -138,7 +138,7 @@ def test_model_without_vectors_is_asked_for_its_scores(write_run, data):
 def test_score_holds_them_on_request(write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     job = EvaluateJob(folder, toy.captions, toy.features, splits=("val", "test"), device="cpu")
-    plain, scores = evaluate_run(job), evaluate_run(replace(job, cross_lingual=True))
+    plain, scores = evaluate(job), evaluate(replace(job, cross_lingual=True))
     assert [replace(score, cross_lingual={}) for score in scores] == plain
     assert all("cross_lingual" not in score.to_dict() for score in plain)
     model = open_run(folder).model
@@ -165,4 +165,4 @@ def test_one_language_is_not_ranked_across(write_run, toy):
     for choice in ({"languages": ["de"]}, {"languages": ["de", "fr"]}):
         message = "nothing to rank across languages: no portion has captions of the same images in two"
         with pytest.raises(UsageError, match=message):
-            score_run(run, captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True, **choice)
+            evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True, **choice)

@@ -40,16 +40,16 @@ from train.evaluation.evaluation import (
     rank_folds,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import TrainingInputs, load_training_inputs
 from train.losses import terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, ImageBatch
 from train.models.vse import JointEmbedding
 from train.progress import TrainingDisplay
 from train.runs.run import open_run
-from train.training_data import TrainingInputs, load_training_inputs
 
 
 @pytest.fixture
@@ -361,10 +361,10 @@ def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     assert recalls["image_to_text"][0] == pytest.approx(25.0)
 
 
-def test_score_run_in_folds(write_run, toy):
+def test_evaluate_in_folds(write_run, toy):
     arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portions": ("comparable",)}
     run = open_run(write_run())
-    (whole, *_), (folded, *_) = score_run(run, **arguments), score_run(run, folds=4, **arguments)
+    (whole, *_), (folded, *_) = evaluate(run, **arguments), evaluate(run, folds=4, **arguments)
     assert folded.folds == 4
     assert (folded.to_dict()["folds"], "folds" in whole.to_dict()) == (4, False)
     data = open_data(toy.captions, toy.features, split="val", portions={folded.language: ["comparable"]})

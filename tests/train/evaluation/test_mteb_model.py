@@ -12,7 +12,6 @@ import imagepivot
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import ALL_PORTIONS
 from train.data.splits import open_data
-from train.evaluation.scores import score_run
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
@@ -99,7 +98,7 @@ def test_retrieval_in_mteb_equals_evaluate(run, toy):
     scores = model.similarity(model.encode([image], prompt_type=None), model.encode([text], prompt_type=None))
     assert len(torch.unique(scores)) == scores.numel()
     options = {"splits": ["test"], "languages": ["en"], "portions": ["comparable"]}
-    (score,) = score_run(run, captions=toy.captions, features=toy.features, **options)
+    (score,) = scores.evaluate(run, captions=toy.captions, features=toy.features, **options)
     relevance = score.relevance["captions"]
     for found, expected in ((to_image, relevance["text_to_image"]), (to_text, relevance["image_to_text"])):
         assert found["ndcg_at_10"] == round(expected.ndcg_at_10 / 100, 5)

@@ -7,8 +7,8 @@ import pytest
 
 from schemas.escapes import to_json
 from train.evaluation.protocols import PROTOCOLS, match_protocol
-from train.evaluation.scores import score_run
-from train.reports.tables import score_table
+from train.evaluation.scores import evaluate
+from train.reports.score_report import score_table
 from train.runs.run import open_run
 
 FLICKR = [f"{1000092795 + number}" for number in range(1_000)]
@@ -74,7 +74,7 @@ def test_numbers_equal_the_statistics_of_mteb(task, name):
 
 def test_score_states_the_protocol_and_how_the_data_differ(write_run, multi30k, toy):
     run = open_run(write_run(languages=("en", "de", "fr")))
-    scores = score_run(run, captions=multi30k.captions, features=multi30k.features, languages=["fr"])
+    scores = evaluate(run, captions=multi30k.captions, features=multi30k.features, languages=["fr"])
     remark = "not multi30k-2016: 9 of 1,000 images, 9 of 1,000 captions"
     assert f"split test_2016_flickr: {remark}" in score_table(scores, title="").notes
     assert json.loads(to_json(scores[0].to_dict()))["protocol"] == {
@@ -87,6 +87,6 @@ def test_score_states_the_protocol_and_how_the_data_differ(write_run, multi30k, 
     }
     twice = [scores[0], replace(scores[0], language="cs")]
     assert len(score_table(twice, title="").notes) == 3
-    (score,) = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], languages=["fr"])
+    (score,) = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], languages=["fr"])
     assert score.protocol is None
     assert score.to_dict()["protocol"] is None

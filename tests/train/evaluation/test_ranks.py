@@ -9,11 +9,10 @@ import pytest
 import imagepivot
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
-from tests.train.trainings import score_runs
 from train.data.splits import open_data
 from train.evaluation.evaluation import embed_captions, embed_images
 from train.evaluation.ranks import RANKS, SCHEMA, read_ranks, write_ranks
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.evaluation.statistics import bootstrap_intervals
 from train.runs.run import open_run
 
@@ -25,7 +24,7 @@ def of_direction(table: pa.Table, direction: str) -> list[dict]:
 @pytest.mark.slow
 def test_table_equals_brute_force(write_run, toy):
     run = open_run(write_run())
-    (score,) = score_run(
+    (score,) = evaluate(
         run, captions=toy.captions, features=toy.features, splits=["val"], languages=["de"], portions=("comparable",)
     )
     data = open_data(toy.captions, toy.features, split="val", portions={"de": ("comparable",)})
@@ -57,7 +56,7 @@ def test_table_equals_brute_force(write_run, toy):
 @pytest.mark.parametrize(("seeds", "folds"), [((0,), 1), ((0,), 3), ((0, 1), 1)])
 def test_scores_follow_from_their_tables(write_run, toy, seeds, folds):
     runs = [open_run(write_run(f"seed-{seed}", seed=seed)) for seed in seeds]
-    scores = score_runs(runs, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
+    scores = evaluate(runs, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
     assert len(scores) > 1
     for score in scores:
         for direction in ("image_to_text", "text_to_image"):
@@ -75,7 +74,7 @@ def test_scores_follow_from_their_tables(write_run, toy, seeds, folds):
 @pytest.mark.slow
 def test_cross_lingual_tables_name_the_candidates(write_run, toy):
     run = open_run(write_run(languages=("en", "de")))
-    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
+    scores = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
     results = [(score, other, result) for score in scores for other, result in score.cross_lingual.items()]
     assert results
     for score, other, result in results:

@@ -11,8 +11,8 @@ from schemas.escapes import to_json
 from train.chance import chance_recall
 from train.evaluation.metrics import RelevanceMetrics, bidirectional_ranks
 from train.evaluation.relevance import RelevanceCollector
-from train.evaluation.scores import score_run
-from train.reports.tables import score_tables
+from train.evaluation.scores import evaluate
+from train.reports.score_report import score_tables
 from train.runs.run import open_run
 
 NAMES = ("recall_at_1", "recall_at_5", "recall_at_10", "ndcg_at_10", "r_precision", "map_at_r")
@@ -149,7 +149,7 @@ def test_chance_is_the_mean_over_queries():
 @pytest.mark.parametrize("folds", [1, 3])
 def test_score_states_measures_over_the_captions_of_each_image(folds, write_run, toy):
     run = open_run(write_run(languages=("en", "de", "fr")))
-    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
+    scores = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
     for score in scores:
         relevance = score.relevance["captions"]
         assert relevance["image_to_text"].values[:3] == pytest.approx(score.retrieval.image_to_text.recalls)

@@ -15,9 +15,9 @@ from train.data.captions import Captions
 from train.evaluation.metrics import bidirectional_ranks
 from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.relevance_files import read_relevance
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob
-from train.reports.tables import score_tables
+from train.reports.score_report import score_tables
 
 IMAGES = [391895, 60623, 483108, 384213]
 # Ids of COCO's captions, five of each image in order.
@@ -226,7 +226,7 @@ def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
     locations = tuple(str(tmp_path / f"{name}_caption_to_image.json") for name in ("own", "queries"))
     files = {"relevance": locations, "annotations": str(tmp_path / "dataset.json")}
     job = EvaluateJob(write_run(), toy.captions, toy.features, ("test",), **files)
-    scores = evaluate_run(job)
+    scores = evaluate(job)
     assert {score.language for score in scores if len(score.relevance) > 1} == {"en"}
     assert {score.language for score in scores} == {"en", "de"}
     score = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
@@ -234,7 +234,7 @@ def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
     assert score.relevance["own"] == score.relevance["queries"] == score.relevance["captions"]
     message = "own_caption_to_image.json' has no correct items among the images and captions of split test: evaluate COCO's"
     with pytest.raises(UsageError, match=message):
-        evaluate_run(replace(job, languages=("de",)))
+        evaluate(replace(job, languages=("de",)))
     table = score_tables([score], title="")[-1]
     assert [column if isinstance(column, str) else column.heading for column in table.columns][-3:] == ["R@1", "R@5", "R@10"]
     assert [len(row) for row in table.rows] == [5, 5, 8, 8, 8, 8]

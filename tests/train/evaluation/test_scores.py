@@ -8,11 +8,12 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
-from tests.train.trainings import evaluate_ensemble, score_runs
+from tests.train.trainings import evaluate_ensemble
 from train.data.splits import default_test_splits, open_data
 from train.evaluation.compatibility import check_dataset
-from train.evaluation.scores import averages, evaluate_run, evaluation_report, score_ensemble, score_run
+from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob
+from train.reports.score_report import averages, evaluation_report
 from train.runs.run import open_run
 
 
@@ -22,7 +23,7 @@ def run(write_run):
 
 
 def test_each_portion_is_a_test_of_its_own(run, toy):
-    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["test"])
+    scores = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"])
     assert sorted((score.language, score.portion) for score in scores) == [
         ("de", "comparable"),
         ("en", "comparable"),
@@ -38,27 +39,27 @@ def test_each_portion_is_a_test_of_its_own(run, toy):
 
 def test_language_and_a_portion(run, write_run, toy):
     arguments = {"captions": toy.captions, "features": toy.features, "splits": ["val"]}
-    chosen = score_run(run, **arguments, languages=["en"], portions=("translation",))
+    chosen = evaluate(run, **arguments, languages=["en"], portions=("translation",))
     assert [(score.language, score.portion) for score in chosen] == [("en", "translation")]
     fewer = open_run(write_run("fewer", languages=("de",)))
-    assert {score.language for score in score_run(fewer, **arguments)} == {"de"}
+    assert {score.language for score in evaluate(fewer, **arguments)} == {"de"}
     with pytest.raises(UsageError, match="--languages names fr, but this run knows only de"):
-        score_run(fewer, **arguments, languages=["de", "fr"])
+        evaluate(fewer, **arguments, languages=["de", "fr"])
     with pytest.raises(UsageError, match=r"nothing to evaluate: split 'val' has languages .* but the run knows only de"):
-        score_run(fewer, **arguments, portions=("translation",))
+        evaluate(fewer, **arguments, portions=("translation",))
 
 
 def test_score_with_foreign_data_is_refused(run, toy, other_toy):
     with pytest.raises(DatasetError, match="encoded with another vocabulary"):
-        score_run(run, captions=other_toy.captions, features=toy.features, splits=["test"])
+        evaluate(run, captions=other_toy.captions, features=toy.features, splits=["test"])
     with pytest.raises(DatasetError, match="comes from another extractor"):
-        score_run(run, captions=toy.captions, features=other_toy.features, splits=["test"])
+        evaluate(run, captions=toy.captions, features=other_toy.features, splits=["test"])
 
 
 def test_default_split_is_test(run, toy):
-    first = score_run(run, captions=toy.captions, features=toy.features)[0]
+    first = evaluate(run, captions=toy.captions, features=toy.features)[0]
     assert first.split == "test"
-    scores = score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
+    scores = evaluate(run, captions=toy.captions, features=toy.features, splits=["val", "test"], languages=["fr"])
     assert [(score.split, score.retrieval.text_to_image.queries) for score in scores] == [("val", 12), ("test", 9)]
 
 
@@ -69,7 +70,7 @@ def test_default_test_splits_prefer_test():
 
 
 def scored(run, data, **arguments) -> list[tuple[str, str, str]]:
-    scores = score_run(run, captions=data.captions, features=data.features, **arguments)
+    scores = evaluate(run, captions=data.captions, features=data.features, **arguments)
     return [(score.split, score.language, score.portion) for score in scores]
 
 
@@ -120,14 +121,14 @@ def test_only_evaluated_captions_are_read(run, multi30k, monkeypatch, tmp_path):
 
 def test_captions_without_features_are_left_out(run, toy, gappy):
     with pytest.raises(DatasetError, match=r"1 of 9 images of split 'test'.*--allow-missing-features"):
-        score_run(run, captions=gappy.captions, features=gappy.features, splits=["test"])
-    scores = score_run(run, captions=gappy.captions, features=gappy.features, splits=["test"], allow_missing_features=True)
+        evaluate(run, captions=gappy.captions, features=gappy.features, splits=["test"])
+    scores = evaluate(run, captions=gappy.captions, features=gappy.features, splits=["test"], allow_missing_features=True)
     assert {score.missing_features.first for score in scores} == {("test-004",)}
     assert all(score.to_dict()["missing_features"]["images"] == 1 for score in scores)
     comparable = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
     assert comparable.retrieval.image_to_text.queries == 8
     assert comparable.retrieval.text_to_image.queries == 24
-    whole = score_run(run, captions=toy.captions, features=toy.features, splits=["test"], allow_missing_features=True)
+    whole = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], allow_missing_features=True)
     assert all(score.missing_features is None and "missing_features" not in score.to_dict() for score in whole)
 
 
@@ -142,9 +143,9 @@ def pair(write_run):
 
 def test_ensemble_has_the_mean_of_the_scores(pair, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
-    scores = score_runs(pair, **data)
-    assert scores != score_run(pair[0], **data)
-    assert scores != score_run(pair[1], **data)
+    scores = evaluate(pair, **data)
+    assert scores != evaluate(pair[0], **data)
+    assert scores != evaluate(pair[1], **data)
     for score in scores:
         chosen = {"split": "test", "portions": {score.language: [score.portion]}}
         members = [
@@ -154,29 +155,31 @@ def test_ensemble_has_the_mean_of_the_scores(pair, toy):
         assert score.retrieval == evaluate_ensemble(members)[score.language]
 
 
-def test_job_opens_its_runs(pair, toy):
+def test_open_runs_have_the_scores_and_the_description_of_their_folders(pair, toy):
     folders = tuple(run.folder.location for run in pair)
     options = {"splits": ("val",), "languages": ("en",), "portions": ("translation",)}
     job = EvaluateJob(folders, toy.captions, toy.features, device="cpu", **options)
-    assert evaluate_run(job) == score_ensemble(pair, job)
-    assert evaluate_run(replace(job, run=folders[0])) == score_ensemble(pair[:1], job)
+    assert evaluate(job) == evaluate(replace(job, run=tuple(pair)))
+    assert job.made_from() == replace(job, run=tuple(pair)).made_from()
+    assert evaluate(replace(job, run=folders[0])) == evaluate(replace(job, run=pair[0]))
     with pytest.raises(UsageError, match="no run to evaluate"):
         replace(job, run=())
-    with pytest.raises(UsageError, match="is given twice, so that its scores would count twice"):
-        replace(job, run=(*folders, folders[0]))
+    for runs in ((*folders, folders[0]), (*pair, pair[0])):
+        with pytest.raises(UsageError, match="is given twice, so that its scores would count twice"):
+            replace(job, run=runs)
     with pytest.raises(UsageError, match="device is 'gpu', expected 'cpu'"):
-        evaluate_run(replace(job, device="gpu"))
+        evaluate(replace(job, device="gpu"))
 
 
 def test_ensemble_is_scored_in_common_languages(pair, write_run, toy):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
     german = open_run(write_run("german", languages=("de",)))
-    assert {score.language for score in score_runs([*pair, german], **data)} == {"de"}
+    assert {score.language for score in evaluate([*pair, german], **data)} == {"de"}
     with pytest.raises(UsageError, match="--languages names en, but the ensemble knows only de: give some of these"):
-        score_runs([*pair, german], **data, languages=["de", "en"])
+        evaluate([*pair, german], **data, languages=["de", "en"])
     french = open_run(write_run("french", languages=("fr",)))
     with pytest.raises(UsageError, match=r"no language is known to all runs .*/german' knows de; .*/french' knows fr"):
-        score_runs([german, french], **data)
+        evaluate([german, french], **data)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +189,13 @@ def test_ensemble_is_scored_in_common_languages(pair, write_run, toy):
 def test_ensemble_of_runs_with_different_data_is_refused(pair, toy, name, meaning):
     other = replace(pair[1], fingerprints={**pair[1].fingerprints, name: "0" * 64})
     with pytest.raises(DatasetError, match=rf"/b' was trained with {meaning} than '.*/a' \(fingerprint 000000000000"):
-        score_runs([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])
+        evaluate([pair[0], other], captions=toy.captions, features=toy.features, splits=["test"])
 
 
 @pytest.fixture
 def scores(write_run, toy):
     run = open_run(write_run(languages=("en", "de", "fr")))
-    return score_run(run, captions=toy.captions, features=toy.features, splits=["val", "test"])
+    return evaluate(run, captions=toy.captions, features=toy.features, splits=["val", "test"])
 
 
 def test_each_split_and_portion_has_its_means(scores):
@@ -237,12 +240,12 @@ def test_features_of_another_version_of_the_model_code_are_refused(run, toy, tmp
         folder.put(MANIFEST_NAME, replace(Manifest.read(folder), sample_outputs=outputs).to_json().encode())
         return folder.location
 
-    expected = score_run(run, features=toy.features, **arguments)
-    assert score_run(trained, features=toy.features, **arguments) == expected  # The features are of an earlier version.
-    assert score_run(trained, features=features(same), **arguments) == expected
+    expected = evaluate(run, features=toy.features, **arguments)
+    assert evaluate(trained, features=toy.features, **arguments) == expected  # The features are of an earlier version.
+    assert evaluate(trained, features=features(same), **arguments) == expected
     refused = features(other)
-    assert score_run(run, features=refused, **arguments) == expected  # The run is of an earlier version.
+    assert evaluate(run, features=refused, **arguments) == expected  # The run is of an earlier version.
     with pytest.raises(DatasetError, match=r"by another version of the model's code .* was trained on: .* beyond rounding"):
-        score_run(trained, features=refused, **arguments)
+        evaluate(trained, features=refused, **arguments)
     with pytest.raises(DatasetError, match="another version of the model's code"):
         check_dataset(trained, open_dataset(refused), "extractor")

@@ -18,23 +18,21 @@ from tests.train.trainings import CONFIG, ENGLISH, events
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.evaluation.statistics import bootstrap_intervals
 from train.reports import significance
+from train.reports.compared_runs import Measurement, logged_scores
 from train.reports.comparison import (
     SCORES,
     SUM,
     ComparedRow,
     ComparedRun,
     Comparison,
-    Measurement,
     RankedGallery,
     _comparison_notes,
     _group_by_seeds,
     compare_runs,
-    logged_scores,
     with_tests,
 )
-from train.reports.plots import picture_place, plot_comparison
+from train.reports.comparison_plot import picture_place, plot_comparison
 from train.reports.significance import Queries, not_worse
-from train.reports.tables import run_comparison_tables
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
 
@@ -99,7 +97,7 @@ def test_runs_differing_only_in_seeds_form_a_group(runs):
 @pytest.mark.slow
 def test_tables(runs):
     comparison = compare_runs(runs)
-    differences, progress, scores, _ = run_comparison_tables(comparison)
+    differences, progress, scores, _ = comparison.to_tables()
     assert differences.headings == ["", "both (2 seeds)", "english"]
     assert ("seed", "0, 1", "0") in differences.rows
     assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
@@ -145,7 +143,7 @@ def test_compare_runs_without_a_checkpoint(runs, tmp_path):
     run = comparison.runs[1]
     assert (run.state, run.history.last_step, dict(run.measured), dict(run.history.speed)) == ("unfinished", 10, {}, {})
     assert comparison.notes == ("unfinished runs are shown as far as they have come",)
-    assert run_comparison_tables(comparison)[1].rows[1] == ("begun", "unfinished", 10, *"–––")
+    assert comparison.to_tables()[1].rows[1] == ("begun", "unfinished", 10, *"–––")
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
 
 
@@ -231,7 +229,7 @@ def test_other_data_and_galleries_are_noted():
 
 def test_picture(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.reports.comparison_plot.save", lambda figure, folder, name: figures.append(figure))
     # The second evaluation, with two languages, is the best.
     history = History(tuple({**entry, "score": entry["step"]} if "score" in entry else entry for entry in HISTORY.entries))
     runs = tuple(compared(f"x/seed-{n}", {"seed": n}, history) for n in range(2))
@@ -253,7 +251,7 @@ def test_picture(monkeypatch, tmp_path):
 
 def test_picture_of_evaluations_has_their_scores(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.reports.comparison_plot.save", lambda figure, folder, name: figures.append(figure))
     gallery, scores = RankedGallery("en", ("comparable",), "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
     run = ComparedRun("a", "a", {}, "evaluation", History(()), (), {gallery: Measurement(scores, {SUM: 12.25})})
     plot_comparison(Comparison((run,), {}, (ComparedRow("a", (run,)),)), tmp_path / "a.png")
@@ -323,7 +321,7 @@ def test_groups_and_runs_are_tested_against_each_other():
     assert len(rows) == 1  # Of good and other the one that is not the best; a single run is tested over images.
     assert rows < {"good", "other"}
 
-    *_, scores, differences = run_comparison_tables(comparison)
+    *_, scores, differences = comparison.to_tables()
     (marked,) = ([row[6].rstrip("≈ ") for row in scores.values if "≈" in str(row[6])] for _ in range(1))
     assert len(marked) == 1
     intervals = [row for row in scores.values if row[0] == "  95 % interval"]
@@ -335,7 +333,7 @@ def test_groups_and_runs_are_tested_against_each_other():
     assert differences.rows[names.index(("en comparable val t→i", " bad - good"))][1].startswith("-")
     assert json.loads(json.dumps(comparison.to_dict()))["tests"][0]["direction"] == "image_to_text"
     console = Console(width=80, file=io.StringIO())
-    render_tables(console, run_comparison_tables(comparison))
+    render_tables(console, comparison.to_tables())
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
 
 
@@ -361,7 +359,7 @@ def test_deviation_of_seeds_is_that_of_a_sample():
     variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
     assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
     assert variance > 0
-    deviation = next(line for line in run_comparison_tables(compare_ranked(*runs))[2].values if line[0] == "   deviation")
+    deviation = next(line for line in compare_ranked(*runs).to_tables()[2].values if line[0] == "   deviation")
     assert deviation[6].strip() == f"{variance**0.5:.1f}"
 
 
@@ -369,7 +367,7 @@ def test_deviation_of_seeds_is_that_of_a_sample():
 def test_intervals_of_few_images_are_remarked(images, remarks):
     run = ranked("x", 0.3, 0, {})
     gallery = VAL._replace(images=images)
-    (scores,) = run_comparison_tables(compare_ranked(replace(run, measured={gallery: run.measured[VAL]})))[2:3]
+    (scores,) = compare_ranked(replace(run, measured={gallery: run.measured[VAL]})).to_tables()[2:3]
     assert scores.notes.count("intervals of fewer than 6 images are too narrow") == remarks
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import DatasetError
-from tests.train.trainings import SMALL, reproduce_job, score_runs, settings_of
+from tests.train.trainings import SMALL, reproduce_job, settings_of
+from train.evaluation.scores import evaluate
 from train.jobs import ReproduceJob
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
@@ -37,10 +38,10 @@ def result(output: Path, preset: str) -> dict:
     return read_result(output / "results" / preset / "seed-0.json")
 
 
-def test_result_equals_score_ensemble_of_both_runs(finished, four_languages_regions):
+def test_result_equals_evaluate_of_both_runs(finished, four_languages_regions):
     runs = [open_run(finished / "runs" / member / "seed-0") for member in MEMBERS]
     corpus = four_languages_regions
-    scores = score_runs(runs, captions=corpus.captions, features=corpus.features)
+    scores = evaluate(runs, captions=corpus.captions, features=corpus.features)
     together = result(finished, ENSEMBLE)
     assert together["scores"] == [score.to_dict() for score in scores]
     assert list(together["members"]) == MEMBERS

@@ -26,7 +26,7 @@ from train.data.batches import CaptionBatch
 from train.data.splits import open_data
 from train.evaluation.evaluation import eval_mode
 from train.jobs import Corpus, FiguresJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import AttentionWeights, ImageBatch
 from train.reports import attention, rankings

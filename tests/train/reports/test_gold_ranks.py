@@ -18,8 +18,7 @@ from train.reports import gold_ranks as module
 from train.reports.gold_ranks import gold_ranks
 from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
 from train.reports.reproduce import reproduce
-from train.reports.row_results import read_result, write_result
-from train.reports.tables import gold_rank_tables, write_gold_ranks
+from train.reports.row_results import read_result, write_report, write_result
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster
@@ -116,17 +115,20 @@ def test_examples_and_comparisons_follow_the_rule(trained, toy_2016):
 
 def test_reports(trained, toy_2016, published, tmp_path):
     ranks = gold_ranks(str(trained), toy_2016)
-    captions, examples, comparisons = gold_rank_tables(ranks)
+    captions, examples, comparisons = ranks.to_tables()
     first = ranks.published[0]
     cells = [Cell(first.rank_text(name), rank) for name, rank in zip(GOLD_COLUMNS, (141, 37, 6), strict=True)]
     assert captions.rows[0] == (("de: ein Wort", "  image test-003"), *cells)
     assert (len(captions.rows), len(examples.rows), len(comparisons.rows)) == (2, 4, 6)
     assert comparisons.rows[0] == ("de", "OE", 18, f"{ranks.comparisons[0].median_rank:g}", None, None)
-    assert write_gold_ranks(ranks, str(tmp_path)) == ["gella2017-table-3.md", "gella2017-table-3.json"]
-    markdown = (tmp_path / "gella2017-table-3.md").read_text()
+    assert write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict()) == [
+        f"{tmp_path}/table.md",
+        f"{tmp_path}/table.json",
+    ]
+    markdown = (tmp_path / "table.md").read_text()
     assert f"| de: ein Wort<br>  image test-003 | {first.rank_text('OE')} (141) | " in markdown
     assert "Runs: gella2017/oe-de 2, gella2017/oe-en 2" in markdown
-    stored = json.loads((tmp_path / "gella2017-table-3.json").read_text())
+    stored = json.loads((tmp_path / "table.json").read_text())
     assert stored == json.loads(json.dumps(ranks.to_dict()))
     assert stored["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
     assert len(stored["published"][0]["ranks"]["OE"]) == SEEDS
@@ -138,9 +140,9 @@ def test_untrained_features_are_named(trained, toy_2016, tmp_path):
     path = tmp_path / "o/results/gella2017/pivot-asym/seed-0.json"
     write_result(path, read_result(path) | {"untrained": ["pool (random:0)"]})
     ranks = gold_ranks(str(tmp_path / "o"), toy_2016)
-    write_gold_ranks(ranks, str(tmp_path))
-    assert "- untrained: the weights of pool (random:0) are random" in (tmp_path / "gella2017-table-3.md").read_text()
-    assert json.loads((tmp_path / "gella2017-table-3.json").read_text())["untrained"] == ["pool (random:0)"]
+    write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict())
+    assert "- untrained: the weights of pool (random:0) are random" in (tmp_path / "table.md").read_text()
+    assert json.loads((tmp_path / "table.json").read_text())["untrained"] == ["pool (random:0)"]
 
 
 def test_untrained_rows_are_left_out(trained, toy_2016, tmp_path):

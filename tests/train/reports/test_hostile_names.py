@@ -33,7 +33,6 @@ from train.reports.comparison import compare_runs
 from train.reports.figures import draw_figures
 from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import write_result
-from train.reports.tables import run_comparison_tables
 from train.runs.run import open_run
 
 Place = tuple[str, tuple[str, ...], int]
@@ -155,7 +154,7 @@ def test_compare_of_hostile_names_has_intervals_and_tests_of_its_own_ranks(group
     pairs = [frozenset(pair) for pair in combinations(others, 2)]
     assert set(tested) == set(product(PLACES, DIRECTIONS, RECALLS, pairs))
 
-    differences, *_, scores, _ = run_comparison_tables(comparison)
+    differences, *_, scores, _ = comparison.to_tables()
     assert len(differences.headings) == 1 + len(rows)
     intervals = [row for row in scores.values if row[0] == "  95 % interval"]
     assert len(intervals) == len(seen) // 2

@@ -16,7 +16,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY
 from train.jobs import FiguresJob
-from train.reports import comparison, figures, plots
+from train.reports import comparison, comparison_plot, figures
 from train.runs import curves, log
 
 HOSTILE = {"text.usetex": True, "font.size": 20.0, "savefig.dpi": 300, "savefig.bbox": "tight", "figure.facecolor": "black"}
@@ -35,7 +35,7 @@ def test_pictures_do_not_follow_the_settings_of_the_user(toy, write_run, tmp_pat
         output = tmp_path / name
         figures.draw_figures(FiguresJob(**{**vars(job), "output": str(output)}))
         curves.draw_curves(HISTORY, Folder(str(output)), "curves.svg")
-        plots.plot_comparison(comparison.compare_runs([run]), str(output))
+        comparison_plot.plot_comparison(comparison.compare_runs([run]), str(output))
         boxes = draw_boxes(Image.new("RGB", (300, 200)), [LabelledBox((10, 10, 90, 90), "a label")])
         return {**drawn_files(output), "boxes": np.asarray(boxes).tobytes()}
 
@@ -59,7 +59,9 @@ def test_backend_of_the_host_is_left_to_it(backend):
 
 def test_unreadable_settings_are_an_error_of_one_line(tmp_path):
     (tmp_path / "matplotlibrc").write_bytes(b"\xff")
-    program = "import schemas.errors\ntry: import schemas.drawing\nexcept schemas.errors.InputError as error: print(error)"
+    program = (
+        "import schemas.errors\ntry: import schemas.drawing.style\nexcept schemas.errors.InputError as error: print(error)"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("matplotlib cannot read its configuration ('utf-8' codec can't decode byte 0xff")
     assert done.stdout.endswith("correct or move the file matplotlibrc\n")

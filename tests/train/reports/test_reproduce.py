@@ -18,10 +18,10 @@ from schemas.vocabulary import SPECIALS
 from tests.train.trainings import SMALL, reproduce_job, rewrite, settings_of, with_other_features
 from train.config.sections import load_config
 from train.data.captions import one_caption_per_image, read_captions
-from train.evaluation.scores import score_run
+from train.evaluation.scores import evaluate
 from train.jobs import DivergedError, ReproduceJob
-from train.reports.plots import plot_report
 from train.reports.published import rows_of_paper
+from train.reports.report_plot import plot_report
 from train.reports.reproduce import failure_of, reproduce
 from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import FAILURE_KINDS, Failure, read_result, write_failure, write_result
@@ -54,7 +54,7 @@ def test_result_equals_an_evaluation_of_the_run(finished, toy_2016):
         name = f"gella2017/pivot-asym/seed-{seed}"
         result = json.loads((finished / "results" / f"{name}.json").read_text())
         opened = open_run(finished / "runs" / name)
-        scores = score_run(opened, captions=toy_2016.captions, features=toy_2016.features)
+        scores = evaluate(opened, captions=toy_2016.captions, features=toy_2016.features)
         assert result["scores"] == [score.to_dict() for score in scores]
         assert {score["split"] for score in result["scores"]} == {"test_2016"}
         assert (opened.seed, opened.model.similarity, opened.config.schedule.max_steps) == (seed, "order", 4)
@@ -134,7 +134,7 @@ def test_rows_are_evaluated_on_the_split(toy_2016, tmp_path):
     assert run(job) == [("gella2017/vse-en", 0)]
     result = read_result(tmp_path / "o/results/gella2017/vse-en/seed-0.json")
     opened = open_run(tmp_path / "o/runs/gella2017/vse-en/seed-0")
-    scores = score_run(opened, captions=toy_2016.captions, features=toy_2016.features, splits=["val"])
+    scores = evaluate(opened, captions=toy_2016.captions, features=toy_2016.features, splits=["val"])
     assert result["scores"] == [score.to_dict() for score in scores]
     with pytest.raises(DatasetError, match="was measured with other split: nothing was trained"):
         run(replace(job, split=""))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from schemas.storage.folder import Folder
 from train.evaluation.ranks import SCHEMA, write_ranks
-from train.reports.plots import plot_report
+from train.reports.report_plot import plot_report
 from train.reports.reproduce_report import PaperReport, read_report
 from train.reports.row_results import write_result
 

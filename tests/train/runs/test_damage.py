@@ -12,10 +12,10 @@ from schemas.errors import DatasetError, ImagepivotError
 from tests.train.trainings import CONFIG, assert_equal, reproduce_job, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
-from train.evaluation.scores import evaluate_run
+from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 
@@ -98,7 +98,7 @@ def survives(use: Callable[[], object], path: Path, expected: object, capfd, see
 def test_damaged_model(toy, copied_run, tmp_path, capfd):
     features = {"run": str(copied_run), "features": toy.features, "device": "cpu"}
     commands: dict[str, Callable[[], object]] = {
-        "evaluate": lambda: evaluate_run(EvaluateJob(captions=toy.captions, splits=("test",), **features)),
+        "evaluate": lambda: evaluate(EvaluateJob(captions=toy.captions, splits=("test",), **features)),
         "search": lambda: search(SearchJob(query="en1 en2", tokenized=True, language="en", **features)),
         "embed": lambda: [
             manifest.fingerprint for manifest in embed(EmbedJob(output=str(tmp_path / "embeddings"), **features))
@@ -174,7 +174,7 @@ def test_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("train.data.features.memory_limit", lambda: 1)
     where = {"device": "cpu", "memory_map": str(tmp_path / "map")}
     job = EvaluateJob(folder, toy.captions, toy.features, splits=("test",), **where)
-    expected = evaluate_run(job)
+    expected = evaluate(job)
     [path] = (tmp_path / "map").iterdir()
     values = np.load(path, mmap_mode="r").offset
 
@@ -183,7 +183,7 @@ def test_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd):
         if way.startswith(("bit", "zeros")):
             continue
         put(path, content)
-        scores, error = attempt(lambda: evaluate_run(job))
+        scores, error = attempt(lambda: evaluate(job))
         if error is None:
             assert scores == expected, way
             assert path.read_bytes() == whole, way
@@ -194,5 +194,5 @@ def test_damaged_copy_of_features(toy, write_run, tmp_path, monkeypatch, capfd):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
         put(path, bytes(flipped))
-        assert evaluate_run(job) == expected, place
+        assert evaluate(job) == expected, place
     assert capfd.readouterr() == ("", "")

@@ -12,12 +12,12 @@ from tests.train.conftest import EDGES, write_toy
 from tests.train.trainings import CONFIG, ENGLISH, ORDER, assert_equal, assert_same_checkpoints, events, lasting_log, weights
 from train.config.sections import from_toml
 from train.jobs import Corpus, TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import load_training_inputs
 from train.models.catalogue import build_model
 from train.runs.checkpoints import BEST, LAST, weights_digest
 from train.runs.init_from_run import init_from_run
 from train.runs.run import open_run
-from train.training_data import load_training_inputs
 
 SHORT = {"max_steps = 44": "max_steps = 6", "eval_every_steps = 17": "eval_every_steps = 3"}
 UNSHARED = ORDER.replace("c2c_probability = 0.5", "")

@@ -187,7 +187,7 @@ def test_pictures_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
 def test_matplotlib_is_imported_at_the_first_drawing(tmp_path):
     script = (
         "import sys, pathlib\n"
-        "import train.loop\n"
+        "import train.loop.training\n"
         "from train.runs.log import RunLog\n"
         "with RunLog(pathlib.Path(sys.argv[1]), step=0, tensorboard=False, curves=True) as log:\n"
         "    log.write('step', 10, {})\n"

@@ -30,7 +30,7 @@ from tests.train.trainings import (
 )
 from train.config.sections import from_toml
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 from train.runs.run import open_run
 
@@ -66,7 +66,7 @@ import torch
 from train.config.sections import from_toml
 from train.jobs import Corpus
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
 
 captions, features, vocabulary, output, text, step, where = sys.argv[1:]
 
@@ -214,7 +214,7 @@ def test_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, mon
 
     text = CONFIG.replace("max_steps = 44", f"max_steps = {steps}")
     with monkeypatch.context() as patched:
-        patched.setattr("train.loop.write_checkpoint", killed)
+        patched.setattr("train.loop.training.write_checkpoint", killed)
         with pytest.raises(KeyboardInterrupt):
             train_toy(text)
     train_toy(text, resume=True)

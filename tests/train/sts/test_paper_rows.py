@@ -7,13 +7,13 @@ import pytest
 
 from schemas.errors import UsageError
 from tests.train.trainings import SMALL, reproduce_job
-from train.evaluation.sts import sts
-from train.evaluation.sts_data import read_sts
 from train.jobs import Corpus, ReproduceJob, StsJob
 from train.reports.published import STS_PAPERS
 from train.reports.reproduce import reproduce
-from train.reports.sts_rows import open_sts, sts_rows
-from train.reports.tables import sts_row_tables, write_sts_rows
+from train.reports.row_results import write_report
+from train.sts.pairs import read_sts
+from train.sts.paper_rows import open_sts, sts_rows
+from train.sts.similarity import sts
 
 pytestmark = pytest.mark.cluster
 
@@ -58,13 +58,16 @@ def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_
             assert cells[quoted].values == ()
         assert cells["OE"].values == ()  # Not trained.
 
-    assert write_sts_rows(rows, str(tmp_path)) == ["gella2017-table-4.md", "gella2017-table-4.json"]
-    plain = json.loads((tmp_path / "gella2017-table-4.json").read_text())
+    assert write_report(str(tmp_path), "table", rows.to_markdown(), rows.to_dict()) == [
+        f"{tmp_path}/table.md",
+        f"{tmp_path}/table.json",
+    ]
+    plain = json.loads((tmp_path / "table.json").read_text())
     assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
     (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
     assert row["scores"]["images-2014"]["published"] == 83.8
     assert len(row["scores"]["images-2014"]["measured"]) == 2
-    markdown = (tmp_path / "gella2017-table-4.md").read_text()
+    markdown = (tmp_path / "table.md").read_text()
     values = rows.measurement(by_name["PIVOT-ASYM"], 0).values
     assert f"| PIVOT-ASYM | 2 | {mean(values):.1f} ± {stdev(values):.1f} (83.8) |" in markdown
     assert "| GRAN (Wieting et al.) * |  | – (84.5) | – (85.0) |" in markdown
@@ -79,7 +82,7 @@ def test_quoted_row_of_another_paper_is_measured(trained, toy_2016, pairs):
     assert len(rows["VSE (Kiros et al.)"].measured) == 2
     assert [system.name for system in rows["VSE (Kiros et al.)"].measured] == [f"gella2017/vse-en/seed-{n}" for n in (0, 1)]
     assert {name for name, row in rows.items() if row.refused} == {"SCAN (Lee et al.)"}
-    (note,) = (note for note in sts_row_tables(rows_of_huang)[-1].notes if "not measured" in note)
+    (note,) = (note for note in rows_of_huang.to_tables()[-1].notes if "not measured" in note)
     assert note.startswith("SCAN (Lee et al.) is not measured: it has no vector of a sentence")
     assert open_sts(replace(job_of("gella2017", trained, toy_2016), table=3), tokenize) == []
 
@@ -90,7 +93,7 @@ def test_unsuitable_run_does_not_end_the_others(trained, toy_2016, pairs):
 
     rows = sts_rows(job_of("gella2017", trained, toy_2016), pairs, refuse)
     assert {row.published.name for row in rows.rows if row.refused} == {"VSE", "PIVOT-ASYM"}
-    (note,) = (note for note in sts_row_tables(rows)[-1].notes if note.startswith("VSE is not measured: "))
+    (note,) = (note for note in rows.to_tables()[-1].notes if note.startswith("VSE is not measured: "))
     assert "no words here" in note
 
 

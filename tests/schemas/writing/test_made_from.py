@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from schemas.features import FeatureSpec
-from schemas.made_from import MADE_FROM_NAME, differences, is_current, made_from, read_made_from, write_made_from
 from schemas.storage.folder import Folder
+from schemas.writing.made_from import MADE_FROM_NAME, differences, is_current, made_from, read_made_from, write_made_from
 from tests.builders import write_rows
 
 

@@ -20,35 +20,28 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import UsageError
-from schemas.made_from import MadeFrom, made_from
 from schemas.options import takes_fields
 from schemas.vocabulary import SPECIALS
-from train.data.batches import CaptionBatch
+from schemas.writing.made_from import MadeFrom, made_from
 from train.devices import choose_device
-from train.evaluation.compatibility import check_reads_text, check_vectors
-from train.evaluation.evaluation import Count, embed_captions, no_progress
-from train.evaluation.search import Tokenize
-from train.evaluation.sts_data import (
-    WORD,
-    Correlation,
-    Coverage,
-    StsPairs,
-    cosines,
-    coverage_of,
-    mean_vectors,
-    read_sentence_vectors,
-    read_sts,
-    read_word_vectors,
-)
+from train.evaluation.evaluation import Count, no_progress
+from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
 from train.jobs import StsJob
+from train.reports.published import STS_PAPERS
 from train.runs.run import Run, is_run, open_run
+from train.sts.correlation import Correlation, cosines
+from train.sts.pairs import StsPairs, read_sts
+from train.sts.vectors import WORD, Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors
 
 OVERLAP = "word overlap"
 """Name of the baseline."""
 
+_PAIRS = 750  # In each data set of `train.reports.published.TASKS`.
+_TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room for how it was rounded.
+
 
 def sts_made_from(job: StsJob) -> MadeFrom:
-    """Return everything that the result depends on, see `schemas.made_from`."""
+    """Return everything that the result depends on, see `schemas.writing.made_from`."""
     runs, data = _runs_and_data(job)
     options = {"runs": runs, "vectors": job.vectors, "language": job.language, "tokenized": job.tokenized}
     return made_from("sts", options, {"data": data, "runs": runs, "vectors": job.vectors, "truecaser": (job.truecaser,)})
@@ -98,14 +91,29 @@ class StsResult:
     data: tuple[StsPairs, ...]
     systems: tuple[StsSystem, ...]
 
+    @property
+    def tasks(self) -> tuple[str | None, ...]:
+        """Names of the data sets in `train.reports.published.TASKS`; None for others."""
+        return tasks_of(self.data, self.systems[0])
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the result and published scores as plain values, for JSON."""
+        tasks = {pairs.name: task for pairs, task in zip(self.data, self.tasks, strict=True)}
+        known = {name: task for name, task in tasks.items() if task}
         return {
             "data": [
                 {"name": pairs.name, "location": pairs.location, "pairs": len(pairs), "unscored": pairs.unscored}
+                | {"task": tasks[pairs.name]}
                 for pairs in self.data
             ],
             "systems": [self._plain(system) for system in self.systems],
+            "published": [
+                {"source": paper.title, "name": row.name, "quoted": row.quoted}
+                | {"scores": {name: row.values.get(task) for name, task in known.items()}}
+                for paper in STS_PAPERS.values()
+                for row in paper.rows
+                if known
+            ],
         }
 
     def _plain(self, system: StsSystem) -> dict[str, Any]:
@@ -245,28 +253,19 @@ def _truecases(run: Run) -> bool:
     return run.text is not None and bool(run.text.truecase)
 
 
-def embed_sentences(
-    run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count = no_progress
-) -> np.ndarray:
-    """Return the vectors of tokenized sentences, float32 ``[S, E]``."""
-    ids = [run.vocabulary.encode(tokens) for tokens in sentences]
-    token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)
-    offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    batch = CaptionBatch(token_ids, offsets, np.arange(len(ids)))
-    return embed_captions(run.model, batch, language, on_progress=on_progress).values.cpu().numpy()
-
-
 def _sentences(data: Sequence[StsPairs]) -> list[str]:
     return list(dict.fromkeys(sentence for pairs in data for sentence in pairs.sentences))
 
 
-def sentence_language(run: Run, language: str) -> str:
-    """Return the language in which a run reads sentences, if it can embed them."""
-    check_vectors(run)
-    check_reads_text(run)
-    known = run.model.languages
-    chosen = language or ("en" if "en" in known else known[0] if len(known) == 1 else "")
-    if chosen not in known:
-        problem = f"--language is {language!r}" if language else "the language of the sentences is not given"
-        raise UsageError(f"{problem}, but {run.folder.location!r} knows only {', '.join(known)}: give --language, one of these")
-    return chosen
+def tasks_of(data: Sequence[StsPairs], baseline: StsSystem) -> tuple[str | None, ...]:
+    """Return the names of data sets in `TASKS`; None for others.
+
+    Number of pairs and word overlap, the baseline, identify them, since file names are ambiguous: ``STS.input.images.txt`` exists
+    for 2014 and 2015, and for training and test data.
+    """
+    tasks = []
+    for pairs, overlap in zip(data, baseline.correlations, strict=True):
+        pearson = overlap.pearson or 0.0  # None if undefined.
+        published = STS_PAPERS["gella2017"].rows[0].values.items() if len(pairs) == _PAIRS else ()
+        tasks.append(next((task for task, value in published if abs(value - pearson) <= _TOLERANCE), None))
+    return tuple(tasks)

@@ -8,10 +8,10 @@ import torch
 
 from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import CONFIG
-from train.batch_loader import BatchLoader
 from train.config.sections import from_toml
-from train.distributed import DistributedContext
-from train.training_data import TrainingInputs, load_training_inputs
+from train.loop.batch_loader import BatchLoader
+from train.loop.distributed import DistributedContext
+from train.loop.training_data import TrainingInputs, load_training_inputs
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from train.data.sampling import Batch, Sampler
-from train.distributed import DistributedContext
+from train.loop.distributed import DistributedContext
+from train.loop.training_data import TrainingInputs
 from train.losses import Inputs
-from train.training_data import TrainingInputs
 
 _CPU = torch.device("cpu")
 _PREFETCHED_BATCHES = 2

@@ -34,7 +34,7 @@ from train.models.retrieval_model import Dimensions, ImageBatch, RetrievalModel
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Inputs of `train.loop.train`; a subclass may have other data.
+    """Inputs of `train.loop.training.train`; a subclass may have other data.
 
     Attributes:
         training: the training split, reduced as configured.

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from schemas.console.tables import Cell
-from train.evaluation.sts import OVERLAP, StsResult, StsSystem, sts
-from train.evaluation.sts_data import Correlation, Coverage, StsPairs
 from train.jobs import StsJob
-from train.reports.plots import plot_sts
-from train.reports.published import STS_PAPERS, TASKS, tasks_of
-from train.reports.tables import sts_report, sts_tables, write_sts
+from train.reports.published import STS_PAPERS, TASKS
+from train.sts.correlation import Correlation
+from train.sts.pairs import StsPairs
+from train.sts.plot import plot_sts
+from train.sts.report import sts_tables, write_sts
+from train.sts.similarity import OVERLAP, StsResult, StsSystem, sts, tasks_of
+from train.sts.vectors import Coverage
 
 
 def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 750, baseline: float = 51.34) -> StsResult:
@@ -123,7 +125,7 @@ def test_undefined_correlation_is_a_dash():
     system = replace(result.systems[1], correlations=(Correlation(None, None),))
     scores, _ = sts_tables(replace(result, systems=(result.systems[0], system)))
     assert scores.rows[1] == ("runs/c2c en", Cell("–"))
-    assert json.loads(json.dumps(sts_report(replace(result, systems=(system,)))))["systems"][0]["mean"] == {
+    assert json.loads(json.dumps(replace(result, systems=(system,)).to_dict()))["systems"][0]["mean"] == {
         "pearson": None,
         "spearman": None,
     }
@@ -136,7 +138,7 @@ def test_report_holds_everything(tmp_path):
     result = result_of(2, pairs=750)
     assert write_sts(result, str(tmp_path)) == ["sts.json", "sts.csv", "sts-pairs.csv"]
     report = json.loads((tmp_path / "sts.json").read_text())
-    assert report == sts_report(result)
+    assert report == result.to_dict()
     assert report["data"][0] == {"name": "data-0", "location": "/x/0", "pairs": 750, "unscored": 0, "task": "images 2014"}
     assert report["data"][1]["task"] is None
     assert report["systems"][1]["scores"]["data-1"] == {"pearson": 76.34, "spearman": 22.5}
@@ -159,7 +161,7 @@ def test_report_holds_everything(tmp_path):
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
     figures = []
-    monkeypatch.setattr("train.reports.plots.save", lambda figure, folder, name: figures.append(figure))
+    monkeypatch.setattr("train.sts.plot.save", lambda figure, folder, name: figures.append(figure))
     assert plot_sts(result_of(count, ("runs/a_$long$", "b.vec")), str(tmp_path)) == f"{tmp_path}/sts.png"
     panels = figures[0].axes
     assert len(panels) == 3 * count

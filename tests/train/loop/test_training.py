@@ -20,17 +20,17 @@ from tests.train.trainings import (
     rewrite,
     weights,
 )
-from train import loop, schedules
 from train.config.sections import from_toml
 from train.evaluation.evaluation import measure_validation
 from train.evaluation.ranks import read_ranks
 from train.jobs import DivergedError, TrainJob
-from train.loop import train
+from train.loop import schedules, training
+from train.loop.training import train
+from train.loop.training_data import TrainingInputs, load_training_inputs
 from train.losses import terms_of
 from train.models.catalogue import build_model
 from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
-from train.training_data import TrainingInputs, load_training_inputs
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_diverged_run_keeps_checkpoints_and_log(train_toy, tmp_path, monkeypatch
     train_toy(CONFIG.replace("max_steps = 44", "max_steps = 17"), "short")
     rate = schedules.learning_rate
     monkeypatch.setattr(
-        loop, "learning_rate", lambda config, *, step, **at: rate(config, step=step, **at) * 1e40 ** (step >= 17)
+        training, "learning_rate", lambda config, *, step, **at: rate(config, step=step, **at) * 1e40 ** (step >= 17)
     )
     expected = r"at step 19, with a learning rate of 1e\+38: .* train into another folder; last\.pt keeps step 17"
     with pytest.raises(DivergedError, match=expected):

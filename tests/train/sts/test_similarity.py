@@ -9,13 +9,14 @@ import pytest
 from pipelines.text.moses import load_recipe
 from pipelines.text.queries import tokenize_query
 from schemas.errors import UsageError
-from schemas.made_from import is_current, write_made_from
 from schemas.storage.folder import Folder
+from schemas.writing.made_from import is_current, write_made_from
 from tests.train.trainings import CONFIG, encode_ids
-from train.evaluation.sts import OVERLAP, score_sts, sts, sts_made_from, word_overlap
-from train.evaluation.sts_data import Correlation, StsPairs, read_sts
 from train.jobs import StsJob
 from train.runs.run import open_run
+from train.sts.correlation import Correlation
+from train.sts.pairs import StsPairs, read_sts
+from train.sts.similarity import OVERLAP, score_sts, sts, sts_made_from, word_overlap
 
 PUBLISHED = {"images-2014": 51.3, "images-2015": 60.4}
 SENTENCES = [
@@ -155,7 +156,7 @@ def test_truecasers_are_passed_to_truecasing_runs(write_run, data, monkeypatch):
         asked.add((recipe.recipe, truecaser))
         return text.split()
 
-    monkeypatch.setattr("train.evaluation.sts.open_run", opened)
+    monkeypatch.setattr("train.sts.similarity.open_run", opened)
     sts(StsJob((data, *folders), truecaser="models", device="cpu"), listening)
     assert asked == {("raw", ""), ("moses-truecase", "models")}
 

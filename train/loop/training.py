@@ -26,13 +26,15 @@ from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.user_code import user_code
 from schemas.writing.shard_writer import lock_folder
-from train.batch_loader import BatchLoader
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import check_training_precision, choose_device, computing
-from train.distributed import DistributedContext, join_processes
 from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, TrainJob, TrainResult
+from train.loop.batch_loader import BatchLoader
+from train.loop.distributed import DistributedContext, join_processes
+from train.loop.schedules import learning_rate, max_total_steps, stop_reason
+from train.loop.training_data import TrainingInputs, load_training_inputs, overlap_remark
 from train.losses import LossSums, Objective, is_at_margin, terms_of
 from train.models.catalogue import build_model
 from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
@@ -59,8 +61,6 @@ from train.runs.run import (
     is_finished,
     open_run,
 )
-from train.schedules import learning_rate, max_total_steps, stop_reason
-from train.training_data import TrainingInputs, load_training_inputs, overlap_remark
 
 _LOG_EVERY_STEPS = 10
 # Steps at the margin before a collapse is reported, also where an epoch has fewer: embeddings may begin nearly equal.
@@ -433,7 +433,7 @@ class _Loop:
         return TrainResult(self.job.output, progress, self.training_inputs.missing_features, chance)
 
     def stop_reason(self, progress: TrainingProgress) -> str:
-        """Return the reason to stop, see `train.schedules.stop_reason`."""
+        """Return the reason to stop, see `train.loop.schedules.stop_reason`."""
         return stop_reason(progress, self.config.schedule, self.epoch_steps)
 
     def _stop_if_over(self) -> None:

@@ -3,8 +3,8 @@ import warnings
 import pytest
 from matplotlib import font_manager
 
-from schemas import fonts
-from schemas.fonts import FontWarning, font_files, warn_of_missing_glyphs
+from schemas.drawing import fonts
+from schemas.drawing.fonts import FontWarning, font_files, warn_of_missing_glyphs
 
 
 @pytest.fixture(autouse=True)

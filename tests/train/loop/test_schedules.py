@@ -5,8 +5,8 @@ import pytest
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import CONFIG, events
 from train.config.sections import ScheduleConfig, from_toml
+from train.loop.schedules import learning_rate, max_total_steps, stop_reason
 from train.runs.checkpoints import TrainingProgress
-from train.schedules import learning_rate, max_total_steps, stop_reason
 
 EPOCH = 10
 

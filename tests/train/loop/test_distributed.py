@@ -5,9 +5,9 @@ import torch
 from tests.fake_gpu import fake_gpu
 from tests.train.trainings import CONFIG, DAN, MHA_D, ORDER, events, train_in_two_processes, weights
 from train.config.sections import from_toml
-from train.distributed import DistributedContext, join_processes
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.distributed import DistributedContext, join_processes
+from train.loop.training import train
 
 
 @pytest.mark.parametrize(("count", "size"), [(9, 2), (128, 3), (2, 4), (1, 2), (0, 2)])

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.console.tables import Row, Table, markdown_document, number_columns
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import redact
 from schemas.parameters import EncodedParameters
 from train.devices import choose_device
 from train.evaluation.evaluation import Count, no_progress
-from train.evaluation.search import Tokenize
-from train.evaluation.sts import StsSystem, score_overlap, score_sts
-from train.evaluation.sts_data import StsPairs, read_sts
+from train.evaluation.sentences import Tokenize
 from train.jobs import ReproduceJob
-from train.reports.published import STS_PAPERS, PublishedSts, StsPaper, tasks_of
+from train.reports.published import QUOTED, STS_PAPERS, TASKS, PublishedSts, StsPaper
 from train.reports.reproduce_report import RowMeasurement
 from train.reports.row_results import finished_runs
 from train.runs.run import open_run
+from train.sts.pairs import StsPairs, read_sts
+from train.sts.report import data_column, table_parts, untrained_systems
+from train.sts.similarity import StsSystem, score_overlap, score_sts, tasks_of
 
 _LANGUAGE = "en"  # All pairs in the papers are English.
 
@@ -64,6 +66,38 @@ class StsRows:
             ],
             "rows": [self._row_to_dict(row) for row in self.rows],
         }
+
+    def to_tables(self) -> list[Table]:
+        """Return the table, split by data sets."""
+        return [self._table(indices) for indices in table_parts(self.data)]
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        return markdown_document(f"{self.paper.paper}: measured beside published", (), self.to_tables())
+
+    def _table(self, indices: Sequence[int]) -> Table:
+        columns = ["row", *number_columns("runs")]
+        columns += (data_column(self.data[index], self.tasks[index]) for index in indices)
+        lines: list[Row] = []
+        for row in self.rows:
+            cells = (self.measurement(row, index).to_cell() for index in indices)
+            runs = len(row.measured) if row.published.preset else None
+            lines.append((row.published.label, runs, *cells))
+        is_last = indices[-1] == len(self.data) - 1
+        title = f"Table {self.paper.table}: semantic textual similarity"
+        return Table(columns, lines, title, self._notes() if is_last else ())
+
+    def _notes(self) -> list[str]:
+        unknown = [pairs.name for pairs, task in zip(self.data, self.tasks, strict=True) if task is None]
+        absent = [task for task in TASKS if task not in self.tasks]
+        return [
+            "Pearson's r times 100, the mean of the runs ± their standard deviation, the published one in brackets.",
+            f"{QUOTED} quoted in the paper from other work.",
+            *([f"Published numbers on {', '.join(absent)} are not shown: these pairs are not given."] if absent else []),
+            *([f"Not a data set of the paper, by number of pairs or word overlap: {', '.join(unknown)}."] if unknown else []),
+            *(f"{row.published.name} is not measured: {row.refused}" for row in self.rows if row.refused),
+            *untrained_systems(system for row in self.rows for system in row.measured),
+        ]
 
     def _row_to_dict(self, row: StsRow) -> dict[str, Any]:
         cells = {pairs.name: self.measurement(row, index) for index, pairs in enumerate(self.data)}

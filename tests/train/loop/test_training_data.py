@@ -12,9 +12,9 @@ from tests.train.trainings import events, rewrite
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
 from train.jobs import TrainJob
-from train.loop import train
+from train.loop.training import train
+from train.loop.training_data import build_sampler, load_training_inputs, tokens_of
 from train.models.catalogue import build_model
-from train.training_data import build_sampler, load_training_inputs, tokens_of
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'

@@ -1,0 +1,1 @@
+"""Drawing by matplotlib: the package's own style, and fonts for all scripts."""

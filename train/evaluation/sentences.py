@@ -1,0 +1,49 @@
+"""Sentences as a run reads them: tokens, language and vectors.
+
+Letters: ``S`` sentences, ``E`` embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from schemas.errors import UsageError
+from schemas.parameters import TextRecipe
+from train.data.batches import CaptionBatch
+from train.evaluation.compatibility import check_reads_text, check_vectors
+from train.evaluation.evaluation import Count, embed_captions, no_progress
+from train.models.retrieval_model import Encoded
+from train.runs.run import Run
+
+Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
+"""Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
+
+
+def embed_sentences(
+    run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count = no_progress
+) -> np.ndarray:
+    """Return the vectors of tokenized sentences, float32 ``[S, E]``."""
+    return encode_sentences(run, sentences, language, on_progress).values.cpu().numpy()
+
+
+def encode_sentences(run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count = no_progress) -> Encoded:
+    """Encode tokenized sentences on the run's device."""
+    ids = [run.vocabulary.encode(tokens) for tokens in sentences]
+    token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)
+    offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    batch = CaptionBatch(token_ids, offsets, np.arange(len(ids)))
+    return embed_captions(run.model, batch, language, on_progress=on_progress)
+
+
+def sentence_language(run: Run, language: str) -> str:
+    """Return the language in which a run reads sentences, if it can embed them."""
+    check_vectors(run)
+    check_reads_text(run)
+    known = run.model.languages
+    chosen = language or ("en" if "en" in known else known[0] if len(known) == 1 else "")
+    if chosen not in known:
+        problem = f"--language is {language!r}" if language else "the language of the sentences is not given"
+        raise UsageError(f"{problem}, but {run.folder.location!r} knows only {', '.join(known)}: give --language, one of these")
+    return chosen

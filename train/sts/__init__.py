@@ -1,0 +1,1 @@
+"""Semantic textual similarity: sentence pairs, measured systems, reports."""
