@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from schemas.errors import ImagepivotError, UsageError, errno_of
@@ -27,10 +26,10 @@ from schemas.process.resources import keep_freed_memory, reduce_gc, skip_pandas
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# `-c` puts the current folder first on the path, where modules may shadow ours. Our folder replaces it for the import of
-# `imagepivot`, which pins the names of our packages.
+# A worker imports what the launcher can, e.g. classes in a module beside the user's script. `imagepivot` pins the names of our
+# packages.
 _START = (
-    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; import imagepivot; del sys.path[0]; "
+    "import sys; sys.path[:] = {path!r}; import imagepivot; "
     "from pipelines.running.process_pool import serve; serve({launcher}, {socket})"
 )
 
@@ -75,7 +74,7 @@ class _Worker:
     def __init__(self, index: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            script = _START.format(launcher=os.getpid(), socket=theirs.fileno())
+            script = _START.format(path=sys.path, launcher=os.getpid(), socket=theirs.fileno())
             # Arrow's default pool would keep freed memory; the worker configures malloc.
             pools = {"ARROW_DEFAULT_MEMORY_POOL": os.environ.get("ARROW_DEFAULT_MEMORY_POOL", "system")}
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # The process inherits it, for its start.

@@ -17,6 +17,7 @@ from pipelines.commands import app
 from pipelines.commands.exit_codes import run
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
+from tests.beam import BEAM_FLAGS
 from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 from train.runs.checkpoints import LAST, read_checkpoint
@@ -222,7 +223,7 @@ def test_wrong_usage_is_an_event(imagepivot, words, says):
 
 
 def test_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
-    done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", "--log-json", code=1)
+    done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", *BEAM_FLAGS, "--log-json", code=1)
     assert done.stderr.startswith("--log-json after -- is not a flag of Beam, which ignores it\nError: ")
 
 

@@ -191,3 +191,14 @@ def test_workers_end_with_their_launcher(tmp_path, signum):
     while any(map(is_running, workers)):  # The test's time limit ends it.
         time.sleep(0.05)
     assert not any(map(is_running, workers))
+
+
+def test_module_beside_the_users_script_is_imported(tmp_path):
+    (tmp_path / "own.py").write_text("def mine(value): return 2 * value\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import own\nfrom pipelines.running.process_pool import open_workers\n"
+        "with open_workers(2) as run: print(sorted(run(own.mine, [1, 2])))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[2, 4]\n"
