@@ -95,8 +95,8 @@ def test_retrieval_in_mteb_equals_evaluate(run, toy):
     own = {name: [text_ids[n] for n in np.flatnonzero(captions.images == row)] for row, name in enumerate(image_ids)}
     to_image = evaluate(model, retrieval_task("MockAny2AnyRetrievalT2ITask", text, image, owner))
     to_text = evaluate(model, retrieval_task("MockAny2AnyRetrievalI2TTask", image, text, own))
-    scores = model.similarity(model.encode([image], prompt_type=None), model.encode([text], prompt_type=None))
-    assert len(torch.unique(scores)) == scores.numel()
+    similarities = model.similarity(model.encode([image], prompt_type=None), model.encode([text], prompt_type=None))
+    assert len(torch.unique(similarities)) == similarities.numel()
     options = {"splits": ["test"], "languages": ["en"], "portions": ["comparable"]}
     (score,) = scores.evaluate(run, captions=toy.captions, features=toy.features, **options)
     relevance = score.relevance["captions"]
