@@ -12,6 +12,7 @@ import imagepivot
 from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import ALL_PORTIONS
 from train.data.splits import open_data
+from train.evaluation import scores
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
