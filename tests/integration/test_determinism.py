@@ -147,7 +147,7 @@ def test_pieces_of_captions_do_not_outlive_the_next_run(inputs, finished, imagep
         if victim == "launcher":
             os.kill(run.pid, signal.SIGKILL)
         else:
-            os.kill(next(pid for pid, command in group_of(run.pid).items() if "running.worker" in command), signal.SIGKILL)
+            os.kill(next(pid for pid, command in group_of(run.pid).items() if "process_pool" in command), signal.SIGKILL)
             assert run.wait().returncode == 1
         wait_for(lambda: not group_of(run.pid), seconds=15)
     # Only a launcher that lives on can tidy up.
