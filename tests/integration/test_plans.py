@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,11 +116,21 @@ def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, ima
 
 def test_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forked_steps):
     folder = plan_in(tmp_path / "a plan")
-    done = imagepivot("build", "plan.toml", "vocabulary", "--dry-run", cwd=folder)
-    assert done.stdout.splitlines() == [
-        f"imagepivot captions --format=table --shards=2 --workers=1 '{folder}/captions.tsv' '{folder}/build/plan/captions'",
-        f"imagepivot vocabulary --min-count=1 '{folder}/build/plan/captions' '{folder}/build/plan/vocabulary'",
-    ]
+    (tmp_path / "elsewhere").mkdir()
+    output = folder / "build" / "plan"
+    for current, plan, place in (
+        (folder, "plan.toml", ""),
+        (tmp_path, "a plan/plan.toml", "a plan/"),
+        (tmp_path / "elsewhere", folder / "plan.toml", f"{folder}/"),
+    ):
+        source, captions, words = (
+            shlex.quote(f"{place}{name}") for name in ("captions.tsv", "build/plan/captions", "build/plan/vocabulary")
+        )
+        done = imagepivot("build", plan, "vocabulary", "--dry-run", "--output", output, cwd=current)
+        assert done.stdout.splitlines() == [
+            f"imagepivot captions --format=table --shards=2 --workers=1 {source} {captions}",
+            f"imagepivot vocabulary --min-count=1 {captions} {words}",
+        ]
     assert forked_steps.started == []
     assert not (folder / "build").exists()
 
