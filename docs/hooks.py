@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 START = "docs/index.md"
 ROOT_PAGES = {"CONTRIBUTING.md": "docs/internals/contributing.md", "CHANGELOG.md": "docs/internals/changelog.md"}
 SITE_PAGES = {"README.md": START, **ROOT_PAGES}  # A link to the README leads to the start page.
-SHIM, OWN_SHIM = "https://unpkg.com/iframe-worker/shim", "javascripts/iframe-worker.js"
+SHIM, OWN_SHIM = "https://unpkg.com/iframe-worker/shim", "javascripts/frame-worker.js"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -31,7 +31,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Return a page that asks no web server for the worker of the search, see `javascripts/iframe-worker.js`."""
+    """Return a page that asks no web server for the worker of the search, see `javascripts/frame-worker.js`."""
     return output.replace(SHIM, os.path.relpath(OWN_SHIM, Path(page.url).parent))
 
 

@@ -434,8 +434,8 @@ def test_search_works_on_the_files_of_the_site() -> None:
     hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
     page = SimpleNamespace(url="how-to/read.html")
     script = hooks["on_post_page"](f'<script src="{hooks["SHIM"]}"></script>', page)
-    assert script == '<script src="../javascripts/iframe-worker.js"></script>'
-    assert (ROOT / "docs/javascripts/iframe-worker.js").is_file()
+    assert script == '<script src="../javascripts/frame-worker.js"></script>'
+    assert (ROOT / "docs/javascripts/frame-worker.js").is_file()
     assert "\nuse_directory_urls: false\n" in (ROOT / "mkdocs.yml").read_text()
 
 
