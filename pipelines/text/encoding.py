@@ -15,7 +15,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.per_shard import Share
-from pipelines.text.token_counts import bytes_of_captions, open_captions_dataset
+from pipelines.text.token_counts import execution_for, open_captions_dataset
 from schemas.dataset import Dataset, open_dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.manifest import Manifest
@@ -26,9 +26,6 @@ from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter
-
-_BYTES_OF_WORKER = 32 << 20
-"""Bytes of captions in shards for each local worker, see `Execution.for_text`."""
 
 
 @takes_fields(EncodeJob)
@@ -41,7 +38,7 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
     execution.check_locations((("CAPTIONS", job.captions), ("VOCABULARY", job.vocabulary), ("OUTPUT", job.output)))
     captions = open_captions_dataset(job.captions)
     vocabulary = open_dataset(job.vocabulary, kind="vocabulary")
-    execution = execution.for_text(bytes_of_captions(captions), _BYTES_OF_WORKER)
+    execution = execution_for(captions, execution)
     output = OutputDataset(
         folder=Folder(job.output),
         kind="encoded",

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.jobs import VocabularyJob
+from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
@@ -26,6 +27,9 @@ CaptionGroup: TypeAlias = tuple[str, str, str]
 
 LIBRARIES = ("apache-beam",)
 """Distributions with versions in the manifest of a vocabulary."""
+
+_BYTES_OF_WORKER = 16 << 20
+"""Bytes of captions in shards for each local worker that counts or encodes, see `Execution.for_text`."""
 
 _K = TypeVar("_K")
 
@@ -42,9 +46,9 @@ def open_captions_dataset(location: str) -> Dataset:
     return captions
 
 
-def bytes_of_captions(captions: Dataset) -> int:
-    """Return the size of the shards."""
-    return sum(shard.bytes for shard in captions.manifest.shards)
+def execution_for(captions: Dataset, execution: Execution) -> Execution:
+    """Return an execution with as many default workers as captions pay for."""
+    return execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), _BYTES_OF_WORKER)
 
 
 def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[str]]:

@@ -18,8 +18,8 @@ from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
 from pipelines.text.token_counts import (
     LIBRARIES,
-    bytes_of_captions,
     count_shard,
+    execution_for,
     open_captions_dataset,
     restore_text,
     selects,
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from pipelines.running.preflight import PreflightCheck
 
 _MANY_UNKNOWN = 0.5  # A share of tokens.
-
-
-_BYTES_OF_WORKER = 64 << 20
-"""Bytes of captions in shards for each local worker, see `Execution.for_text`."""
 
 
 def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
@@ -106,7 +102,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
     execution.check_locations((("CAPTIONS", job.captions), ("OUTPUT", job.output)))
     captions = open_captions_dataset(job.captions)
     _check_selected(job, captions)
-    execution = execution.for_text(bytes_of_captions(captions), _BYTES_OF_WORKER)
+    execution = execution_for(captions, execution)
     output = OutputDataset(
         folder=Folder(job.output),
         kind="vocabulary",
