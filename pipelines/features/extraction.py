@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from extractors.base import warn_once
 from pipelines.features.dry_run import DryRunReport, plan_dry_run
 from pipelines.features.planning import list_images, plan_features, shards_remark
-from pipelines.features.ref_chunks import Kept, by_key, chunk_refs, listed_refs, reference_folder
+from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.features.stage_images import stage_images, staging_area
 from pipelines.inputs.images.listing import Listing
@@ -21,7 +21,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
-from pipelines.running.process_pool import Map
+from pipelines.running.process_pool import Map, by_key
 from schemas.console import events
 from schemas.console.events import Remark
 from schemas.manifest import Manifest

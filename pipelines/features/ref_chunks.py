@@ -6,11 +6,10 @@ In a local run chunks are ranges of a spill file: the launcher, which gathers th
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 from uuid import uuid4
 
 import numpy as np
@@ -28,9 +27,6 @@ RefChunk: TypeAlias = bytes | FileRange
 
 Kept: TypeAlias = tuple[ListingPart, ...]
 """Parts of a cached listing, in a local file or in the output; empty without one."""
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 _MIN_BATCH_REFS, _MAX_BATCH_REFS = 1 << 17, 1 << 20
 """References that a worker partitions in a batch: at most some 250 MB."""
@@ -102,14 +98,6 @@ def to_chunks(
 ) -> Iterable[tuple[int, RefChunk]]:
     """Serialize each list of rows as a chunk, in a file of the local folder if any."""
     return _spill(((key, _to_batch(values, schema)) for key, values in rows), folder)
-
-
-def by_key(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
-    """Return the values of each key, in order."""
-    values: defaultdict[_K, list[_V]] = defaultdict(list)
-    for key, value in pairs:
-        values[key].append(value)
-    return values
 
 
 def refs_in(chunks: Iterable[RefChunk]) -> list[ImageRef]:

@@ -14,14 +14,14 @@ from itertools import chain
 from typing import NoReturn, TypeAlias
 
 from pipelines.features.feature_shards import reusable_rows
-from pipelines.features.ref_chunks import RefChunk, by_key, partition_by_shard, refs_in, to_chunks
+from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA
 from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from pipelines.running.process_pool import Map
+from pipelines.running.process_pool import Map, by_key
 from pipelines.running.spill_files import spill_folder
 from schemas.errors import DatasetError
 from schemas.keys import shard_of

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
@@ -23,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 from schemas.errors import ImagepivotError, UsageError, errno_of
 from schemas.process.resources import keep_freed_memory, reduce_gc, skip_pandas
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -153,6 +155,14 @@ class _Pool:
                 yield result
         for worker in self._workers:
             worker.send(b"")  # The next pickle is a function.
+
+
+def by_key(pairs: Iterable[tuple[_K, _R]]) -> dict[_K, list[_R]]:
+    """Return the values of each key, in order, e.g. to hand on results."""
+    values: defaultdict[_K, list[_R]] = defaultdict(list)
+    for key, value in pairs:
+        values[key].append(value)
+    return values
 
 
 def _lost_worker() -> ImagepivotError:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
-from pipelines.running.process_pool import Map
+from pipelines.running.process_pool import Map, by_key
 from pipelines.running.spill_files import spill_folder
 from pipelines.text.caption_shards import (
     LIBRARIES,
@@ -26,7 +25,6 @@ from pipelines.text.caption_shards import (
     list_sorted_runs,
     write_caption_shard,
 )
-from pipelines.text.merge_sort import SortedRun
 from pipelines.text.moses import load_recipe
 from pipelines.text.truecasing import TRUECASER_FILES, load_truecasers, truecaser_inputs, write_truecaser
 from schemas.errors import UsageError
@@ -87,9 +85,7 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
                 skip_shards=skip_shards,
                 folder=folder,
             )
-            runs: defaultdict[int, list[SortedRun]] = defaultdict(list)
-            for shard, sorted_run in chain.from_iterable(run(read, group_parts(parts))):
-                runs[shard].append(sorted_run)
+            runs = by_key(chain.from_iterable(run(read, group_parts(parts))))
             texts: Mapping[str, str] = {}
             if steps.truecase:
                 texts = models if models is not None else learn_truecasers(runs.values(), steps, job.train_splits, run)
