@@ -141,11 +141,12 @@ class EmbeddingModel(_Stated):
     """Trained model behind embeddings.
 
     Attributes:
-        weights_sha256: SHA-256 of its parameters.
+        weights_sha256: SHA-256 of its parameters, those of both encoders.
         similarity: name of the similarity that compares its embeddings.
         languages: languages of the text encoder; None for embeddings of images.
         untrained: features of random weights that the model was trained on; None if trained.
         modules: SHA-256 of the user's modules by name; None without ``--import``.
+        encoder: parameters of a pretrained text encoder: configuration, tokenizer, prefix, ...; None for a run's.
     """
 
     weights_sha256: str
@@ -153,6 +154,7 @@ class EmbeddingModel(_Stated):
     languages: tuple[str, ...] | None = None
     untrained: tuple[str, ...] | None = None
     modules: Mapping[str, str] | None = None
+    encoder: Mapping[str, Any] | None = None
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
@@ -180,6 +182,7 @@ class FeaturesParameters(_Stated):
         imported: format, name and type of imported files, ...
         model: model behind embeddings.
         selection: embedded ``splits`` and ``languages``, sorted; None for all.
+        space: name that the user gave to the joint space of several checkpoints; None for the checkpoint's own.
     """
 
     feature: FeatureSpec
@@ -188,6 +191,12 @@ class FeaturesParameters(_Stated):
     imported: Mapping[str, Any] | None = None
     model: EmbeddingModel | None = None
     selection: Mapping[str, tuple[str, ...]] | None = None
+    space: str | None = None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """SHA-256 of the parameters of a joint model, both encoders; else None."""
+        return self.model.weights_sha256 if self.model is not None else (self.extractor or {}).get("checkpoint")
 
     @property
     def untrained(self) -> tuple[str, ...]:
