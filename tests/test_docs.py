@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 import typer
 import yaml
-from PIL import Image
 
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions

@@ -22,7 +22,7 @@ def demo(
     all_: Annotated[bool, Opt("Build pooled crops and regions, too, with random weights: a minute more.", name="all")] = False,
     only: Annotated[
         Literal["scenes", "tutorial"] | None,
-        Opt("Write only the inputs: the scenes, or the photographs of the tutorial with their captions."),
+        Opt("Write only inputs: those of the demo ([i]scenes[/i]) or of the [i]tutorial[/i]."),
     ] = None,
 ) -> None:
     """Run all steps on synthetic scenes with captions in four languages.

@@ -80,7 +80,7 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
 
 
 def write_tutorial(folder: Path) -> None:
-    """Copy the tutorial's photographs, captions, configuration and trained weights into a folder.
+    """Write the tutorial's photographs, captions, configuration and weights.
 
     Raises:
         UsageError: the extra ``demo`` is missing, or a file of these names has other content.

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from pipelines.demo import run
 from schemas.dataset import open_dataset
+from schemas.errors import UsageError
 from schemas.writing.validation import validate
 from tests.integration.processes import ForkedSteps
 from tests.test_format import code_of_page
@@ -184,3 +186,18 @@ def test_other_weights_file_of_the_demo_is_refused(imagepivot, tmp_path, monkeyp
 def test_no_scenes_are_wrong_usage(imagepivot, tmp_path):
     done = imagepivot("demo", tmp_path / "none", "--scenes", "0", code=2)
     assert "Traceback" not in done.stderr
+
+
+def test_tutorial_replaces_no_file_of_the_user(imagepivot, tmp_path):
+    (tmp_path / "captions.csv").write_text("image_id,text\n", encoding="utf-8")
+    done = imagepivot("demo", ".", "--only", "tutorial", cwd=tmp_path, code=2)
+    assert "captions.csv' is not the tutorial's, and stays: give another folder" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["captions.csv"]
+    assert (tmp_path / "captions.csv").read_text(encoding="utf-8") == "image_id,text\n"
+
+
+def test_tutorial_needs_its_weights(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "trained_weights", lambda: None)
+    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[demo\]'"):
+        run.write_tutorial(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -89,6 +89,9 @@ def test_distributions_hold_the_packages_alone(dist):
     tops = {name.partition("/")[0] for name in names}
     assert tops - {top for top in tops if top.endswith(".dist-info")} == {*PACKAGES, "imagepivot.py", "imagepivot-stubs"}
     assert {f"{package}/py.typed" for package in PACKAGES} < set(names)
+    tutorial = [name.removeprefix("pipelines/demo/tutorial/") for name in names if name.startswith("pipelines/demo/tutorial/")]
+    assert {"captions.csv", "photos.toml", "photos/coffee.jpg"} < set(tutorial)
+    assert len(tutorial) == 14
     with zipfile.ZipFile(dist.wheel) as wheel:
         assert wheel.read("imagepivot-stubs/__init__.pyi") == (ROOT / "imagepivot.py").read_bytes()
     with tarfile.open(dist.sdist) as archive:
