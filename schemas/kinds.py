@@ -1,11 +1,14 @@
 """Arrow schemas of the kinds of datasets.
 
-No column is nullable. Each field has a ``description`` in its metadata, for readers with other tools.
+No column is nullable. Each field has a ``description`` in its metadata, for readers with other tools, and vectors of several
+dimensions a ``shape``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 import pyarrow as pa
@@ -102,20 +105,22 @@ FAILURES = pa.schema(
 )
 
 
-def _vector(name: str, dtype: str, width: int, description: str) -> pa.Field:
-    return _field(name, pa.list_(_field("item", pa.type_for_alias(dtype), "one value"), width), description)
+def _vector(name: str, dtype: str, shape: tuple[int, ...], description: str) -> pa.Field:
+    """Return a field of vectors, which states its shape as JSON if that has several dimensions."""
+    field = _field(name, pa.list_(_field("item", pa.type_for_alias(dtype), "one value"), prod(shape)), description)
+    return field if len(shape) == 1 else field.with_metadata({**field.metadata, "shape": json.dumps(shape)})
 
 
 def _features(spec: FeatureSpec) -> list[pa.Field]:
     """One row per image, the feature flattened in C order."""
     shape = "x".join(map(str, spec.shape))
     description = f"{spec.name}, shape {shape}, {spec.dtype}. {spec.source}".strip()
-    return [_CAPTION_KEY[0], _vector("feature", spec.dtype, spec.width, description)]
+    return [_CAPTION_KEY[0], _vector("feature", spec.dtype, spec.shape, description)]
 
 
 def _embeddings(spec: FeatureSpec) -> list[pa.Field]:
     """One row per caption, its vector in the space shared with images."""
-    return [*_CAPTION_KEY, _vector("embedding", spec.dtype, spec.width, f"{spec.name}, {spec.dtype}. {spec.source}".strip())]
+    return [*_CAPTION_KEY, _vector("embedding", spec.dtype, spec.shape, f"{spec.name}, {spec.dtype}. {spec.source}".strip())]
 
 
 def _regions(spec: FeatureSpec) -> list[pa.Field]:
@@ -126,12 +131,12 @@ def _regions(spec: FeatureSpec) -> list[pa.Field]:
         _field("width", pa.int32(), "width of the original image, pixels"),
         _field("height", pa.int32(), "height of the original image, pixels"),
         _field("num_regions", pa.int16(), "regions in use; the rows behind them are zero"),
-        _vector("boxes", "float32", regions * 4, f"shape {regions}x4: x1 y1 x2 y2, pixels of the original image"),
-        _vector("features", spec.dtype, regions * width, f"{spec.name}, shape {regions}x{width}. {spec.source}".strip()),
-        _vector("class_ids", "int16", regions, "class of each region; 0 is background"),
-        _vector("class_scores", "float32", regions, "score of that class"),
-        _vector("attribute_ids", "int16", regions, "attribute of each region"),
-        _vector("attribute_scores", "float32", regions, "score of that attribute"),
+        _vector("boxes", "float32", (regions, 4), f"shape {regions}x4: x1 y1 x2 y2, pixels of the original image"),
+        _vector("features", spec.dtype, spec.shape, f"{spec.name}, shape {regions}x{width}. {spec.source}".strip()),
+        _vector("class_ids", "int16", (regions,), "class of each region; 0 is background"),
+        _vector("class_scores", "float32", (regions,), "score of that class"),
+        _vector("attribute_ids", "int16", (regions,), "attribute of each region"),
+        _vector("attribute_scores", "float32", (regions,), "score of that attribute"),
     ]
 
 
@@ -141,7 +146,7 @@ def _word_vectors(spec: FeatureSpec) -> list[pa.Field]:
         _field("language", _LABEL, "language of the file that the vector comes from, a BCP 47 tag"),
         _field("id", pa.int32(), "id of the token in the vocabulary named in the manifest"),
         _field("token", pa.string(), "the token, as the vocabulary has it"),
-        _vector("vector", spec.dtype, spec.width, f"{spec.name}, {spec.dtype}. {spec.source}".strip()),
+        _vector("vector", spec.dtype, spec.shape, f"{spec.name}, {spec.dtype}. {spec.source}".strip()),
     ]
 
 

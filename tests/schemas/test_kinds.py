@@ -1,3 +1,5 @@
+import json
+
 import pyarrow as pa
 import pytest
 
@@ -67,6 +69,15 @@ def test_feature_columns_describe_the_spec():
     )
     assert b"shape 36x2048" in schema_of("regions", REGIONS16).field("features").metadata[b"description"]
     assert b"shape 36x4" in schema_of("regions", REGIONS16).field("boxes").metadata[b"description"]
+
+
+def test_vectors_of_several_dimensions_state_their_shape_as_json():
+    stated = {field.name: json.loads(field.metadata.get(b"shape", b"null")) for field in schema_of("regions", REGIONS16)}
+    assert {name: shape for name, shape in stated.items() if shape} == {"boxes": [36, 4], "features": [36, 2048]}
+    crops = FeatureSpec("crops", (10, 4096))
+    assert schema_of("features", crops).field("feature").metadata[b"shape"] == b"[10, 4096]"
+    for kind in sorted({*EXPECTED} - {"regions"}):
+        assert not [field for field in schema_of(kind, SPECS.get(kind)) if b"shape" in field.metadata], kind
 
 
 def test_reasons_of_failures_stand_in_the_schema():

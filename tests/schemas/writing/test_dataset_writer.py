@@ -9,8 +9,11 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
@@ -23,7 +26,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import lock_folder, open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import blocked_process, prepare
+from tests.schemas.conftest import blocked_process, make_regions, prepare
 
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
@@ -233,3 +236,26 @@ def test_resumed_run_reads_each_footer_once(copy_toy, monkeypatch, lost):
     assert opened["_manifest.json"] == (2 if lost else 1)
     if not lost:
         assert [opened[output.name(number)] for number in range(3)] == [1] * 3
+
+
+@pytest.mark.parametrize("way", ["resume", "update"])
+def test_shards_that_do_not_state_their_shape_are_kept(way, tmp_path, monkeypatch):
+    vector = kinds._vector
+    with monkeypatch.context() as earlier:
+        earlier.setattr(kinds, "_vector", lambda *words: vector(*words).with_metadata({"description": words[-1]}))
+        toy = make_regions(tmp_path / "regions")
+        write_dataset(replace(toy.output, listings=("a", "b", "c")), toy.fill)
+    shards = sorted(toy.path.glob("*.parquet"))
+    old = [shard.read_bytes() for shard in shards]
+    listings = ("a", "b", "c")
+    if way == "resume":
+        (toy.path / "_manifest.json").unlink()
+        shards[1].unlink()
+    else:
+        listings = ("a", "x", "c")
+    write_dataset(replace(toy.output, listings=listings), toy.fill, ReusePolicy(update=way == "update"))
+    assert [shard.read_bytes() == data for shard, data in zip(shards, old, strict=True)] == [True, False, True]
+    stated = [pq.read_schema(shard).field("boxes").metadata.get(b"shape") for shard in shards]
+    assert stated == [None, b"[36, 4]", None]
+    assert validate(toy.path) == []
+    np.testing.assert_array_equal(open_dataset(toy.path).numpy("boxes"), [row["boxes"] for row in toy.rows])
