@@ -18,7 +18,8 @@ TO_SERVE = "404.html"  # Only a server shows it: its addresses begin at the serv
 # Elements that stick out of the window, and are in no box that scrolls.
 OUTSIDE = """() => {
     const width = document.documentElement.clientWidth;
-    const scrolls = element => element && (/auto|scroll/.test(getComputedStyle(element).overflowX) || scrolls(element.parentElement));
+    const isBox = element => /auto|scroll/.test(getComputedStyle(element).overflowX);
+    const scrolls = element => element && (isBox(element) || scrolls(element.parentElement));
     return [...document.querySelectorAll(".md-content *")]
         .filter(element => element.getBoundingClientRect().right > width + 1 && !scrolls(element.parentElement))
         .map(element => `${element.tagName}: ${element.textContent.slice(0, 60)}`);
