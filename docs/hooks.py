@@ -1,10 +1,11 @@
-"""MkDocs hooks: the README as start page, pages that are files at the root, and links from docs/ to files outside it."""
+"""MkDocs hooks: the README as start page, pages at the root, links to files outside docs/, and formulas."""
 
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
@@ -12,6 +13,7 @@ START = "docs/index.md"
 ROOT_PAGES = {"CONTRIBUTING.md": "docs/internals/contributing.md", "CHANGELOG.md": "docs/internals/changelog.md"}
 SITE_PAGES = {"README.md": START, **ROOT_PAGES}  # A link to the README leads to the start page.
 SHIM, OWN_SHIM = "https://unpkg.com/iframe-worker/shim", "javascripts/frame-worker.js"
+FORMULA = re.compile(r"^```math\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -27,7 +29,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     path = f"docs/{page.file.src_uri}"
     if path == START:
         return _start_page(markdown)
-    return markdown if path in ROOT_PAGES.values() else _with_site_links(markdown, path, path)
+    return markdown if path in ROOT_PAGES.values() else _with_site_links(_with_mathml(markdown), path, path)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
@@ -46,6 +48,11 @@ def _start_page(markdown: str) -> str:
     limits = after[after.index("## ") :]
     sections = markdown[markdown.index("## ") :]
     return f"{_with_site_links(promise + limits, 'README.md', START)}\n{_with_site_links(sections, START, START)}"
+
+
+def _with_mathml(markdown: str) -> str:
+    """Return a page whose formulas are MathML, which browsers show and print without a script."""
+    return FORMULA.sub(lambda match: f'<div class="formula">{convert(match[1], display="block")}</div>', markdown)
 
 
 def _with_site_links(text: str, source: str, page: str) -> str:
