@@ -23,10 +23,10 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.records import Source
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard
+from schemas.writing.shard_writer import lock_folder, open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import Toy, blocked_process, make_regions, prepare
+from tests.schemas.conftest import blocked_process, make_regions, prepare
 
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
@@ -238,30 +238,22 @@ def test_resumed_run_reads_each_footer_once(copy_toy, monkeypatch, lost):
         assert [opened[output.name(number)] for number in range(3)] == [1] * 3
 
 
-def write_listed(toy: Toy, listings: tuple[str, ...], policy: ReusePolicy = ReusePolicy()) -> None:
-    def write_shard(index: int, shard: ShardWriter) -> None:
-        toy.fill(index, shard)
-        shard.statistics = {"listing": listings[index]}
-
-    write_dataset(replace(toy.output, listings=listings), write_shard, policy)
-
-
 @pytest.mark.parametrize("way", ["resume", "update"])
 def test_shards_that_do_not_state_their_shape_are_kept(way, tmp_path, monkeypatch):
     vector = kinds._vector
     with monkeypatch.context() as earlier:
         earlier.setattr(kinds, "_vector", lambda *words: vector(*words).with_metadata({"description": words[-1]}))
         toy = make_regions(tmp_path / "regions")
-        write_listed(toy, ("a", "b", "c"))
+        write_dataset(replace(toy.output, version_digests=("a", "b", "c")), toy.fill)
     shards = sorted(toy.path.glob("*.parquet"))
     old = [shard.read_bytes() for shard in shards]
-    listings = ("a", "b", "c")
+    digests = ("a", "b", "c")
     if way == "resume":
         (toy.path / "_manifest.json").unlink()
         shards[1].unlink()
     else:
-        listings = ("a", "d", "c")
-    write_listed(toy, listings, ReusePolicy(update=way == "update"))
+        digests = ("a", "changed", "c")
+    write_dataset(replace(toy.output, version_digests=digests), toy.fill, ReusePolicy(update=way == "update"))
     assert [shard.read_bytes() == data for shard, data in zip(shards, old, strict=True)] == [True, False, True]
     stated = [pq.read_schema(shard).field("boxes").metadata.get(b"shape") for shard in shards]
     assert stated == [None, b"[36, 4]", None]
