@@ -84,7 +84,11 @@ def _record_for_torchrun(message: str | None) -> None:
     """Write an error to the file that `torchrun` prints, even of a hidden rank."""
     if message and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         error = {"message": message, "extraInfo": {"timestamp": int(time.time())}}
-        Path(file).write_text(to_json({"message": error}))
+        unfinished = Path(f"{file}.part")
+        unfinished.write_text(to_json({"message": error}))
+        unfinished.replace(
+            file
+        )  # `torchrun` may stop this process at any time, and reads a half-written file as an error of its own.
 
 
 def _ending(error: BaseException) -> tuple[int, str | None] | None:
