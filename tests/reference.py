@@ -36,8 +36,23 @@ Keys of the TOML files that `imagepivot train` and `--set` take. [Presets](prese
 API = """\
 # Python API
 
-`import imagepivot` has all public names. [Python](python.md) introduces them by task, with snippets.
+`import imagepivot` has all public names. [Python](../python.md) introduces them by task, with snippets.
 """
+TOPICS = {
+    "Reading datasets": ("schemas", "repair", "validate"),
+    "Comparing and exchanging datasets": ("pipelines.datasets", "pipelines.exchange", "DiffJob", "DuplicatesJob", "ViewJob"),
+    "Writing datasets": ("schemas.writing", "pipelines.running.transforms"),
+    "Captions and vocabularies": ("pipelines.text", "pipelines.inputs.captions", "pipelines.jobs"),
+    "Images and features": ("extractors", "pipelines.features", "pipelines.inputs.images", "FeaturesJob", "ImageOptions"),
+    "Execution and errors": ("pipelines.running", "schemas.console", "schemas.errors", "schemas.process"),
+    "Training": ("train",),
+    "Models": ("train.models", "train.data.batches"),
+    "Results": (
+        *("train.evaluation", "train.reports", "train.sts", "imagepivot", "EmbedJob", "EvaluateJob", "FiguresJob"),
+        *("ReproduceJob", "SearchJob", "StsJob"),
+    ),
+}
+"""Pages of the Python API, with the modules and names that they describe; the longest wins."""
 SECTIONS = {
     "data": sections.DataConfig,
     "loss": sections.LossConfig,
@@ -58,7 +73,9 @@ def pages() -> dict[str, str]:
     texts = {f"commands/{group.lower()}.md": _group(group, names) for group, names in groups.items()}
     texts["commands/index.md"] = "\n".join([GENERATED, COMMANDS, *(_summary(group, names) for group, names in groups.items())])
     texts["training-configuration.md"] = "\n".join([GENERATED, CONFIGURATION, *_configuration()])
-    texts["api.md"] = "\n".join([GENERATED, API, *_api()])
+    topics = _topics()
+    texts["api/index.md"] = "\n".join([GENERATED, API, *(f"- [{topic}]({_page(topic)})" for topic in topics), ""])
+    texts |= {f"api/{_page(topic)}": "\n".join([GENERATED, f"# {topic}\n", *entries]) for topic, entries in topics.items()}
     return texts
 
 
@@ -72,15 +89,20 @@ def _summary(group: str, names: list[str]) -> str:
     return f"## {group}\n\n{Table(SUMMARY, rows).to_markdown()}\n"
 
 
-def _api() -> Iterator[str]:
-    """Yield an entry for each public name, by the package that defines it."""
-    packages: dict[str, list[str]] = {}
+def _page(topic: str) -> str:
+    return f"{topic.partition(' ')[0].lower()}.md"
+
+
+def _topics() -> dict[str, list[str]]:
+    """Return an entry for each public name by its topic."""
+    topics: dict[str, list[str]] = {topic: [] for topic in TOPICS}
     for name, (module, original) in sorted(imagepivot._places().items()):
-        entry = f"::: {module}.{original}\n    options:\n      heading: imagepivot.{name}\n      toc_label: {name}\n"
-        packages.setdefault(module.partition(".")[0], []).append(entry)
-    for package, entries in sorted(packages.items()):
-        yield f"## Package {package}\n"
-        yield from entries
+        places = (original, *(module.rsplit(".", parts)[0] for parts in range(module.count(".") + 1)))
+        topic = next(topic for place in places for topic, described in TOPICS.items() if place in described)
+        topics[topic].append(
+            f"::: {module}.{original}\n    options:\n      heading: imagepivot.{name}\n      toc_label: {name}\n"
+        )
+    return topics
 
 
 def _commands() -> dict[str, Any]:
