@@ -31,6 +31,9 @@ SUM = ("", "sum_of_recalls")
 EVALUATED = "evaluation"
 """State of a folder of ``evaluate --output``."""
 
+PAIR = "pair"
+"""Setting of the evaluation of a pair: its sides."""
+
 GalleryScores = Mapping[tuple[str, str], float]
 """Scores by direction and measure."""
 
@@ -153,7 +156,12 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
             gallery = RankedGallery(*place, images, captions, score.get("folds", 1))
             measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
-        settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
+        if len(runs) > 1:
+            settings = {"ensemble": [run["folder"] for run in runs]}
+        else:
+            settings = {PAIR: runs[0]} if "captions" in runs[0] else runs[0]["settings"]
+        spaces = dict.fromkeys(score["space"] for score in content["scores"] if "space" in score)
+        name += "".join(f" (space {space})" for space in spaces)
         untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error

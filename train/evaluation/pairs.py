@@ -1,0 +1,212 @@
+"""Pairs: vectors of images and of captions in a joint space, without a run.
+
+Letters: ``N`` images or texts, ``E`` width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schemas.dataset import Dataset, open_dataset
+from schemas.errors import DatasetError, UsageError
+from schemas.escapes import redact
+from schemas.parameters import FeaturesParameters
+from schemas.process.devices import upload
+from schemas.storage.folder import Folder
+from schemas.vocabulary import SPECIALS, Vocabulary
+from train.config.models import ModelConfig
+from train.config.sections import Config, DataConfig
+from train.data.batches import CaptionBatch
+from train.data.captions import labels_of
+from train.jobs import OpenRun
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.similarity import inner_product, l2_normalize
+from train.models.vse import SIMILARITIES
+from train.runs.checkpoints import TrainingProgress
+from train.runs.run import Run, open_run
+
+_COMPARISONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"inner-product": inner_product, **SIMILARITIES}
+
+UNKNOWN_TRAINING = "training data unknown, overlap not checked"
+"""Remark on the scores of a joint model, whose training splits no dataset names."""
+
+_HELD_OUT = ("val", "dev", "test")
+
+
+@dataclass(frozen=True)
+class TextTower:
+    """Text encoder of a joint model, for queries.
+
+    Attributes:
+        parameters: those of the dataset that the encoder writes for captions.
+        encode: maps texts in a language to vectors, float32 ``[N, E]``.
+    """
+
+    name: str
+    parameters: FeaturesParameters
+    encode: Callable[[Sequence[str], str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class JointSpaceConfig(ModelConfig):
+    """Configuration of a `JointSpace`, which has no parameters."""
+
+    kind: ClassVar[str] = "joint-space"
+
+
+class JointSpace(RetrievalModel):
+    """Comparison of given vectors of images and texts, without any encoder.
+
+    Vectors that ``embed`` wrote are compared as their run compares them. Others are divided by their norms.
+
+    Args:
+        texts: parameters of the texts' dataset.
+        images: parameters of the images' dataset.
+        places: names of both, for messages.
+
+    Raises:
+        DatasetError: the sides do not share a space, or a width.
+        UsageError: only their run can compare the vectors.
+    """
+
+    def __init__(
+        self,
+        texts: FeaturesParameters,
+        images: FeaturesParameters,
+        places: tuple[str, str],
+        languages: Sequence[str] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        is_same = bool(texts.checkpoint) and texts.checkpoint == images.checkpoint
+        names = " and ".join(map(repr, places))
+        if not is_same and (not texts.space or texts.space != images.space):
+            raise DatasetError(
+                f"{names} do not share a space: {_origin(texts)}, and {_origin(images)}. Take both from one checkpoint; or, if "
+                "their spaces are the same, write both again with one --space NAME"
+            )
+        if texts.feature.shape != images.feature.shape:
+            raise DatasetError(
+                f"{names} have vectors of different shapes, {list(texts.feature.shape)} and {list(images.feature.shape)}: give "
+                "the projected vectors of both towers"
+            )
+        model = texts.model or images.model
+        self.languages, self.width = tuple(languages), texts.feature.width
+        self.similarity = model.similarity if model is not None else "cosine"
+        self.space = None if is_same else texts.space
+        if self.similarity not in _COMPARISONS:
+            raise UsageError(
+                f"{places[0]!r} is compared by {self.similarity!r}, expected one of {', '.join(_COMPARISONS)}: evaluate the run "
+                "that embedded it"
+            )
+        self._device = device or torch.device("cpu")
+        self._scale_texts, self._scale_images = map(_is_scaled, (texts, images))
+
+    @property
+    def device(self) -> torch.device:
+        """Device that the vectors are compared on."""
+        return self._device
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        """Return the features ``[N, E]`` of images."""
+        return Encoded(l2_normalize(images.features) if self._scale_images else images.features)
+
+    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return the vectors ``[N, E]`` of captions."""
+        return self.encode_texts(captions.token_vectors())
+
+    def encode_texts(self, vectors: np.ndarray) -> Encoded:
+        """Return given vectors ``[N, E]`` of texts."""
+        values = upload(torch.from_numpy(vectors), self.device)
+        return Encoded(l2_normalize(values) if self._scale_texts else values)
+
+    def scores(self, a: Encoded, b: Encoded) -> Tensor:
+        """Return the similarities of all pairs, ``[A, B]``."""
+        return _COMPARISONS[self.similarity](a.values, b.values)
+
+
+def _is_scaled(parameters: FeaturesParameters) -> bool:
+    return parameters.model is None or parameters.model.encoder is not None
+
+
+def _origin(parameters: FeaturesParameters) -> str:
+    checkpoint = f"checkpoint {parameters.checkpoint[:12]}..." if parameters.checkpoint else "an unknown checkpoint"
+    return f"{parameters.feature.name!r} of {checkpoint}, {f'space {parameters.space!r}' if parameters.space else 'no space'}"
+
+
+def may_be_trained_on(split: str) -> bool:
+    """Return whether a joint model counts as trained on a split: all but val, dev, test."""
+    return not split.startswith(_HELD_OUT)
+
+
+def open_members(runs: Sequence[str | OpenRun], captions: str, features: str, device: torch.device) -> list[Run]:
+    """Open runs; without any, vectors of captions and images as a run.
+
+    The run of a pair has a `JointSpace` as its model, and neither vocabulary nor training.
+
+    Raises:
+        DatasetError: a folder holds no run or dataset, or the sides of a pair do not share a space.
+        UsageError: runs are given for vectors of captions, or none for token ids.
+    """
+    opened = [open_run(run, device=device) if isinstance(run, str) else cast("Run", run) for run in runs]
+    texts = open_dataset(captions)
+    if opened and texts.kind == "embeddings":
+        raise UsageError(f"{captions!r} holds vectors of captions, which no run reads: leave RUN out, or give encoded captions")
+    if opened:
+        return opened
+    if texts.kind != "embeddings":
+        raise UsageError(f"{captions!r} holds {texts.kind}, not vectors of captions: name the RUN to evaluate")
+    images = open_dataset(features, kind="features")
+    parameters, places = (_parameters(texts), _parameters(images)), (captions, features)
+    portions: dict[str, tuple[str, ...]] = {}
+    for _, language, portion in sorted(labels_of(texts)):
+        portions[language] = tuple(dict.fromkeys((*portions.get(language, ()), portion)))
+    model = parameters[0].model
+    known = [language for language in (model and model.languages) or sorted(portions) if language in portions]
+    return [
+        Run(
+            folder=Folder(captions),
+            config=Config(DataConfig(portions), JointSpaceConfig()),
+            model=JointSpace(*parameters, places, known, device),
+            vocabulary=Vocabulary(SPECIALS, ({},) * len(SPECIALS)),
+            fingerprints={},
+            captions={},
+            seed=0,
+            precision="fp32",
+            progress=TrainingProgress(),
+        )
+    ]
+
+
+def space_remark(space: str) -> str:
+    """Return the sentence about a declared space, for people."""
+    return f"space {space}: declared with --space, the images and captions are of two checkpoints"
+
+
+def describe_pair(captions: str, features: str) -> dict[str, Any]:
+    """Return both sides of a pair as plain values, for JSON."""
+    sides = {"captions": open_dataset(captions), "features": open_dataset(features)}
+    return {name: _describe_side(dataset) for name, dataset in sides.items()}
+
+
+def _describe_side(dataset: Dataset) -> dict[str, Any]:
+    parameters, manifest = _parameters(dataset), dataset.manifest
+    return {
+        "folder": redact(dataset.folder.location),
+        "name": parameters.feature.name,
+        "source": parameters.feature.source,
+        "checkpoint": parameters.checkpoint,
+        "space": parameters.space,
+        "fingerprint": manifest.fingerprint,
+        "content_sha256": manifest.content_sha256,
+    }
+
+
+def _parameters(dataset: Dataset) -> FeaturesParameters:
+    return FeaturesParameters.from_json(dataset.manifest.parameters)
