@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.escapes import redact
 from schemas.parameters import FeaturesParameters
@@ -36,7 +36,8 @@ _COMPARISONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"inner-product
 UNKNOWN_TRAINING = "training data unknown, overlap not checked"
 """Remark on the scores of a joint model, whose training splits no dataset names."""
 
-_HELD_OUT = ("val", "dev", "test")
+HELD_OUT = ("val", "dev", "test")
+"""Beginnings of the names of splits that a joint model does not count as trained on."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class JointSpace(RetrievalModel):
     Vectors that ``embed`` wrote are compared as their run compares them. Others are divided by their norms.
 
     Args:
-        texts: parameters of the texts' dataset.
-        images: parameters of the images' dataset.
+        texts: parameters of the texts' vectors.
+        images: parameters of the images' vectors.
         places: names of both, for messages.
 
     Raises:
@@ -79,9 +80,9 @@ class JointSpace(RetrievalModel):
         self,
         texts: FeaturesParameters,
         images: FeaturesParameters,
+        *,
         places: tuple[str, str],
         languages: Sequence[str] = (),
-        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         is_same = bool(texts.checkpoint) and texts.checkpoint == images.checkpoint
@@ -105,13 +106,8 @@ class JointSpace(RetrievalModel):
                 f"{places[0]!r} is compared by {self.similarity!r}, expected one of {', '.join(_COMPARISONS)}: evaluate the run "
                 "that embedded it"
             )
-        self._device = device or torch.device("cpu")
+        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)  # Has the device.
         self._scale_texts, self._scale_images = map(_is_scaled, (texts, images))
-
-    @property
-    def device(self) -> torch.device:
-        """Device that the vectors are compared on."""
-        return self._device
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Return the features ``[N, E]`` of images."""
@@ -140,11 +136,6 @@ def _origin(parameters: FeaturesParameters) -> str:
     return f"{parameters.feature.name!r} of {checkpoint}, {f'space {parameters.space!r}' if parameters.space else 'no space'}"
 
 
-def may_be_trained_on(split: str) -> bool:
-    """Return whether a joint model counts as trained on a split: all but val, dev, test."""
-    return not split.startswith(_HELD_OUT)
-
-
 def open_members(runs: Sequence[str | OpenRun], captions: str, features: str, device: torch.device) -> list[Run]:
     """Open runs; without any, vectors of captions and images as a run.
 
@@ -162,18 +153,18 @@ def open_members(runs: Sequence[str | OpenRun], captions: str, features: str, de
         return opened
     if texts.kind != "embeddings":
         raise UsageError(f"{captions!r} holds {texts.kind}, not vectors of captions: name the RUN to evaluate")
-    images = open_dataset(features, kind="features")
-    parameters, places = (_parameters(texts), _parameters(images)), (captions, features)
+    manifests = texts.manifest, open_dataset(features, kind="features").manifest
+    sides = [FeaturesParameters.from_json(manifest.parameters) for manifest in manifests]
     portions: dict[str, tuple[str, ...]] = {}
     for _, language, portion in sorted(labels_of(texts)):
-        portions[language] = tuple(dict.fromkeys((*portions.get(language, ()), portion)))
-    model = parameters[0].model
-    known = [language for language in (model and model.languages) or sorted(portions) if language in portions]
+        portions[language] = (*portions.get(language, ()), portion)
+    ordered = sides[0].model.languages if sides[0].model is not None else None
+    languages = [language for language in ordered or portions if language in portions]
     return [
         Run(
             folder=Folder(captions),
             config=Config(DataConfig(portions), JointSpaceConfig()),
-            model=JointSpace(*parameters, places, known, device),
+            model=JointSpace(*sides, places=(captions, features), languages=languages).to(device),
             vocabulary=Vocabulary(SPECIALS, ({},) * len(SPECIALS)),
             fingerprints={},
             captions={},
@@ -184,29 +175,16 @@ def open_members(runs: Sequence[str | OpenRun], captions: str, features: str, de
     ]
 
 
-def space_remark(space: str) -> str:
-    """Return the sentence about a declared space, for people."""
-    return f"space {space}: declared with --space, the images and captions are of two checkpoints"
-
-
-def describe_pair(captions: str, features: str) -> dict[str, Any]:
-    """Return both sides of a pair as plain values, for JSON."""
-    sides = {"captions": open_dataset(captions), "features": open_dataset(features)}
-    return {name: _describe_side(dataset) for name, dataset in sides.items()}
-
-
-def _describe_side(dataset: Dataset) -> dict[str, Any]:
-    parameters, manifest = _parameters(dataset), dataset.manifest
+def describe_side(location: str) -> dict[str, str | None]:
+    """Return folder, origin and content of a side of a pair, for JSON."""
+    dataset = open_dataset(location)
+    parameters = FeaturesParameters.from_json(dataset.manifest.parameters)
     return {
-        "folder": redact(dataset.folder.location),
+        "folder": redact(location),
         "name": parameters.feature.name,
         "source": parameters.feature.source,
         "checkpoint": parameters.checkpoint,
         "space": parameters.space,
-        "fingerprint": manifest.fingerprint,
-        "content_sha256": manifest.content_sha256,
+        "fingerprint": dataset.fingerprint,
+        "content_sha256": dataset.manifest.content_sha256,
     }
-
-
-def _parameters(dataset: Dataset) -> FeaturesParameters:
-    return FeaturesParameters.from_json(dataset.manifest.parameters)

@@ -29,7 +29,7 @@ from train.evaluation.compatibility import (
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
 from train.evaluation.evaluation import Count, Members, chance, no_progress, rank_folds
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
-from train.evaluation.pairs import UNKNOWN_TRAINING, JointSpace, may_be_trained_on, open_members
+from train.evaluation.pairs import HELD_OUT, UNKNOWN_TRAINING, JointSpace, open_members
 from train.evaluation.protocols import ProtocolMatch, match_protocol
 from train.evaluation.ranks import direction_intervals, rank_table
 from train.evaluation.relevance import OWN_CAPTIONS, RightItems, captions_of_images
@@ -150,7 +150,7 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     scores: list[Score] = []
     for split, portions in split_portions.items():
         if portions:
-            is_other = trained.__contains__ if job.members else may_be_trained_on
+            is_other = trained.__contains__ if job.members else lambda name: not name.startswith(HELD_OUT)
             exclusion = Exclusion.read(job.exclude, [split], is_other) if job.exclude else None
             data = {
                 l2: open_split(runs, job, split, portions, l2=l2, exclusion=exclusion)

@@ -31,9 +31,6 @@ SUM = ("", "sum_of_recalls")
 EVALUATED = "evaluation"
 """State of a folder of ``evaluate --output``."""
 
-PAIR = "pair"
-"""Setting of the evaluation of a pair: its sides."""
-
 GalleryScores = Mapping[tuple[str, str], float]
 """Scores by direction and measure."""
 
@@ -156,12 +153,10 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
             gallery = RankedGallery(*place, images, captions, score.get("folds", 1))
             measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
-        if len(runs) > 1:
-            settings = {"ensemble": [run["folder"] for run in runs]}
-        else:
-            settings = {PAIR: runs[0]} if "captions" in runs[0] else runs[0]["settings"]
-        spaces = dict.fromkeys(score["space"] for score in content["scores"] if "space" in score)
-        name += "".join(f" (space {space})" for space in spaces)
+        settings = (
+            {"ensemble": [run["folder"] for run in runs]} if len(runs) > 1 else runs[0].get("settings", {"pair": runs[0]})
+        )
+        name += "".join({f" (space {score['space']})": None for score in content["scores"] if "space" in score})
         untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error

@@ -23,7 +23,6 @@ from train.evaluation.ranks import RANKS
 from train.evaluation.statistics import MetricIntervals, interval_notes
 from train.reports.compared_runs import (
     EVALUATED,
-    PAIR,
     SCORES,
     SUM,
     ComparedRun,
@@ -243,7 +242,7 @@ def _comparison_notes(runs: Sequence[ComparedRun]) -> list[str]:
                 notes.append(f"{run.name}: {text}")
     if remark := untrained_remark(name for run in runs for name in run.untrained):
         notes.append(f"{', '.join(run.name for run in runs if run.untrained)}: {remark}")
-    if pairs := ", ".join(run.name for run in runs if PAIR in run.settings):
+    if pairs := ", ".join(run.name for run in runs if "pair" in run.settings):
         notes.append(f"{pairs}: {UNKNOWN_TRAINING}")
     if any(run.state == "unfinished" for run in runs) and len(runs) > 1:
         notes.append("unfinished runs are shown as far as they have come")

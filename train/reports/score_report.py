@@ -15,7 +15,7 @@ from schemas.escapes import redact, to_json
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder, file_at
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics, mean_over_folds
-from train.evaluation.pairs import describe_pair, space_remark
+from train.evaluation.pairs import describe_side
 from train.evaluation.ranks import RANKS, write_ranks
 from train.evaluation.relevance import OWN_CAPTIONS
 from train.evaluation.scores import Score
@@ -101,7 +101,8 @@ def check_evaluation_folder(location: str) -> None:
 
 def evaluation_content(scores: Sequence[Score], job: EvaluateJob) -> dict[str, Any]:
     """Return runs or a pair, scores and averages as plain values, for JSON."""
-    described = [] if job.runs else [describe_pair(job.captions, job.features)]
+    sides = {"captions": job.captions, "features": job.features}
+    described: list[Any] = [] if job.runs else [{name: describe_side(location) for name, location in sides.items()}]
     for run in job.runs:
         checkpoint = read_checkpoint(Folder(run), BEST)
         settings = checkpoint_settings(checkpoint)
@@ -123,7 +124,7 @@ def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], locati
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
     """Return tables of scores, means, cross-lingual retrieval and all correct items."""
     tables = [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
-    spaces = [space_remark(name) for name in dict.fromkeys(score.space for score in scores) if name]
+    spaces = [f"space {name}, declared for two checkpoints" for name in dict.fromkeys(score.space for score in scores) if name]
     return [replace(table, notes=[*table.notes, *spaces]) for table in tables]
 
 
