@@ -21,7 +21,7 @@ from pipelines.exchange.image_lists import expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.keys import CaptionKey
 from schemas.kinds import KEY_COLUMNS, REGIONS
@@ -69,6 +69,8 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
         image_ids += expand_ids(listed, len(array), job.repeats, list_name=list_path.name, array_name=path.name)
     groups = zip(paths, lists, *(rows.paths for rows in (boxes, sizes) if rows.paths), strict=True)
     files = [file for group in groups for file in group]
+    captions = open_dataset(job.captions, kind="captions") if job.captions else None
+    made_from = [] if captions is None else [{"name": "captions", "fingerprint": captions.fingerprint}]
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if not job.boxes:
@@ -81,27 +83,27 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
         shape,
         values.arrays[0].dtype,
         image_ids,
-        lambda: [describe_file(path) for path in files] + ids.inputs,
+        lambda: [*map(describe_file, files), *ids.inputs, *made_from],
         ids.parameters,
         values.place,
         columns,
-        _match_captions(job.captions, image_ids) if job.captions else None,
+        _match_captions(captions, image_ids) if captions is not None else None,
     )
 
 
-def _match_captions(location: str, caption_ids: Sequence[str]) -> pa.Table:
+def _match_captions(captions: Dataset, caption_ids: Sequence[str]) -> pa.Table:
     """Return key and split of captions by their ids.
 
     Raises:
         InputError: the dataset lacks a caption.
     """
-    keys = open_dataset(location, kind="captions").table([*KEY_COLUMNS["captions"], "split"])
+    keys = captions.table([*KEY_COLUMNS["captions"], "split"])
     known = [str(CaptionKey(*key)) for *key, _ in map(dict.values, keys.to_pylist())]
     rows = pc.index_in(pa.array(caption_ids, pa.string()), pa.array(known, pa.string()))
     if rows.null_count:
-        unknown = caption_ids[rows.is_null().index(True).as_py()]
+        place, unknown = captions.folder.location, caption_ids[rows.is_null().index(True).as_py()]
         raise InputError(
-            f"{location!r} has no caption {unknown!r}: list ids as image/language/portion/index, e.g. {known[0]!r}"
+            f"{place!r} has no caption {unknown!r}: list ids as image/language/portion/index, e.g. cat/en/comparable/0"
         )
     return keys.take(rows)
 
