@@ -29,12 +29,8 @@ TrainingPrecision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("C
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
 EncodedFolder: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
 FeaturesFolder: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
-EvaluatedCaptions: TypeAlias = Annotated[
-    str, Opt("Read encoded captions from this folder; without RUN, vectors of captions.", is_required=True)
-]
-EvaluatedFeatures: TypeAlias = Annotated[
-    str, Opt("Read image features or regions from this folder; without RUN, vectors of images.", is_required=True)
-]
+EvaluatedCaptions: TypeAlias = Annotated[str, Opt("Read encoded captions, or without RUN their vectors.", is_required=True)]
+EvaluatedFeatures: TypeAlias = Annotated[str, Opt("Read features or regions of the images.", is_required=True)]
 CaptionVocabularyFolder: TypeAlias = Annotated[
     str, Opt("Read the vocabulary of the captions from this folder.", is_option=True)
 ]

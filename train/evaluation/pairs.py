@@ -62,14 +62,10 @@ class JointSpaceConfig(ModelConfig):
 
 
 class JointSpace(RetrievalModel):
-    """Comparison of given vectors of images and texts, without any encoder.
+    """Comparison of given vectors of texts and images, without any encoder.
 
-    Vectors that ``embed`` wrote are compared as their run compares them. Others are divided by their norms.
-
-    Args:
-        texts: parameters of the texts' vectors.
-        images: parameters of the images' vectors.
-        places: names of both, for messages.
+    Vectors that ``embed`` wrote are compared as their run compares them. Others are divided by their norms. ``places`` name both
+    sides in messages.
 
     Raises:
         DatasetError: the sides do not share a space, or a width.
@@ -92,10 +88,10 @@ class JointSpace(RetrievalModel):
                 f"{names} do not share a space: {_origin(texts)}, and {_origin(images)}. Take both from one checkpoint; or, if "
                 "their spaces are the same, write both again with one --space NAME"
             )
-        if texts.feature.shape != images.feature.shape:
+        if texts.feature.shape != images.feature.shape or len(texts.feature.shape) > 1:
             raise DatasetError(
-                f"{names} have vectors of different shapes, {list(texts.feature.shape)} and {list(images.feature.shape)}: give "
-                "the projected vectors of both towers"
+                f"{names} hold vectors {list(texts.feature.shape)} and {list(images.feature.shape)}, expected one width: give the "
+                "projected vectors of both towers"
             )
         model = texts.model or images.model
         self.languages, self.width = tuple(languages), texts.feature.width
@@ -107,7 +103,7 @@ class JointSpace(RetrievalModel):
                 "that embedded it"
             )
         self.place = nn.Parameter(torch.zeros(0), requires_grad=False)  # Has the device.
-        self._scale_texts, self._scale_images = map(_is_scaled, (texts, images))
+        self._scale_texts, self._scale_images = (not side.model or side.model.encoder is not None for side in (texts, images))
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Return the features ``[N, E]`` of images."""
@@ -125,10 +121,6 @@ class JointSpace(RetrievalModel):
     def scores(self, a: Encoded, b: Encoded) -> Tensor:
         """Return the similarities of all pairs, ``[A, B]``."""
         return _COMPARISONS[self.similarity](a.values, b.values)
-
-
-def _is_scaled(parameters: FeaturesParameters) -> bool:
-    return parameters.model is None or parameters.model.encoder is not None
 
 
 def _origin(parameters: FeaturesParameters) -> str:

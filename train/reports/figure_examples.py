@@ -59,17 +59,14 @@ class Example:
     captions: tuple[ShownCaption, ...]
 
 
-Words: TypeAlias = Sequence[str] | Mapping[str, str]
-"""Tokens of the vocabulary; or texts by caption id, of captions without tokens."""
-
-
 def choose_examples(
-    captions: Captions, words: Words, *, count: int, seed: int, caption_ids: Sequence[str] = ()
+    captions: Captions, words: Sequence[str] | Mapping[str, str], *, count: int, seed: int, caption_ids: Sequence[str] = ()
 ) -> tuple[tuple[Example, ...], str]:
     """Choose images and captions.
 
     By default, at most ``count`` images with captions in all languages are sampled, each with its first caption in each language.
-    ``caption_ids`` are captions to show instead, as ``image/language/portion/index``; those of one image are one example.
+    ``caption_ids`` are captions to show instead, as ``image/language/portion/index``; those of one image are one example. ``words``
+    are the tokens of the vocabulary, or texts by caption id.
 
     Returns:
         The examples, and a description of the choice.
@@ -138,7 +135,7 @@ def read_texts(location: str) -> dict[str, str]:
     return {str(CaptionKey(*key)): text for *key, text in map(dict.values, rows)}
 
 
-def shown_caption(captions: Captions, row: int, words: Words) -> ShownCaption:
+def shown_caption(captions: Captions, row: int, words: Sequence[str] | Mapping[str, str]) -> ShownCaption:
     """Return a caption with its tokens; text, or else the id, is a single one."""
     key = CaptionKey(
         captions.image_ids[captions.images[row]],

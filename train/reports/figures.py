@@ -71,9 +71,9 @@ def draw_figures(
         InputError: a picture is missing, damaged, or has another size than its regions.
         DatasetError: the folder holds no run, the data has another vocabulary or extractor, or the output is not writable.
     """
-    [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
     Folder(job.output).check_writable()
     now = job.made_from() if made_from is None else made_from
+    [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
     data, features = _open_captions(run, job), open_dataset(job.features)
     words = run.vocabulary.tokens if job.run else read_texts(job.texts)
     examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)

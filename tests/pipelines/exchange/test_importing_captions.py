@@ -101,9 +101,12 @@ def test_scores_of_own_vectors_equal_brute_force(text_job, images, vectors, tmp_
     german = [n for n, key in enumerate(KEYS) if key[1] == "de"]
     similarities, own = unit[0] @ unit[1][german].T, np.array([IMAGES.index(KEYS[n][0]) for n in german])
     of_texts = {
-        id_of(KEYS[n]): 1 + (column > column[own[i]]).sum() for i, (n, column) in enumerate(zip(german, similarities.T))
+        id_of(KEYS[n]): 1 + (column > column[own[i]]).sum()
+        for i, (n, column) in enumerate(zip(german, similarities.T, strict=True))
     }
-    of_images = {image: 1 + (row > row[own == n].max()).sum() for n, (image, row) in enumerate(zip(IMAGES, similarities))}
+    of_images = {
+        image: 1 + (row > row[own == n].max()).sum() for n, (image, row) in enumerate(zip(IMAGES, similarities, strict=True))
+    }
     assert ranks == {("text_to_image", key): rank for key, rank in of_texts.items()} | {
         ("image_to_text", key): rank for key, rank in of_images.items()
     }
@@ -131,7 +134,7 @@ def test_sides_of_different_widths_are_refused(text_job, images, vectors):
     job = text_job(space="mine")
     import_features(job)
     np.save(images, vectors[0][:, :3].astype(np.float32))
-    with pytest.raises(DatasetError, match=r"different shapes, \[4\] and \[3\]"):
+    with pytest.raises(DatasetError, match=r"hold vectors \[4\] and \[3\], expected one width"):
         imagepivot.evaluate(captions=job.output, features=import_images(images, "out", space="mine"), device="cpu")
 
 
@@ -143,10 +146,10 @@ def test_keys_that_the_captions_lack_are_refused(text_job, tmp_path):
     ):
         import_features(text_job())
     (tmp_path / "texts.txt").write_text("\n".join(lines[1:]))
-    with pytest.raises(InputError, match="texts.txt has 262 ids but texts.npy has 263 rows"):
+    with pytest.raises(InputError, match=r"texts\.txt has 262 ids but texts\.npy has 263 rows"):
         import_features(text_job())
     (tmp_path / "texts.txt").write_text("\n".join([lines[1], *lines[1:]]))
-    with pytest.raises(InputError, match="occurs at texts.npy, row 0 and again, with other values, at texts.npy, row 1"):
+    with pytest.raises(InputError, match=r"occurs at texts\.npy, row 0 and again, with other values, at texts\.npy, row 1"):
         import_features(text_job())
     assert not (tmp_path / "texts").exists() or not list((tmp_path / "texts").iterdir())
 
