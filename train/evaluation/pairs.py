@@ -85,8 +85,8 @@ class JointSpace(RetrievalModel):
         names = " and ".join(map(repr, places))
         if not is_same and (not texts.space or texts.space != images.space):
             raise DatasetError(
-                f"{names} do not share a space: {_origin(texts)}, and {_origin(images)}. Take both from one checkpoint; or, if "
-                "their spaces are the same, write both again with one --space NAME"
+                f"{names} do not share a space: {_describe_origin(texts)}, and {_describe_origin(images)}. Take both from one "
+                "checkpoint; or, if two share a space, write both sides again and name it, e.g. imagepivot import --space NAME"
             )
         if texts.feature.shape != images.feature.shape or len(texts.feature.shape) > 1:
             raise DatasetError(
@@ -123,7 +123,7 @@ class JointSpace(RetrievalModel):
         return _COMPARISONS[self.similarity](a.values, b.values)
 
 
-def _origin(parameters: FeaturesParameters) -> str:
+def _describe_origin(parameters: FeaturesParameters) -> str:
     checkpoint = f"checkpoint {parameters.checkpoint[:12]}..." if parameters.checkpoint else "an unknown checkpoint"
     return f"{parameters.feature.name!r} of {checkpoint}, {f'space {parameters.space!r}' if parameters.space else 'no space'}"
 

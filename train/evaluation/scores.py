@@ -131,7 +131,7 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     if not job.members:
         subject, knows = "this pair", "the vectors are of"
     check_languages(languages, known, subject)
-    captions = open_dataset(job.captions, kind=_kind_of(runs))
+    captions = open_dataset(job.captions, kind=_captions_kind(runs))
     labels = labels_of(captions)
     chosen = _choose_splits(labels, job.splits, job.captions)
     trained = {split for run in runs for split in run.config.data.splits}
@@ -199,14 +199,14 @@ def open_split(
         token_features=job.token_features,
         token_width=check_tokens(runs, job.token_features),
         exclusion=exclusion,
-        kind=_kind_of(runs),
+        kind=_captions_kind(runs),
     )
     for run in runs:
         check_sample_outputs(run, features=job.features, token_features=job.token_features)
     return data
 
 
-def _kind_of(runs: Sequence[Run]) -> Literal["encoded", "embeddings"]:
+def _captions_kind(runs: Sequence[Run]) -> Literal["encoded", "embeddings"]:
     """Return the kind of the captions that runs read."""
     return "embeddings" if isinstance(runs[0].model, JointSpace) else "encoded"
 

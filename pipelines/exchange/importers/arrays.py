@@ -87,11 +87,11 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
         ids.parameters,
         values.place,
         columns,
-        _match_captions(captions, image_ids) if captions is not None else None,
+        _look_up_captions(captions, image_ids) if captions is not None else None,
     )
 
 
-def _match_captions(captions: Dataset, caption_ids: Sequence[str]) -> pa.Table:
+def _look_up_captions(captions: Dataset, caption_ids: Sequence[str]) -> pa.Table:
     """Return key and split of captions by their ids.
 
     Raises:
