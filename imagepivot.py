@@ -302,7 +302,7 @@ def __dir__() -> list[str]:
 def mteb_model(
     run: Run | TextTower, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
 ) -> MtebModel:
-    """Return a run, or a joint model, as a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
+    """Return a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
 
     Examples:
         >>> model = imagepivot.mteb_model(imagepivot.open_run("runs/demo"))  # doctest: +SKIP

@@ -124,7 +124,7 @@ def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], locati
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
     """Return tables of scores, means, cross-lingual retrieval and all correct items."""
     tables = [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
-    spaces = [f"space {name}, declared for two checkpoints" for name in dict.fromkeys(score.space for score in scores) if name]
+    spaces = [f"space {name}, declared and not checked" for name in dict.fromkeys(score.space for score in scores) if name]
     return [replace(table, notes=[*table.notes, *spaces]) for table in tables]
 
 
