@@ -73,12 +73,7 @@ class JointSpace(RetrievalModel):
     """
 
     def __init__(
-        self,
-        texts: FeaturesParameters,
-        images: FeaturesParameters,
-        *,
-        places: tuple[str, str],
-        languages: Sequence[str] = (),
+        self, texts: FeaturesParameters, images: FeaturesParameters, *, places: tuple[str, str], languages: Sequence[str] = ()
     ) -> None:
         super().__init__()
         is_same = bool(texts.checkpoint) and texts.checkpoint == images.checkpoint
@@ -102,7 +97,7 @@ class JointSpace(RetrievalModel):
                 f"{places[0]!r} is compared by {self.similarity!r}, expected one of {', '.join(_COMPARISONS)}: evaluate the run "
                 "that embedded it"
             )
-        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)  # Has the device.
+        self.anchor = nn.Parameter(torch.zeros(0), requires_grad=False)  # Has the device.
         self._scale_texts, self._scale_images = (not side.model or side.model.encoder is not None for side in (texts, images))
 
     def encode_images(self, images: ImageBatch) -> Encoded:
