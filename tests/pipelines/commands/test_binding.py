@@ -42,6 +42,7 @@ VALUES = {
     "worker_machine": "m",
     "gpu_driver": "5xx",
     "name": "toy",
+    "space": "toy",
     "lists": ("order.txt",),
     "note": ("job=1", "image=a,b"),
     "metrics_file": "night.prom",
@@ -53,6 +54,7 @@ NEEDED = {
     "train": {"config": "vsepp", "captions": "c", "features": "f", "vocabulary": "v"},
     "embed": {"captions": "c"},
     "search": {"features": "f"},
+    "figures": {"run": "r", "output": "o"},
 }
 WRONG = {int: "seven", float: "much", bool: "maybe"}
 
