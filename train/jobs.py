@@ -391,6 +391,8 @@ class FiguresJob(Options):
             object.__setattr__(self, "run", "")
         if not self.output:
             raise UsageError("OUTPUT is missing: name a folder for the figures")
+        if self.texts and self.run:
+            raise UsageError("--texts is for vectors of captions, a run reads tokens: leave --texts or RUN out")
         for name in self.only:
             if name not in FIGURES:
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")

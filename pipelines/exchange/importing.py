@@ -112,7 +112,7 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
         InputError: values are not finite, or the rows of one image differ.
     """
     bad_rows = bad_values = 0
-    first_bad = -1
+    first_bad, item = -1, "image" if files.captions is None else "caption"
     for rows in _blocks(range(len(files.image_ids)), spec):
         bad = count_nonfinite(_feature_table(files, rows, spec))
         if bad.any():
@@ -120,7 +120,7 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
             bad_rows, bad_values = bad_rows + int((bad > 0).sum()), bad_values + int(bad.sum())
     if bad_rows:
         raise InputError(
-            f"{bad_values:,} values of {bad_rows:,} images are not finite as {spec.dtype}, first of image "
+            f"{bad_values:,} values of {bad_rows:,} {item}s are not finite as {spec.dtype}, first of {item} "
             f"{files.image_ids[first_bad]!r} ({files.place(first_bad)}): extract these features again, or remove them"
         )
     first: dict[str, int] = {}
@@ -137,8 +137,8 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
         for earlier, later in pairs:
             if not _feature_table(files, [earlier], spec).equals(_feature_table(files, [later], spec)):
                 raise InputError(
-                    f"image {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
-                    f"{files.place(later)}: an image has one feature; check that the list of ids belongs to the file"
+                    f"{item} {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
+                    f"{files.place(later)}: each has one feature; check that the list of ids belongs to the file"
                 )
     return list(first.values())
 
