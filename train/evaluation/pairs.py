@@ -145,8 +145,8 @@ def open_members(runs: Sequence[str | OpenRun], captions: str, features: str, de
     portions: dict[str, tuple[str, ...]] = {}
     for _, language, portion in sorted(labels_of(texts)):
         portions[language] = (*portions.get(language, ()), portion)
-    ordered = sides[0].model.languages if sides[0].model is not None else None
-    languages = [language for language in ordered or portions if language in portions]
+    ordered = (sides[0].model.languages if sides[0].model is not None else None) or ()
+    languages = [language for language in dict.fromkeys((*ordered, *portions)) if language in portions]
     return [
         Run(
             folder=Folder(captions),
