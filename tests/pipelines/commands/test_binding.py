@@ -39,6 +39,7 @@ VALUES = {
     "delimiter": ";",
     "detach": None,
     "embeddings": None,
+    "texts": None,
     "worker_machine": "m",
     "gpu_driver": "5xx",
     "name": "toy",
