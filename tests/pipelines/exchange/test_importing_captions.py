@@ -83,6 +83,7 @@ def test_vectors_of_captions_keep_keys_and_values(text_job, captions, vectors):
     assert dataset.manifest.parameters["space"] == "mine"
 
 
+@pytest.mark.slow
 def test_scores_of_own_vectors_equal_brute_force(text_job, images, vectors, tmp_path, capsys):
     job = text_job(space="mine")
     import_features(job)
@@ -119,6 +120,7 @@ def test_scores_of_own_vectors_equal_brute_force(text_job, images, vectors, tmp_
     assert comparison.notes[-1] == "scores (space mine): training data unknown, overlap not checked"
 
 
+@pytest.mark.slow
 def test_sides_without_a_common_space_are_refused(text_job, images):
     texts = {space: text_job(f"texts-{space}", space=space) for space in ("", "one", "two")}
     for job in texts.values():
@@ -133,6 +135,7 @@ def test_sides_without_a_common_space_are_refused(text_job, images):
         assert str(error.value).count("'mine' of an unknown checkpoint") == 2
 
 
+@pytest.mark.slow
 def test_sides_of_different_widths_are_refused(text_job, images, vectors):
     job = text_job(space="mine")
     import_features(job)
