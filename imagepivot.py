@@ -147,8 +147,9 @@ if TYPE_CHECKING:
     repair_dataset = repair
     validate_dataset = validate
 
-if TYPE_CHECKING:  # The type of `mteb_model`, not public.
+if TYPE_CHECKING:  # The types of `mteb_model`, not public.
     from train.evaluation.mteb_model import MtebModel
+    from train.evaluation.pairs import TextTower
 
 __version__: str
 
@@ -298,8 +299,10 @@ def __dir__() -> list[str]:
     return sorted(_places())
 
 
-def mteb_model(run: Run, extractor: Extractor | None = None, *, language: str = "", truecaser: str = "") -> MtebModel:
-    """Return a run as a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
+def mteb_model(
+    run: Run | TextTower, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
+) -> MtebModel:
+    """Return a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
 
     Examples:
         >>> model = imagepivot.mteb_model(imagepivot.open_run("runs/demo"))  # doctest: +SKIP

@@ -77,6 +77,8 @@ class Options:
                 raise UsageError(f"{label} is the text {value!r}, expected a list: give ({value!r},)")
             if (opt := opt_in(hint)) is not None:
                 opt.check(value, label)
+                if opt.is_required and not value:
+                    raise UsageError(f"{label} is missing: {opt.help}")
         self._check()
 
     def _check(self) -> None:

@@ -29,6 +29,8 @@ TrainingPrecision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("C
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
 EncodedFolder: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
 FeaturesFolder: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
+EvaluatedCaptions: TypeAlias = Annotated[str, Opt("Read encoded captions, or without RUN their vectors.", is_required=True)]
+EvaluatedFeatures: TypeAlias = Annotated[str, Opt("Read features or regions of the images.", is_required=True)]
 CaptionVocabularyFolder: TypeAlias = Annotated[
     str, Opt("Read the vocabulary of the captions from this folder.", is_option=True)
 ]
@@ -194,7 +196,7 @@ class TrainResult:
 class EvaluateJob(Options):
     """Job of ``imagepivot evaluate``. Several runs are an ensemble with mean scores.
 
-    Runs are folders, or results of `train.runs.run.open_run`.
+    Runs are folders, or results of `train.runs.run.open_run`. Vectors of a joint model have no run.
 
     Examples:
         >>> job = imagepivot.EvaluateJob("runs/demo", "encoded", "features", splits=("test",), languages=("de",))
@@ -202,9 +204,12 @@ class EvaluateJob(Options):
         [('de', 'comparable'), ('de', 'translation')]
     """
 
-    run: Annotated[tuple[str, ...] | str | tuple[OpenRun, ...] | OpenRun, Opt("Folder of a run; of several, an ensemble.")]
-    captions: EncodedFolder
-    features: FeaturesFolder
+    run: Annotated[
+        tuple[str, ...] | str | tuple[OpenRun, ...] | OpenRun,
+        Opt("Folder of a run; of several, an ensemble. Default: none, for vectors.", is_argument=True),
+    ] = ()
+    captions: EvaluatedCaptions = ""
+    features: EvaluatedFeatures = ""
     splits: Splits = ()
     languages: RunLanguages = ()
     portions: Annotated[
@@ -228,8 +233,6 @@ class EvaluateJob(Options):
     def _check(self) -> None:
         if self.relevance and (not self.annotations or self.folds > 1):
             raise UsageError("--relevance needs --annotations, and one gallery of all images: give both, without --folds")
-        if not self.runs:
-            raise UsageError("no run to evaluate: give one or more folders of runs")
         for index, run in enumerate(self.runs):
             if run in self.runs[:index]:
                 raise UsageError(f"{run!r} is given twice, so that its scores would count twice: give it once")
@@ -354,10 +357,10 @@ class FiguresJob(Options):
         ('retrieval.png', 'figures.json')
     """
 
-    run: RunFolder
-    output: Annotated[str, Opt("Folder for the figures.")]
-    captions: EncodedFolder
-    features: FeaturesFolder
+    run: Annotated[str, Opt("Folder of a run. Default: none, for vectors.", is_argument=True)] = ""
+    output: Annotated[str, Opt("Folder for the figures.", is_argument=True)] = ""
+    captions: EvaluatedCaptions = ""
+    features: EvaluatedFeatures = ""
     images: Annotated[str, Opt("Draw images from this location, as for features. Default: draw image ids.")] = ""
     only: Annotated[
         tuple[str, ...],
@@ -380,15 +383,23 @@ class FiguresJob(Options):
     memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
     token_features: TokenFeaturesFolder = ""
+    texts: Annotated[str, Opt("Read the text of vectors of captions from this folder of captions. Default: draw ids.")] = ""
 
     def _check(self) -> None:
+        if not self.output:  # A command line with a single folder.
+            object.__setattr__(self, "output", self.run)
+            object.__setattr__(self, "run", "")
+        if not self.output:
+            raise UsageError("OUTPUT is missing: name a folder for the figures")
+        if self.texts and self.run:
+            raise UsageError("--texts is for vectors of captions, a run reads tokens: leave --texts or RUN out")
         for name in self.only:
             if name not in FIGURES:
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")
 
     def made_from(self) -> MadeFrom:
         """Return the inputs of the figures, see `schemas.writing.made_from`."""
-        inputs = ("run", "captions", "features", "token_features")
+        inputs = ("run", "captions", "features", "token_features", "texts")
         names = (*inputs, "output", "images", "device", "memory_map")
         return _made_from("figures", self, [name for name in vars(self) if name not in names], inputs, images=self.images)
 

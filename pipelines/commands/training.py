@@ -92,6 +92,8 @@ def evaluate(
 ) -> None:
     """Evaluate image-text retrieval: R@1, R@5, R@10, median rank, both directions.
 
+    Without RUN, vectors of captions (kind embeddings) and of images from one joint model are compared.
+
     The best-ranked caption of an image counts. Equal scores count against the model. Several runs form an ensemble, which averages
     their scores. Below each line are 95 % confidence intervals, by a bootstrap over images. Means over languages follow.
 
@@ -126,7 +128,7 @@ def evaluate(
     remarks += [score.missing_features.remark for score in scores if score.missing_features is not None]
     for text in dict.fromkeys(remarks):
         print_remark(text)
-    report = evaluation_content(scores, job.runs)
+    report = evaluation_content(scores, job)
     if complete:
         report["with_duplicates"] = evaluation_report(complete)
     if made_from is not None:
@@ -136,7 +138,7 @@ def evaluate(
     if as_json:
         typer.echo(to_json(report, indent=2))
         return
-    title = ("" if len(job.runs) == 1 else "mean scores of ") + ", ".join(job.runs)
+    title = ("mean scores of " if len(job.runs) > 1 else "") + (", ".join(job.runs) or f"{job.captions} and {job.features}")
     render_tables(console, score_tables(scores, title=f"{title}, without duplicates" if complete else title))
     render_tables(console, score_tables(complete, title=f"{title}, with duplicates"))
 
@@ -285,6 +287,8 @@ def figures(
     job: FiguresJob, reading: ImageOptions = ImageOptions(), imports: Imports = (), monitoring: Monitoring = Monitoring()
 ) -> None:
     """Draw figures of a run: retrieval examples, a t-SNE map and attention weights.
+
+    With OUTPUT alone, of vectors of captions and images from one joint model.
 
     OUTPUT/retrieval.png shows the best images for captions in each language, with the rank of the right one, which is framed;
     map.png is a t-SNE of images and captions; attention-N.png shows attended regions and words of an example (models with

@@ -85,7 +85,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     output = OutputDataset(
         folder=folder,
         kind=files.kind,
-        parameters=FeaturesParameters(feature=spec, imported=imported).to_json(),
+        parameters=FeaturesParameters(feature=spec, imported=imported, space=job.space or None).to_json(),
         inputs=tuple(files.inputs()),
         shards=shards,
         notes=job.notes.to_json(),
@@ -93,7 +93,7 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     rows_by_shard: list[list[int]] = []
 
     def check() -> None:
-        rows_by_shard.extend(_by_shard(files.image_ids, _check_feature_rows(files, spec), output.shards))
+        rows_by_shard.extend(_by_shard(files, _check_feature_rows(files, spec), output.shards))
 
     def write_feature_shard(index: int, shard: ShardWriter) -> None:
         meter.start_shard(index)
@@ -112,7 +112,7 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
         InputError: values are not finite, or the rows of one image differ.
     """
     bad_rows = bad_values = 0
-    first_bad = -1
+    first_bad, item = -1, "image" if files.captions is None else "caption"
     for rows in _blocks(range(len(files.image_ids)), spec):
         bad = count_nonfinite(_feature_table(files, rows, spec))
         if bad.any():
@@ -120,7 +120,7 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
             bad_rows, bad_values = bad_rows + int((bad > 0).sum()), bad_values + int(bad.sum())
     if bad_rows:
         raise InputError(
-            f"{bad_values:,} values of {bad_rows:,} images are not finite as {spec.dtype}, first of image "
+            f"{bad_values:,} values of {bad_rows:,} {item}s are not finite as {spec.dtype}, first of {item} "
             f"{files.image_ids[first_bad]!r} ({files.place(first_bad)}): extract these features again, or remove them"
         )
     first: dict[str, int] = {}
@@ -137,8 +137,8 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
         for earlier, later in pairs:
             if not _feature_table(files, [earlier], spec).equals(_feature_table(files, [later], spec)):
                 raise InputError(
-                    f"image {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
-                    f"{files.place(later)}: an image has one feature; check that the list of ids belongs to the file"
+                    f"{item} {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
+                    f"{files.place(later)}: each has one feature; check that the list of ids belongs to the file"
                 )
     return list(first.values())
 
@@ -149,12 +149,18 @@ def _blocks(rows: Sequence[int], spec: FeatureSpec) -> Iterator[Sequence[int]]:
 
 
 def _feature_table(files: FeatureFiles, rows: Sequence[int], spec: FeatureSpec) -> pa.Table:
-    return table_of_arrays([files.image_ids[row] for row in rows], files.columns(rows), schema_of(files.kind, spec))
+    schema, ids = schema_of(files.kind, spec), [files.image_ids[row] for row in rows]
+    if files.captions is None:
+        return table_of_arrays(ids, files.columns(rows), schema)
+    vectors = table_of_arrays(ids, files.columns(rows), pa.schema([schema[0], schema[-1]]))
+    return files.captions.take(list(rows)).append_column("embedding", vectors["embedding"]).cast(schema)
 
 
-def _by_shard(image_ids: Sequence[str], rows: Sequence[int], shards: int) -> list[list[int]]:
-    """Return the rows of each shard, sorted by image id."""
+def _by_shard(files: FeatureFiles, rows: Sequence[int], shards: int) -> list[list[int]]:
+    """Return the rows of each shard, sorted by key."""
+    captions = None if files.captions is None else map(dict.values, files.captions.to_pylist())
+    keys = [(image_id,) for image_id in files.image_ids] if captions is None else [*map(tuple, captions)]
     groups: list[list[int]] = [[] for _ in range(shards)]
-    for row in sorted(rows, key=image_ids.__getitem__):
-        groups[shard_of(image_ids[row], shards)].append(row)
+    for row in sorted(rows, key=keys.__getitem__):
+        groups[shard_of(keys[row][0], shards)].append(row)
     return groups

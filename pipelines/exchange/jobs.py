@@ -92,6 +92,10 @@ class ImportJob(Options):
     id_array: Annotated[str, Opt("Read image ids from this array (hdf5).")] = ""
     karpathy: Annotated[str, Opt("Replace numeric ids by the image names in this dataset_*.json.")] = ""
     karpathy_key: Annotated[KarpathyKey, Opt("Look numeric ids up by this key of --karpathy.")] = "imgid"
+    captions: Annotated[
+        str, Opt("Import vectors of captions in this folder; --ids lists [i]image/language/portion/index[/i] (npy).")
+    ] = ""
+    space: Annotated[str, Opt("Name the space that vectors of images and captions of two checkpoints share.")] = ""
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False
@@ -103,6 +107,10 @@ class ImportJob(Options):
             raise UsageError("expected one or more files to import, found none")
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"--name is {self.name!r}, expected letters, digits, '.', '_' and '-', e.g. 'resnet50-pool'")
+        if self.space and not _NAME.fullmatch(self.space):
+            raise UsageError(f"--space is {self.space!r}, expected letters, digits, '.', '_' and '-', e.g. 'clip-vit-b-32'")
+        if self.captions and (self.boxes or self.id_rule):
+            raise UsageError("--captions is for one vector per caption, with whole ids: leave --boxes and --id-rule out")
         _check_options(self, "format", "id_rule", "karpathy_key")
         if self.karpathy_key != "imgid" and not self.karpathy:
             raise UsageError("--karpathy-key is for the numbers of a dataset_*.json: give the file with --karpathy")
@@ -177,12 +185,12 @@ def format_options(job: ImportJob | ExportJob) -> dict[str, Any]:
 
 def _check_options(job: ImportJob | ExportJob, *choices: str) -> None:
     """Check options with a closed list of values, and refuse those of other formats."""
-    misfit = "these files are" if isinstance(job, ImportJob) else "not for"
+    misfit, own = ("these files are", {"captions": ("npy",)}) if isinstance(job, ImportJob) else ("not for", {})
     kind: Any = type(job)
     hints = hints_of(kind)
     for name in choices:
         convert(getattr(job, name), hints[name], f"--{name.replace('_', '-')}")
     for item in fields(job):
-        formats = _FORMATS.get(item.name, ())
+        formats = own.get(item.name) or _FORMATS.get(item.name, ())
         if job.format and formats and job.format not in formats and getattr(job, item.name) != default_of(item):
             raise UsageError(f"--{item.name.replace('_', '-')} is for {' and '.join(formats)}, {misfit} {job.format}")

@@ -24,6 +24,7 @@ from schemas.parameters import EncodedParameters
 from train.data.batches import CaptionBatch, TokenVectors, token_positions
 
 _LABELS = ("split", "language", "portion")
+_CONTENT = {"encoded": "token_ids", "embeddings": "embedding"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Captions:
         image_ids: ``[I]``, ascending.
         language_names, portion_names: in the requested order.
         split: the split, or several joined by commas, for messages.
-        vectors: precomputed token vectors, or None.
+        vectors: precomputed token vectors, or None. Captions that are vectors have one token each.
     """
 
     token_ids: np.ndarray
@@ -110,13 +111,15 @@ class Captions:
 
 
 def read_captions(dataset: Dataset, *, split: str | Sequence[str], portions: Mapping[str, Sequence[str]]) -> Captions:
-    """Read the encoded captions of one split or several, in some portions by language.
+    """Read the captions of one split or several, in some portions by language.
+
+    Captions are of kind ``encoded``, or ``embeddings``.
 
     Raises:
         DatasetError: the dataset is of another kind, or lacks these captions.
         UsageError: a portion of a language is repeated.
     """
-    if dataset.kind != "encoded":
+    if dataset.kind not in _CONTENT:
         raise DatasetError(
             f"{dataset.folder.location!r} holds {dataset.kind}, expected encoded captions: run 'imagepivot encode' on them "
             "and give its output"
@@ -135,7 +138,8 @@ def read_captions(dataset: Dataset, *, split: str | Sequence[str], portions: Map
         if len(splits) > 1 and not pc.any(pc.equal(table["split"], index)).as_py():
             raise DatasetError(no_captions(dataset, f"split {name!r} in these languages and portions"))
     captions = _join(table, names)
-    check_token_ids(dataset, captions.token_ids, captions.lengths)
+    if dataset.kind == "encoded":
+        check_token_ids(dataset, captions.token_ids, captions.lengths)
     for language, portion in pairs:
         if not np.any((captions.languages == language) & (captions.portions == portion)):
             labels = f"language {captions.language_names[language]!r}, portion {captions.portion_names[portion]!r}"
@@ -171,7 +175,7 @@ def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray
 
 def _read_shard(dataset: Dataset, shard: int, names: Mapping[str, Sequence[str]], pairs: Sequence[tuple[int, int]]) -> pa.Table:
     """Read the selected captions of a shard, with labels as positions in ``names``."""
-    table = dataset.shard(shard, ["image_id", *_LABELS, "index", "token_ids"])
+    table = dataset.shard(shard, ["image_id", *_LABELS, "index", _CONTENT[dataset.kind]])
     codes = {label: _codes(table[label], names[label]) for label in _LABELS}
     keep = np.zeros(table.num_rows, bool)
     for language, portion in pairs:
@@ -194,10 +198,14 @@ def _join(table: pa.Table, names: Mapping[str, Sequence[str]]) -> Captions:
     order = pc.array_sort_indices(image_ids.dictionary).to_numpy()
     rank = np.argsort(order).astype(np.int32)
     images = rank[image_ids.indices.to_numpy()]
-    tokens = table["token_ids"]
+    content, vectors = table[table.num_columns - 1], None
+    values, lengths = pc.list_flatten(content).to_numpy(), pc.list_value_length(content).to_numpy()
+    if pa.types.is_fixed_size_list(content.type):
+        vectors = TokenVectors(values.reshape(-1, content.type.list_size), np.arange(len(table)))
+        values, lengths = np.zeros(len(table), np.int32), np.ones(len(table), np.int64)
     captions = Captions(
-        token_ids=np.concatenate([np.zeros(0, np.int32), *(chunk.flatten().to_numpy() for chunk in tokens.chunks)]),
-        offsets=np.concatenate([[0], np.cumsum(pc.list_value_length(tokens).to_numpy())]),
+        token_ids=values,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
         images=images,
         languages=table["language"].to_numpy(),
         portions=table["portion"].to_numpy(),
@@ -206,6 +214,7 @@ def _join(table: pa.Table, names: Mapping[str, Sequence[str]]) -> Captions:
         language_names=tuple(names["language"]),
         portion_names=tuple(names["portion"]),
         split=",".join(names["split"]),
+        vectors=vectors,
     )
     return captions.select(np.argsort(images, kind="stable"))
 

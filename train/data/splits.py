@@ -201,13 +201,14 @@ def open_data(
     token_features: str = "",
     token_width: int = 0,
     exclusion: Exclusion | None = None,
+    kind: Literal["encoded", "embeddings"] = "encoded",
 ) -> SplitData:
     """Read the captions of one split or several, and the features of their images.
 
     Everything is checked before the features are read.
 
     Args:
-        captions: folder of the encoded captions.
+        captions: folder of the captions.
         features: folder of the features.
         vocabulary: folder of the vocabulary of the captions.
         split: the split, or several.
@@ -222,6 +223,7 @@ def open_data(
         token_features: folder of the token features, for a model with precomputed word vectors; empty for others.
         token_width: width of the token features.
         exclusion: duplicates to leave out before sampling.
+        kind: kind of the captions.
 
     Raises:
         DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a fingerprint is not the expected
@@ -229,10 +231,10 @@ def open_data(
         InputError: the exclusion names an image that the captions lack.
         UsageError: the arguments do not fit together.
     """
-    encoded = open_dataset(captions, kind="encoded")
+    encoded = open_dataset(captions, kind=kind)
     extracted = open_dataset(features)
-    fingerprint = encoded.manifest.input_fingerprint("vocabulary")
-    if fingerprint is None:
+    fingerprint = encoded.manifest.input_fingerprint("vocabulary") or "none"
+    if fingerprint == "none" and kind == "encoded":
         raise DatasetError(
             f"the manifest of {encoded.folder.location!r} does not name its vocabulary: encode the captions again"
         )
@@ -271,7 +273,7 @@ def open_data(
         vocabulary=None if words is None else words.vocabulary(),
         fingerprints=fingerprints,
         missing_features=missing_features,
-        untrained=extracted.untrained,
+        untrained=tuple(dict.fromkeys((*extracted.untrained, *encoded.untrained))),
         sample_outputs={
             "extractor": extracted.manifest.sample_outputs,
             **({} if tokens is None else {"token_model": tokens.manifest.sample_outputs}),

@@ -1,4 +1,4 @@
-"""Runs as encoders of MTEB, the embedding benchmark.
+"""Runs and joint models as encoders of MTEB, the embedding benchmark.
 
 Letters: ``A``, ``B`` and ``N`` texts or images, ``E`` embedding width.
 """
@@ -14,10 +14,12 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 
 from schemas.errors import DatasetError, UsageError
+from schemas.parameters import FeaturesParameters
 from train.data.features import VECTORS, ImageFeatures, norms_of
 from train.evaluation.evaluation import embed_images, eval_mode
+from train.evaluation.pairs import JointSpace, TextTower
 from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
-from train.models.retrieval_model import Encoded
+from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run
 
@@ -27,29 +29,43 @@ _PAIRS_AT_ONCE = 256
 class MtebModel:
     """Encoder of texts and images for MTEB, with the similarity of a run.
 
+    A joint model has a `TextTower` in place of a run, and an extractor of its space.
+
     Texts are tokenized as the captions of the run. Their language is the name of the task's subset, if the run has that language,
     or else ``language``. Images need ``extractor``, an `extractors.Extractor` with the settings and weights of the run's features.
 
     Raises:
         UsageError: the run's model has no vectors, does not read text or does not know the language.
-        DatasetError: the run was trained on features of another extractor.
+        DatasetError: the run was trained on features of another extractor, or the tower has another space.
     """
 
-    def __init__(self, run: Run, tokenize: Tokenize, extractor: Any = None, *, language: str = "", truecaser: str = "") -> None:
-        self._run, self._tokenize, self._extractor, self._truecaser = run, tokenize, extractor, truecaser
-        self._language = sentence_language(run, language)
+    def __init__(
+        self, run: Run | TextTower, tokenize: Tokenize, extractor: Any = None, *, language: str = "", truecaser: str = ""
+    ) -> None:
+        self._extractor, self._l2, self._language = extractor, False, language
         self._modalities: dict[PromptType | None, str] = {}
-        if extractor is not None and extractor.fingerprint != run.fingerprints["extractor"]:
-            raise DatasetError(
-                f"{run.folder.location!r} was trained on features of another extractor, or other settings or weights, than "
-                f"{extractor.spec.name!r}: load the extractor that imagepivot inspect shows for its features"
+        self._model: RetrievalModel
+        if isinstance(run, TextTower):
+            images = run.parameters if extractor is None else FeaturesParameters(extractor.spec, extractor.parameters)
+            self._model = model = JointSpace(run.parameters, images, places=(run.name, images.feature.name))
+            self._embed = lambda texts, language: model.encode_texts(run.encode(texts, language)).values.numpy()
+            name, digest = run.name, run.parameters.checkpoint or ""
+        else:
+            self._model, self._l2, self._language = run.model, run.config.data.l2_features, sentence_language(run, language)
+            self._embed = lambda texts, language: embed_sentences(
+                run, [tokenize(text, language, run.text, truecaser) for text in texts], language
             )
-        name = run.folder.location.rstrip("/").rpartition("/")[2]
+            name, digest = run.folder.location.rstrip("/").rpartition("/")[2], weights_digest(run.model.state_dict())
+            if extractor is not None and extractor.fingerprint != run.fingerprints["extractor"]:
+                raise DatasetError(
+                    f"{run.folder.location!r} was trained on features of another extractor, or other settings or weights, than "
+                    f"{extractor.spec.name!r}: load the extractor that imagepivot inspect shows for its features"
+                )
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": f"imagepivot/{name}",
-                "revision": f"{weights_digest(run.model.state_dict())[:16]}-{self._language}",  # mteb caches results by both.
-                "embed_dim": run.model.width,
+                "revision": f"{digest[:16]}-{self._language}",  # mteb caches results by both.
+                "embed_dim": self._model.width,
                 "similarity_fn_name": ScoringFunction.CUSTOM,
                 "framework": ["PyTorch"],
                 "modalities": ["text"] if extractor is None else ["text", "image"],
@@ -64,29 +80,26 @@ class MtebModel:
         Raises:
             UsageError: a batch has both keys, or images without an extractor.
         """
-        language = hf_subset if hf_subset in self._run.model.languages else self._language
+        language = hf_subset if hf_subset in self._model.languages else self._language
         if prompt_type is None:
             self._modalities.clear()
-        parts = [np.zeros((0, self._run.model.width), np.float32)]
+        parts = [np.zeros((0, self._model.width), np.float32)]
         for batch in inputs:
             if ("text" in batch) == ("image" in batch):
                 raise UsageError("a run embeds a text or an image, not both at a time: choose tasks of one modality per input")
             self._modalities[prompt_type] = "text" if "text" in batch else "image"
-            if "text" in batch:
-                tokens = [self._tokenize(text, language, self._run.text, self._truecaser) for text in batch["text"]]
-                parts.append(embed_sentences(self._run, tokens, language))
-            else:
-                parts.append(self._embed_images(batch["image"]))
+            is_text = self._modalities[prompt_type] == "text"
+            parts.append(self._embed(batch["text"], language) if is_text else self._embed_images(batch["image"]))
         return np.concatenate(parts)
 
     def similarity(self, a: Any, b: Any) -> torch.Tensor:
         """Return the run's scores ``[A, B]`` of embeddings of queries and documents."""
         modalities = [self._modalities.get(PromptType(name)) for name in ("query", "document")]
-        with eval_mode(self._run.model) as device:
+        with eval_mode(self._model) as device:
             first, second = (Encoded(torch.as_tensor(values).to(device)) for values in (a, b))
             if modalities == ["text", "image"]:  # The order similarity takes the image first.
-                return self._run.model.scores(second, first).T.cpu()
-            return self._run.model.scores(first, second).cpu()
+                return self._model.scores(second, first).T.cpu()
+            return self._model.scores(first, second).cpu()
 
     def similarity_pairwise(self, a: Any, b: Any) -> torch.Tensor:
         """Return the run's scores ``[N]`` of pairs of embeddings."""
@@ -98,8 +111,8 @@ class MtebModel:
         if extractor is None:
             raise UsageError("the task has images: give mteb_model(run, extractor) the extractor of the run's features")
         columns = extractor.extract_columns(extractor.collate([extractor.preprocess(image.convert("RGB")) for image in images]))
-        values, l2 = columns[VECTORS[extractor.description.kind]], self._run.config.data.l2_features
+        values = columns[VECTORS[extractor.description.kind]]
         features = ImageFeatures(
-            values, norms_of(values), np.arange(len(values)), extractor.spec, l2, columns.get("num_regions")
+            values, norms_of(values), np.arange(len(values)), extractor.spec, self._l2, columns.get("num_regions")
         )
-        return embed_images(self._run.model, features).values.cpu().numpy()
+        return embed_images(self._model, features).values.cpu().numpy()

@@ -76,6 +76,8 @@ class FileRelevance:
 
     def _shared_text(self, captions: Captions, rows: np.ndarray, annotated: Mapping[int, tuple[int, str]]) -> float:
         """Return the share of the characters of words that occur in the annotations."""
+        if len(self.words) == len(SPECIALS):  # Vectors have no text.
+            return float(captions.language_of(rows) == "en")
         shared = total = 0
         for position, (_, text) in annotated.items():
             start, end = captions.offsets[rows[position] : rows[position] + 2]

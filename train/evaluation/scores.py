@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import cast
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +29,14 @@ from train.evaluation.compatibility import (
 from train.evaluation.cross_lingual import CrossLingualRetrieval, evaluate_cross_lingual
 from train.evaluation.evaluation import Count, Members, chance, no_progress, rank_folds
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
+from train.evaluation.pairs import HELD_OUT, UNKNOWN_TRAINING, JointSpace, open_members
 from train.evaluation.protocols import ProtocolMatch, match_protocol
 from train.evaluation.ranks import direction_intervals, rank_table
 from train.evaluation.relevance import OWN_CAPTIONS, RightItems, captions_of_images
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
 from train.jobs import EvaluateJob, FiguresJob
-from train.runs.run import Run, open_run
+from train.runs.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Score:
         relevance: measures over all correct items, by definition of correct items: ``captions`` for those of each image, and names
             of files.
         intervals: 95 % confidence intervals, by direction; with folds, of the ranks of all folds.
+        space: name that the user gave to the joint space of two checkpoints; None for a run, and for vectors of one checkpoint.
         ranks: ranks of the queries in both directions, see `train.evaluation.ranks`.
 
     Examples:
@@ -76,6 +78,7 @@ class Score:
     ranks: pa.Table = field(repr=False, compare=False)
     exclusion: Exclusion | None = None
     cross_lingual: Mapping[str, CrossLingualRetrieval] = field(default_factory=dict)
+    space: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
@@ -97,12 +100,13 @@ class Score:
             **({"missing_features": self.missing_features.to_dict()} if self.missing_features else {}),
             **({"cross_lingual": cross_lingual} if cross_lingual else {}),
             **({"untrained": list(self.untrained)} if self.untrained else {}),
+            **({"space": self.space} if self.space else {}),
         }
 
 
 @takes_fields(EvaluateJob)
 def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Remark = logger.warning) -> list[Score]:
-    """Evaluate a run, or an ensemble of runs by their mean scores.
+    """Evaluate a run, an ensemble of runs by their mean scores, or a pair of vectors.
 
     Each split and portion is a test of its own. Default languages are those that all runs know. Open runs remain on their device.
     ``on_warning`` receives a sentence about evaluated images that a run was trained on.
@@ -118,21 +122,23 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
             two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
-    device = choose_device(job.device)
-    runs = [open_run(run, device=device) if isinstance(run, str) else cast("Run", run) for run in job.members]
+    runs = open_members(job.members, job.captions, job.features, choose_device(job.device))
     known, languages = check_members(runs), job.languages
     files = read_relevance(job.relevance, job.annotations, runs[0].vocabulary.tokens)
     definitions: dict[str, RightItems] = {OWN_CAPTIONS: captions_of_images, **files}
     check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
+    if not job.members:
+        subject, knows = "this pair", "the vectors are of"
     check_languages(languages, known, subject)
-    captions = open_dataset(job.captions, kind="encoded")
+    captions = open_dataset(job.captions, kind=_captions_kind(runs))
     labels = labels_of(captions)
     chosen = _choose_splits(labels, job.splits, job.captions)
     trained = {split for run in runs for split in run.config.data.splits}
     evaluated = {*chosen} - trained
-    overlap = find_overlap(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated))
-    if overlap is not None:
+    if not job.members:
+        on_warning(UNKNOWN_TRAINING)
+    elif overlap := find_overlap(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated)):
         on_warning(overlap.remark)
     split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portions) for split in chosen}
     empty = [split for split in chosen if not split_portions[split]]
@@ -144,7 +150,8 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     scores: list[Score] = []
     for split, portions in split_portions.items():
         if portions:
-            exclusion = Exclusion.read(job.exclude, [split], trained.__contains__) if job.exclude else None
+            is_other = trained.__contains__ if job.members else lambda name: not name.startswith(HELD_OUT)
+            exclusion = Exclusion.read(job.exclude, [split], is_other) if job.exclude else None
             data = {
                 l2: open_split(runs, job, split, portions, l2=l2, exclusion=exclusion)
                 for l2 in dict.fromkeys(run.config.data.l2_features for run in runs)
@@ -192,10 +199,16 @@ def open_split(
         token_features=job.token_features,
         token_width=check_tokens(runs, job.token_features),
         exclusion=exclusion,
+        kind=_captions_kind(runs),
     )
     for run in runs:
         check_sample_outputs(run, features=job.features, token_features=job.token_features)
     return data
+
+
+def _captions_kind(runs: Sequence[Run]) -> Literal["encoded", "embeddings"]:
+    """Return the kind of the captions that runs read."""
+    return "embeddings" if isinstance(runs[0].model, JointSpace) else "encoded"
 
 
 def portions_in(
@@ -237,7 +250,7 @@ def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) ->
 def _score_portion(
     members: Members, language: str, portion: str, folds: int, definitions: Mapping[str, RightItems], on_progress: Count
 ) -> Score:
-    data = members[0][1]
+    model, data = members[0]
     captions = data.captions
     chosen = captions.select((captions.languages == captions.language_names.index(language)) & _in_portion(captions, portion))
     parts = rank_folds(_with_captions(members, chosen), language, folds, on_progress=on_progress, definitions=definitions)
@@ -254,6 +267,7 @@ def _score_portion(
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),
         untrained=data.untrained,
+        space=model.space if isinstance(model, JointSpace) else None,
         exclusion=data.exclusion,
         relevance=mean_over_folds([ranks.relevance for _, ranks in parts]),
         intervals={direction: direction_intervals(table, direction) for direction in DIRECTIONS},

@@ -24,9 +24,10 @@ from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluation import Count, eval_mode, no_progress
+from train.evaluation.pairs import JointSpace, TextTower
 from train.evaluation.sentences import Tokenize, encode_sentences
 from train.jobs import SearchJob
-from train.models.retrieval_model import Encoded
+from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
@@ -62,10 +63,12 @@ def search(
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
     on_progress: Count = no_progress,
     on_warning: Remark = logger.warning,
+    tower: TextTower | None = None,
 ) -> list[Hit]:
-    """Open a run and search images with it.
+    """Open a run and search images with it, or search with a text tower.
 
-    ``tokenize`` follows the text recipe of the run's captions; a query of tokens needs none. ``report_unknown`` receives the tokens
+    A tower searches vectors of images in its space, and no run is opened. ``tokenize`` follows the text recipe of the run's
+    captions; a query of tokens needs none. ``report_unknown`` receives the tokens
     that are not in the vocabulary, if any. ``on_warning`` receives a sentence about features of random weights.
 
     Returns:
@@ -75,6 +78,8 @@ def search(
         UsageError: the run does not know the language or any token, or the query needs ``tokenize``.
         DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
+    if tower is not None:
+        return _search_vectors(tower, job)
     if not job.tokenized and tokenize is None:
         raise UsageError(
             f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
@@ -147,9 +152,22 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
         raise UsageError(
             f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
-    query = encode_sentences(run, [tokens], language)
-    with eval_mode(run.model):
-        scores = run.model.scores(Encoded(gallery.embeddings), query)[:, 0]
+    return _best_hits(run.model, encode_sentences(run, [tokens], language), gallery, top)
+
+
+def _search_vectors(tower: TextTower, job: SearchJob) -> list[Hit]:
+    location = job.embeddings or job.features
+    dataset, device = open_dataset(location, kind="features"), choose_device(job.device)
+    images = FeaturesParameters.from_json(dataset.manifest.parameters)
+    model = JointSpace(tower.parameters, images, places=(tower.name, location)).to(device)
+    vectors = torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device)
+    gallery = Gallery(dataset.image_ids(), model.encode_images(ImageBatch(vectors)).values)
+    return _best_hits(model, model.encode_texts(tower.encode([job.query], job.language)), gallery, job.top)
+
+
+def _best_hits(model: RetrievalModel, query: Encoded, gallery: Gallery, top: int) -> list[Hit]:
+    with eval_mode(model):
+        scores = model.scores(Encoded(gallery.embeddings), query)[:, 0]
     best = torch.argsort(scores, descending=True, stable=True)[:top]
     return [Hit(gallery.image_ids[row], score) for row, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
 

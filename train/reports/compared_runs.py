@@ -153,7 +153,8 @@ def _read_evaluation(name: str, location: str, folder: Folder) -> ComparedRun:
             gallery = RankedGallery(*place, images, captions, score.get("folds", 1))
             measured[gallery] = _measurement(gallery, score, score["chance"], ranks)
         runs = content["runs"]
-        settings = runs[0]["settings"] if len(runs) == 1 else {"ensemble": [run["folder"] for run in runs]}
+        settings = {"ensemble": [run["folder"] for run in runs]} if runs[1:] else runs[0].get("settings", {"pair": runs[0]})
+        name += "".join({f" (space {score['space']})": None for score in content["scores"] if "space" in score})
         untrained = tuple(dict.fromkeys(feature for score in content["scores"] for feature in score.get("untrained", ())))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DatasetError(f"{folder.path_of(EVALUATION)} is damaged ({error}): evaluate again, or leave it out") from error

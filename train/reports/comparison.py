@@ -18,6 +18,7 @@ from schemas.errors import UsageError
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, RECALLS, Chance, is_above_chance
+from train.evaluation.pairs import UNKNOWN_TRAINING
 from train.evaluation.ranks import RANKS
 from train.evaluation.statistics import MetricIntervals, interval_notes
 from train.reports.compared_runs import (
@@ -190,7 +191,7 @@ def _short_names(locations: Sequence[str]) -> list[str]:
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
     """Return whether runs differ in a setting; runs of unknown settings do not count."""
     # The configuration exists from the start, other settings since the first checkpoint.
-    with_setting = [run for run in runs if _SEED in run.settings or ("." in key and run.settings)]
+    with_setting = [run for run in runs if _SEED in run.settings or ("." in key and any("." in name for name in run.settings))]
     return len({dump(run.settings[key]) if key in run.settings else "" for run in with_setting}) > 1
 
 
@@ -241,6 +242,8 @@ def _comparison_notes(runs: Sequence[ComparedRun]) -> list[str]:
                 notes.append(f"{run.name}: {text}")
     if remark := untrained_remark(name for run in runs for name in run.untrained):
         notes.append(f"{', '.join(run.name for run in runs if run.untrained)}: {remark}")
+    if pairs := ", ".join(run.name for run in runs if "pair" in run.settings):
+        notes.append(f"{pairs}: {UNKNOWN_TRAINING}")
     if any(run.state == "unfinished" for run in runs) and len(runs) > 1:
         notes.append("unfinished runs are shown as far as they have come")
     return notes

@@ -10,9 +10,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.keys import CaptionKey
+from schemas.kinds import KEY_COLUMNS
+from schemas.vocabulary import END, SPECIALS, START
 from train.data.captions import ByImage, Captions
 
 
@@ -58,13 +60,13 @@ class Example:
 
 
 def choose_examples(
-    captions: Captions, words: Sequence[str], *, count: int, seed: int, caption_ids: Sequence[str] = ()
+    captions: Captions, words: Sequence[str] | Mapping[str, str], *, count: int, seed: int, caption_ids: Sequence[str] = ()
 ) -> tuple[tuple[Example, ...], str]:
     """Choose images and captions.
 
     By default, at most ``count`` images with captions in all languages are sampled, each with its first caption in each language.
     ``caption_ids`` are captions to show instead, as ``image/language/portion/index``; those of one image are one example. ``words``
-    are the tokens of the vocabulary.
+    are the tokens of the vocabulary, or texts by caption id.
 
     Returns:
         The examples, and a description of the choice.
@@ -126,14 +128,23 @@ def _named_rows(captions: Captions, names: Sequence[str]) -> list[int]:
     return [rows[name] for name in names]
 
 
-def shown_caption(captions: Captions, row: int, words: Sequence[str]) -> ShownCaption:
-    """Return a caption with its tokens; ``words`` are the tokens of the vocabulary."""
+def read_texts(location: str) -> dict[str, str]:
+    """Read the text of prepared captions by caption id; none from an empty location."""
+    dataset = open_dataset(location, kind="captions") if location else None
+    rows = dataset.table([*KEY_COLUMNS["captions"], "text"]).to_pylist() if dataset is not None else []
+    return {str(CaptionKey(*key)): text for *key, text in map(dict.values, rows)}
+
+
+def shown_caption(captions: Captions, row: int, words: Sequence[str] | Mapping[str, str]) -> ShownCaption:
+    """Return a caption with its tokens; text, or else the id, is a single one."""
     key = CaptionKey(
         captions.image_ids[captions.images[row]],
         captions.language_names[captions.languages[row]],
         captions.portion_names[captions.portions[row]],
         int(captions.indices[row]),
     )
+    if isinstance(words, Mapping):
+        return ShownCaption(row, key, (SPECIALS[START], words.get(str(key), str(key)), SPECIALS[END]))
     ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]]
     return ShownCaption(row, key, tuple(words[token_id] for token_id in ids.tolist()))
 

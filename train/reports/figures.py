@@ -20,13 +20,14 @@ from train.data.splits import TEST_SPLITS, SplitData, default_test_splits
 from train.devices import choose_device
 from train.evaluation.compatibility import check_languages, check_tokens, check_vectors
 from train.evaluation.evaluation import Count, embed_images, no_progress
+from train.evaluation.pairs import open_members
 from train.evaluation.scores import open_split, portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
-from train.reports.figure_examples import ReadPictures, SizedPixels, check_sizes, choose_examples
+from train.reports.figure_examples import ReadPictures, SizedPixels, check_sizes, choose_examples, read_texts
 from train.reports.rankings import Ranking, plot_rankings, rank_examples
-from train.runs.run import Run, open_run
+from train.runs.run import Run
 
 _DATA = "figures.json"
 
@@ -57,7 +58,7 @@ def draw_figures(
     *,
     made_from: MadeFrom | None = None,
 ) -> Figures:
-    """Draw the figures of a run into a folder.
+    """Draw the figures of a run, or of a pair of vectors, into a folder.
 
     Files are ``retrieval.png``, ``map.png``, ``attention-N.png``, ``figures.json`` and ``_made_from.json``. Equal runs, data and
     options give equal bytes on the same machine and number of threads.
@@ -72,11 +73,10 @@ def draw_figures(
     """
     Folder(job.output).check_writable()
     now = job.made_from() if made_from is None else made_from
-    run = open_run(job.run, device=choose_device(job.device))
+    [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
     data, features = _open_captions(run, job), open_dataset(job.features)
-    examples, rule = choose_examples(
-        data.captions, run.vocabulary.tokens, count=job.examples, seed=job.seed, caption_ids=job.caption_ids
-    )
+    words = run.vocabulary.tokens if job.run else read_texts(job.texts)
+    examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)
 
     images = cache(lambda: embed_images(run.model, data.features, on_progress=on_progress))
 
@@ -139,7 +139,7 @@ def _write_figures(
     for name, image in attention.items():
         plot_attention(image, pictures.get(image.image_id), folder, name)
     content = {
-        "step": run.step,
+        "step": run.step if job.run else None,
         "split": data.captions.split,
         "languages": list(data.captions.language_names),
         "portions": list(data.captions.portion_names),
@@ -164,7 +164,7 @@ def _open_captions(run: Run, job: FiguresJob) -> SplitData:
     known = run.model.languages
     check_tokens([run], job.token_features)
     check_languages(job.languages, known)
-    labels = labels_of(open_dataset(job.captions, kind="encoded"))
+    labels = labels_of(open_dataset(job.captions))
     splits = sorted({split for split, language, _ in labels if language in known})
     wanted = job.split or next(iter(default_test_splits(splits)), "")
     portions = portions_in(labels, wanted, job.languages or sorted(known), (job.portion,) if job.portion else ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
@@ -15,10 +15,12 @@ from schemas.escapes import redact, to_json
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder, file_at
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics, mean_over_folds
+from train.evaluation.pairs import describe_side
 from train.evaluation.ranks import RANKS, write_ranks
 from train.evaluation.relevance import OWN_CAPTIONS
 from train.evaluation.scores import Score
 from train.evaluation.statistics import MetricIntervals, interval_notes
+from train.jobs import EvaluateJob
 from train.runs.checkpoints import BEST, checkpoint_settings, read_checkpoint
 from train.runs.run import is_run
 
@@ -97,10 +99,11 @@ def check_evaluation_folder(location: str) -> None:
     Folder(location).check_writable()
 
 
-def evaluation_content(scores: Sequence[Score], runs: Sequence[str]) -> dict[str, Any]:
-    """Return the runs, their scores and averages as plain values, for JSON."""
-    described = []
-    for run in runs:
+def evaluation_content(scores: Sequence[Score], job: EvaluateJob) -> dict[str, Any]:
+    """Return runs or a pair, scores and averages as plain values, for JSON."""
+    sides = {"captions": job.captions, "features": job.features}
+    described: list[Any] = [] if job.runs else [{name: describe_side(location) for name, location in sides.items()}]
+    for run in job.runs:
         checkpoint = read_checkpoint(Folder(run), BEST)
         settings = checkpoint_settings(checkpoint)
         described.append(
@@ -120,7 +123,9 @@ def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], locati
 
 def score_tables(scores: Sequence[Score], *, title: str) -> list[Table]:
     """Return tables of scores, means, cross-lingual retrieval and all correct items."""
-    return [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
+    tables = [score_table(scores, title=title), _average_table(scores), _cross_lingual_table(scores), _relevance_table(scores)]
+    spaces = [f"space {name}, declared and not checked" for name in dict.fromkeys(score.space for score in scores) if name]
+    return [replace(table, notes=[*table.notes, *spaces]) for table in tables]
 
 
 def score_table(scores: Sequence[Score], *, title: str) -> Table:

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.exporters.webdataset import LABELS
@@ -19,8 +21,10 @@ from pipelines.exchange.image_lists import expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
 from pipelines.exchange.importers.image_ids import ImageIds
 from pipelines.exchange.jobs import ImportJob
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import InputError, UsageError
-from schemas.kinds import REGIONS
+from schemas.keys import CaptionKey
+from schemas.kinds import KEY_COLUMNS, REGIONS
 from schemas.vector_files import NPY_ERRORS
 
 
@@ -58,30 +62,50 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
     if job.boxes:
         _check_region_arrays(values, boxes, sizes, regions)
         shape = (regions, *shape[1:])
-    ids = ImageIds(job.id_rule or "name", job.karpathy, job.karpathy_key)
+    ids = ImageIds("exact" if job.captions else job.id_rule or "name", job.karpathy, job.karpathy_key)
     image_ids: list[str] = []
     for path, list_path, array in zip(paths, lists, values.arrays, strict=True):
         listed = ids.read_list(list_path)
         image_ids += expand_ids(listed, len(array), job.repeats, list_name=list_path.name, array_name=path.name)
     groups = zip(paths, lists, *(rows.paths for rows in (boxes, sizes) if rows.paths), strict=True)
     files = [file for group in groups for file in group]
+    captions = open_dataset(job.captions, kind="captions") if job.captions else None
+    made_from = [] if captions is None else [{"name": "captions", "fingerprint": captions.fingerprint}]
 
     def columns(rows: Sequence[int]) -> dict[str, np.ndarray]:
         if not job.boxes:
-            return {"feature": values.take(rows)}
+            return {"embedding" if job.captions else "feature": values.take(rows)}
         sizes_wh = sizes.take(rows) if job.sizes else np.zeros((len(rows), 2))
         return _region_columns(values.take(rows), boxes.take(rows), sizes_wh, regions)
 
     return FeatureFiles(
-        "regions" if job.boxes else "features",
+        "embeddings" if job.captions else "regions" if job.boxes else "features",
         shape,
         values.arrays[0].dtype,
         image_ids,
-        lambda: [describe_file(path) for path in files] + ids.inputs,
+        lambda: [*map(describe_file, files), *ids.inputs, *made_from],
         ids.parameters,
         values.place,
         columns,
+        _look_up_captions(captions, image_ids) if captions is not None else None,
     )
+
+
+def _look_up_captions(captions: Dataset, caption_ids: Sequence[str]) -> pa.Table:
+    """Return key and split of captions by their ids.
+
+    Raises:
+        InputError: the dataset lacks a caption.
+    """
+    keys = captions.table([*KEY_COLUMNS["captions"], "split"])
+    known = [str(CaptionKey(*key)) for *key, _ in map(dict.values, keys.to_pylist())]
+    rows = pc.index_in(pa.array(caption_ids, pa.string()), pa.array(known, pa.string()))
+    if rows.null_count:
+        place, unknown = captions.folder.location, caption_ids[rows.is_null().index(True).as_py()]
+        raise InputError(
+            f"{place!r} has no caption {unknown!r}: list ids as image/language/portion/index, e.g. cat/en/comparable/0"
+        )
+    return keys.take(rows)
 
 
 class _Rows:

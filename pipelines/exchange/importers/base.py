@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_file
@@ -21,11 +22,12 @@ class FeatureFiles:
 
     Attributes:
         shape: shape of the stored feature of one image.
-        image_ids: image id of each row; an image may occur more than once.
+        image_ids: image id, or whole id of a caption, of each row; it may occur more than once.
         inputs: returns name, size and SHA-256 of each file.
         parameters: options that determine the rows, besides the bytes of the files.
         place: returns file and position of a row, for messages.
         columns: returns the values of rows by column, without the image id; vectors keep their shape.
+        captions: key columns of each row, of captions; None for images.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class FeatureFiles:
     parameters: Mapping[str, Any]
     place: Callable[[int], str]
     columns: Callable[[Sequence[int]], dict[str, np.ndarray]]
+    captions: pa.Table | None = None
 
 
 def describe_file(path: Path) -> dict[str, Any]:

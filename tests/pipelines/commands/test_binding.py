@@ -39,9 +39,11 @@ VALUES = {
     "delimiter": ";",
     "detach": None,
     "embeddings": None,
+    "texts": None,
     "worker_machine": "m",
     "gpu_driver": "5xx",
     "name": "toy",
+    "space": "toy",
     "lists": ("order.txt",),
     "note": ("job=1", "image=a,b"),
     "metrics_file": "night.prom",
@@ -53,6 +55,7 @@ NEEDED = {
     "train": {"config": "vsepp", "captions": "c", "features": "f", "vocabulary": "v"},
     "embed": {"captions": "c"},
     "search": {"features": "f"},
+    "figures": {"run": "r", "output": "o"},
 }
 WRONG = {int: "seven", float: "much", bool: "maybe"}
 

@@ -12,11 +12,12 @@ from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.vocabulary import SPECIALS
 from train.data.captions import Captions
+from train.evaluation.embedding import embed
 from train.evaluation.metrics import bidirectional_ranks
 from train.evaluation.relevance import RelevanceCollector
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.scores import evaluate
-from train.jobs import EvaluateJob
+from train.jobs import EmbedJob, EvaluateJob
 from train.reports.score_report import score_tables
 
 IMAGES = [391895, 60623, 483108, 384213]
@@ -238,6 +239,14 @@ def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
     table = score_tables([score], title="")[-1]
     assert [column if isinstance(column, str) else column.heading for column in table.columns][-3:] == ["R@1", "R@5", "R@10"]
     assert [len(row) for row in table.rows] == [5, 5, 8, 8, 8, 8]
+    embed(EmbedJob(job.run, str(tmp_path / "vectors"), toy.features, toy.captions))
+    places = {"captions": str(tmp_path / "vectors" / "captions"), "features": str(tmp_path / "vectors" / "images")}
+    of_vectors = evaluate(replace(job, run=(), **places, portions=("comparable",)))
+    assert {(score.language, tuple(score.relevance)) for score in of_vectors} == {
+        ("de", ("captions",)),
+        ("en", ("captions", "own", "queries")),
+    }
+    assert score.relevance in [vectors.relevance for vectors in of_vectors]
     before = job.made_from()
     (tmp_path / "own_image_to_caption.json").write_text(json.dumps({**ids, 9: [1]}))
     assert job.made_from() != before

@@ -162,8 +162,10 @@ def test_open_runs_have_the_scores_and_the_description_of_their_folders(pair, to
     assert evaluate(job) == evaluate(replace(job, run=tuple(pair)))
     assert job.made_from() == replace(job, run=tuple(pair)).made_from()
     assert evaluate(replace(job, run=folders[0])) == evaluate(replace(job, run=pair[0]))
-    with pytest.raises(UsageError, match="no run to evaluate"):
-        replace(job, run=())
+    with pytest.raises(UsageError, match="encoded' holds encoded, not vectors of captions: name the RUN to evaluate"):
+        evaluate(replace(job, run=()))
+    with pytest.raises(UsageError, match="--features is missing: Read features or regions"):
+        replace(job, features="")
     for runs in ((*folders, folders[0]), (*pair, pair[0])):
         with pytest.raises(UsageError, match="is given twice, so that its scores would count twice"):
             replace(job, run=runs)
