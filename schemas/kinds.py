@@ -106,7 +106,7 @@ FAILURES = pa.schema(
 
 
 def _vector(name: str, dtype: str, shape: tuple[int, ...], description: str) -> pa.Field:
-    """Return a field of vectors, which states its shape as JSON if that has several dimensions."""
+    """Return a field of vectors, with its shape if that has several dimensions."""
     field = _field(name, pa.list_(_field("item", pa.type_for_alias(dtype), "one value"), prod(shape)), description)
     return field if len(shape) == 1 else field.with_metadata({**field.metadata, "shape": json.dumps(shape)})
 
