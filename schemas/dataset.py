@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ from schemas.footers import ShardRows, sha256_of_footer
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, numpy_type, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
+from schemas.pages import PagedShard
 from schemas.parameters import FeaturesParameters, feature_of
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
 _COMMANDS = {"encoded": "encode", "regions": "features", "embeddings": "embed"}  # If names of kind and command differ.
+_PAGED_SHARDS = 1024  # Mapped by one dataset; a process may have 65,530 maps.
 
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
@@ -175,8 +177,7 @@ class Dataset:
             KeyError: the dataset has no row of this image.
             DatasetError: rows of this kind do not belong to images.
         """
-        if not belongs_to_images(self.kind):
-            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
+        self._check_image_ids()
         with self._open_shard(shard_of(image_id, self.num_shards)) as shard:
             table = self.schema.empty_table()
             for group in range(shard.metadata.num_row_groups):
@@ -197,6 +198,73 @@ class Dataset:
         if row.num_rows != 1:
             raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
         return next(self._rows_of(row))
+
+    def take(self, image_ids: Sequence[str], columns: Sequence[str] | None = None) -> dict[str, np.ndarray | list[Any]]:
+        """Read the rows of images by column, in the order of the ids, which may repeat.
+
+        Vectors of a fixed size are read at their offsets in the shards, which are found once per process. Other kinds are read
+        like `rows`.
+
+        Returns:
+            The columns by name: arrays ``(rows, *shape)`` of vectors, and lists.
+
+        Raises:
+            KeyError: the dataset has no row of an image.
+            DatasetError: a shard is damaged, or rows of this kind do not belong to images.
+
+        Examples:
+            >>> imagepivot.open_dataset("features").take(["img-03", "img-00"])["feature"].shape
+            (2, 2048)
+        """
+        self._check_image_ids()
+        names = self.schema.names if columns is None else columns
+        if not vector_bytes(self.schema):
+            table = pa.concat_tables([self.schema.empty_table(), *map(self.rows, image_ids)])
+            return {name: self.values(table[name], name) for name in names}
+        rows: list[tuple[int, int]] = []
+        for image_id in image_ids:
+            shard = shard_of(image_id, self.num_shards)
+            present = self._paged_shard(shard).rows_of(image_id)
+            if not present:
+                raise NoRowError(self, image_id)
+            rows += [(shard, row) for row in present]
+        return {name: self._take_column(name, rows) for name in names}
+
+    def _take_column(self, name: str, rows: Sequence[tuple[int, int]]) -> np.ndarray | list[Any]:
+        """Read rows of one column, given by shard and number."""
+        dtype = self.schema.field(name).type
+        if not pa.types.is_fixed_size_list(dtype):
+            return [self._paged_shard(shard).table[name][row].as_py() for shard, row in rows]
+        taken = np.empty((len(rows), dtype.list_size), numpy_type(dtype))
+
+        def copy(position: int) -> bool:
+            shard, row = rows[position]
+            with content_errors(self.folder.path_of(self.manifest.shards[shard].path)):
+                vector = self._paged_shard(shard).vector(name, row, dtype.list_size, taken.dtype)
+                if vector is not None:
+                    taken[position] = vector
+                return vector is not None
+
+        copied = self.folder.map(copy, range(len(rows)))
+        others = sorted((rows[position], position) for position, done in enumerate(copied) if not done)
+        for shard, group in itertools.groupby(others, lambda other: other[0][0]):
+            values = self.shard(shard, [name])[name].combine_chunks().flatten().to_numpy().reshape(-1, dtype.list_size)
+            for (_, row), position in group:
+                taken[position] = values[row]
+        return taken.reshape(self._shape(name, len(rows)))
+
+    @cached_property
+    def _paged_shard(self) -> Callable[[int], PagedShard]:
+        return lru_cache(_PAGED_SHARDS)(self._open_paged_shard)
+
+    def _open_paged_shard(self, index: int) -> PagedShard:
+        entry = self.manifest.shards[index]
+        with self._open_shard(index) as shard, self._open(entry) as file:
+            table = shard.read([field.name for field in self.schema if not is_vector(field.type)])
+            if not self.folder.is_local:
+                return PagedShard(table, shard.metadata, partial(self.folder.read, entry.path))
+            mapped = memoryview(file.read_buffer()).cast("B")
+            return PagedShard(table, shard.metadata, lambda start, size: mapped[start : start + size])
 
     def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
         """Read a row, or the rows of a slice, in the order of `image_ids`.
@@ -330,6 +398,10 @@ class Dataset:
             if not shard.schema.equals(self.schema):
                 raise damaged(path, f"has other columns than a shard of {self.kind}")
             yield shard
+
+    def _check_image_ids(self) -> None:
+        if not belongs_to_images(self.kind):
+            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
 
     def read_file(self, entry: FileEntry) -> bytes:
         """Read all bytes of a file in the manifest.

@@ -1,0 +1,105 @@
+"""Rows of vectors by their offsets in a shard, without decoding its row groups.
+
+`schemas.writing.shard_writer` stores vectors plainly. A chunk of them, one column of a row group, is a sequence of pages::
+
+    header │ repetition levels │ definition levels, all 1 │ values
+    header │ ...
+
+Only pages like those are located. Other tools may rewrite a shard with other encodings, which an ordinary read decodes.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Pages: TypeAlias = tuple[list[int], list[int]]
+"""First value of each page, and of a page after the last; offset in the file of value 0, if the page began with it."""
+
+_NUMBER = rb"([\x80-\xff]*[\x00-\x7f])"
+# Of Thrift's compact protocol: a data page, its two sizes and (values, PLAIN, levels as RLE, empty statistics).
+_HEADER = re.compile(rb"\x15\0\x15%b\x15%b\x2c\x15%b\x15\0\x15\x06\x15\x06(?:\x1c\0)?\0\0" % ((_NUMBER,) * 3), re.DOTALL)
+_HEADER_BYTES = 64
+
+
+class PagedShard:
+    """Rows of a shard of vectors.
+
+    Args:
+        table: the columns without vectors.
+        metadata: of the Parquet file.
+        read: returns so many bytes of the file from an offset.
+    """
+
+    def __init__(self, table: pa.Table, metadata: pq.FileMetaData, read: Callable[[int, int], bytes | memoryview]) -> None:
+        self.table, self._metadata, self._read = table, metadata, read
+        self._image_ids: list[str] = table["image_id"].to_pylist()
+        groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._starts = np.cumsum([0, *groups]).tolist()
+        paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
+        self._columns = {path.partition(".")[0]: index for index, path in enumerate(paths)}
+        self._pages: dict[tuple[str, int], Pages | None] = {}
+
+    def rows_of(self, image_id: str) -> range:
+        """Return the rows of an image; they are sorted by its id."""
+        return range(bisect_left(self._image_ids, image_id), bisect_right(self._image_ids, image_id))
+
+    def vector(self, column: str, row: int, size: int, dtype: np.dtype) -> np.ndarray | None:
+        """Read ``size`` values of a row; None if they are not stored plainly."""
+        group = bisect_right(self._starts, row) - 1
+        if self._metadata.schema.column(self._columns[column]).physical_type == "INT32":
+            dtype = np.dtype(np.int32)  # Parquet has no shorter integers.
+        if (column, group) not in self._pages:
+            self._pages[column, group] = self._locate(self._columns[column], group, size, dtype.itemsize)
+        if (pages := self._pages[column, group]) is None:
+            return None
+        begin, parts = (row - self._starts[group]) * size, []
+        end, page = begin + size, bisect_right(pages[0], begin) - 1
+        while begin < end:  # A page may end within a row.
+            stop = min(end, pages[0][page + 1])
+            parts.append(self._read(pages[1][page] + begin * dtype.itemsize, (stop - begin) * dtype.itemsize))
+            begin, page = stop, page + 1
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype)
+
+    def _locate(self, index: int, group: int, size: int, itemsize: int) -> Pages | None:
+        """Return the pages of a chunk; None if one is encoded otherwise, or damaged."""
+        chunk = self._metadata.row_group(group).column(index)
+        start, end = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
+        firsts, offsets = [0], []
+        while start < end and chunk.compression == "UNCOMPRESSED":
+            header = _HEADER.match(self._read(start, _HEADER_BYTES))
+            if header is None:
+                return None
+            length, same_length, count = (_number(digits) for digits in header.groups())
+            start += header.end() + length
+            values = start - count * itemsize
+            levels = _levels(count)
+            if length != same_length or count * itemsize > length or self._read(values - len(levels), len(levels)) != levels:
+                return None
+            offsets.append(values - firsts[-1] * itemsize)
+            firsts.append(firsts[-1] + count)
+        rows = self._starts[group + 1] - self._starts[group]
+        return (firsts, offsets) if start == end and firsts[-1] == rows * size else None
+
+
+def _number(digits: bytes) -> int:
+    """Decode an unsigned number in Thrift's variable length and zigzag form."""
+    return sum((digit & 127) << 7 * place for place, digit in enumerate(digits)) >> 1
+
+
+def _levels(count: int) -> bytes:
+    """Return the definition levels of values without null: their length and one run."""
+    if count < 8:  # Bit-packed.
+        return bytes([2, 0, 0, 0, 3, (1 << count) - 1])
+    digits, number = bytearray(), count << 1
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    run = bytes([*digits, number, 1])
+    return len(run).to_bytes(4, "little") + run
