@@ -237,20 +237,13 @@ class Dataset:
             return [self._paged_shard(shard).table[name][row].as_py() for shard, row in rows]
         taken = np.empty((len(rows), dtype.list_size), numpy_type(dtype))
 
-        def copy(position: int) -> bool:
+        def copy(position: int) -> None:
             shard, row = rows[position]
-            with content_errors(self.folder.path_of(self.manifest.shards[shard].path)):
-                vector = self._paged_shard(shard).vector(name, row, dtype.list_size, taken.dtype)
-                if vector is not None:
-                    taken[position] = vector
-                return vector is not None
+            paged = self._paged_shard(shard)
+            with content_errors(paged.path):
+                taken[position] = paged.vector(name, row, dtype.list_size, taken.dtype)
 
-        copied = self.folder.map(copy, range(len(rows)))
-        others = sorted((rows[position], position) for position, done in enumerate(copied) if not done)
-        for shard, group in itertools.groupby(others, lambda other: other[0][0]):
-            values = self.shard(shard, [name])[name].combine_chunks().flatten().to_numpy().reshape(-1, dtype.list_size)
-            for (_, row), position in group:
-                taken[position] = values[row]
+        self.folder.map(copy, range(len(rows)))
         return taken.reshape(self._shape(name, len(rows)))
 
     @cached_property
@@ -259,12 +252,16 @@ class Dataset:
 
     def _open_paged_shard(self, index: int) -> PagedShard:
         entry = self.manifest.shards[index]
+
+        def read_group(group: int, column: str) -> np.ndarray:
+            with self._open_shard(index) as shard:
+                return shard.read([column], groups=[group])[column].combine_chunks().flatten().to_numpy()
+
         with self._open_shard(index) as shard, self._open(entry) as file:
-            table = shard.read([field.name for field in self.schema if not is_vector(field.type)])
-            if not self.folder.is_local:
-                return PagedShard(table, shard.metadata, partial(self.folder.read, entry.path))
-            mapped = memoryview(file.read_buffer()).cast("B")
-            return PagedShard(table, shard.metadata, lambda start, size: mapped[start : start + size])
+            path, table = self.folder.path_of(entry.path), shard.read([f.name for f in self.schema if not is_vector(f.type)])
+            mapped = memoryview(file.read_buffer()).cast("B") if self.folder.is_local else b""
+        read = (lambda start, size: mapped[start : start + size]) if mapped else partial(self.folder.read, entry.path)
+        return PagedShard(path, table, shard.metadata, read, read_group)
 
     def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
         """Read a row, or the rows of a slice, in the order of `image_ids`.

@@ -2,7 +2,7 @@
 
 `schemas.writing.shard_writer` stores vectors plainly. A chunk of them, one column of a row group, is a sequence of pages::
 
-    header │ repetition levels │ definition levels, all 1 │ values
+    header │ repetition levels │ definition levels │ values
     header │ ...
 
 Only pages like those are located. Other tools may rewrite a shard with other encodings, which an ordinary read decodes.
@@ -32,13 +32,22 @@ class PagedShard:
     """Rows of a shard of vectors.
 
     Args:
+        path: of the shard, for errors.
         table: the columns without vectors.
         metadata: of the Parquet file.
         read: returns so many bytes of the file from an offset.
+        read_group: decodes the values of a column in a row group.
     """
 
-    def __init__(self, table: pa.Table, metadata: pq.FileMetaData, read: Callable[[int, int], bytes | memoryview]) -> None:
-        self.table, self._metadata, self._read = table, metadata, read
+    def __init__(
+        self,
+        path: str,
+        table: pa.Table,
+        metadata: pq.FileMetaData,
+        read: Callable[[int, int], bytes | memoryview],
+        read_group: Callable[[int, str], np.ndarray],
+    ) -> None:
+        self.path, self.table, self._metadata, self._read, self._read_group = path, table, metadata, read, read_group
         self._image_ids: list[str] = table["image_id"].to_pylist()
         groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *groups]).tolist()
@@ -50,16 +59,16 @@ class PagedShard:
         """Return the rows of an image; they are sorted by its id."""
         return range(bisect_left(self._image_ids, image_id), bisect_right(self._image_ids, image_id))
 
-    def vector(self, column: str, row: int, size: int, dtype: np.dtype) -> np.ndarray | None:
-        """Read ``size`` values of a row; None if they are not stored plainly."""
+    def vector(self, column: str, row: int, size: int, dtype: np.dtype) -> np.ndarray:
+        """Read ``size`` values of a row."""
         group = bisect_right(self._starts, row) - 1
         if self._metadata.schema.column(self._columns[column]).physical_type == "INT32":
             dtype = np.dtype(np.int32)  # Parquet has no shorter integers.
         if (column, group) not in self._pages:
             self._pages[column, group] = self._locate(self._columns[column], group, size, dtype.itemsize)
-        if (pages := self._pages[column, group]) is None:
-            return None
         begin, parts = (row - self._starts[group]) * size, []
+        if (pages := self._pages[column, group]) is None:
+            return self._read_group(group, column)[begin : begin + size]
         end, page = begin + size, bisect_right(pages[0], begin) - 1
         while begin < end:  # A page may end within a row.
             stop = min(end, pages[0][page + 1])
@@ -76,11 +85,11 @@ class PagedShard:
             header = _HEADER.match(self._read(start, _HEADER_BYTES))
             if header is None:
                 return None
-            length, same_length, count = (_number(digits) for digits in header.groups())
-            start += header.end() + length
-            values = start - count * itemsize
-            levels = _levels(count)
-            if length != same_length or count * itemsize > length or self._read(values - len(levels), len(levels)) != levels:
+            length, same_length, count = (_decode(number) for number in header.groups())
+            values, start = start + header.end(), start + header.end() + length
+            for _ in ("repetition levels", "definition levels"):
+                values += 4 + int.from_bytes(self._read(values, 4), "little")
+            if values + count * itemsize != start or length != same_length:  # Values without null have no other size.
                 return None
             offsets.append(values - firsts[-1] * itemsize)
             firsts.append(firsts[-1] + count)
@@ -88,18 +97,6 @@ class PagedShard:
         return (firsts, offsets) if start == end and firsts[-1] == rows * size else None
 
 
-def _number(digits: bytes) -> int:
+def _decode(number: bytes) -> int:
     """Decode an unsigned number in Thrift's variable length and zigzag form."""
-    return sum((digit & 127) << 7 * place for place, digit in enumerate(digits)) >> 1
-
-
-def _levels(count: int) -> bytes:
-    """Return the definition levels of values without null: their length and one run."""
-    if count < 8:  # Bit-packed.
-        return bytes([2, 0, 0, 0, 3, (1 << count) - 1])
-    digits, number = bytearray(), count << 1
-    while number > 127:
-        digits.append(number & 127 | 128)
-        number >>= 7
-    run = bytes([*digits, number, 1])
-    return len(run).to_bytes(4, "little") + run
+    return sum((digit & 127) << 7 * place for place, digit in enumerate(number)) >> 1
