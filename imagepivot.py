@@ -139,6 +139,9 @@ if TYPE_CHECKING:
     from train.reports.comparison_plot import plot_comparison as plot_comparison
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.reproduce import reproduce as reproduce
+    from train.runs.log import LogLine as LogLine
+    from train.runs.log import LogSink as LogSink
+    from train.runs.log import register_log_sink as register_log_sink
     from train.runs.run import Run as Run
     from train.runs.run import open_run as open_run
     from train.sts.pairs import read_sts as read_sts
