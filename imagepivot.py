@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from train.config.sections import Config as Config
     from train.config.sections import load_config as load_config
     from train.data.batches import CaptionBatch as CaptionBatch
+    from train.data.pair_batches import PairBatches as PairBatches
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
