@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from train.data.torch_datasets import PairStream as PairStream
     from train.data.torch_datasets import collate_pairs as collate_pairs
     from train.evaluation.embedding import embed as embed
+    from train.evaluation.encoding import EncodingRun as EncodingRun
     from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import Score as Score
     from train.evaluation.scores import evaluate as evaluate
@@ -144,14 +145,17 @@ if TYPE_CHECKING:
     from train.runs.log import LogSink as LogSink
     from train.runs.log import register_log_sink as register_log_sink
     from train.runs.run import Run as Run
-    from train.runs.run import open_run as open_run
     from train.sts.pairs import read_sts as read_sts
     from train.sts.similarity import sts as sts
 
     repair_dataset = repair
     validate_dataset = validate
 
-if TYPE_CHECKING:  # The type of `mteb_model`, not public.
+if TYPE_CHECKING:  # Types of `open_run` and `mteb_model`, not public.
+    from os import PathLike
+
+    import torch
+
     from train.evaluation.mteb_model import MtebModel
 
 __version__: str
@@ -269,7 +273,7 @@ def _places() -> dict[str, tuple[str, str]]:
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     renamed = {ast.unparse(node.value): ast.unparse(node.targets[0]) for node in block.body if isinstance(node, ast.Assign)}
     places = {alias.asname or renamed[alias.name]: (str(module), alias.name) for module, alias in imports}
-    return places | {"mteb_model": (__name__, "mteb_model")}
+    return places | {name: (__name__, name) for name in ("mteb_model", "open_run")}
 
 
 def _load(name: str) -> Any:
@@ -300,6 +304,18 @@ if not TYPE_CHECKING:  # Otherwise a checker accepts any name.
 
 def __dir__() -> list[str]:
     return sorted(_places())
+
+
+def open_run(folder: str | PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> EncodingRun:
+    """Open a run to encode texts and images with it, see `train.runs.run.open_run`."""
+    from train.evaluation.encoding import EncodingRun
+    from train.runs.run import open_run
+
+    return EncodingRun(**vars(open_run(folder, checkpoint=checkpoint, device=device)), tokenize=_tokenize_query)
+
+
+def _tokenize_query(*given: Any) -> Sequence[str]:
+    return _load("tokenize_query")(*given)
 
 
 def mteb_model(run: Run, extractor: Extractor | None = None, *, language: str = "", truecaser: str = "") -> MtebModel:

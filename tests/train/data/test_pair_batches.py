@@ -17,7 +17,7 @@ from tests.train.trainings import rewrite
 from train.data.torch_datasets import PairDataset, PairStream, collate_pairs
 
 KEY = ("image_id", "language", "portion", "index")
-SIZE, SEED, EPOCHS = 7, 3, 2
+SIZE, SEED, EPOCHS = 8, 3, 2
 
 
 def keys(batch):
@@ -135,7 +135,7 @@ if __name__ == "__main__":
     pairs = (imagepivot.PairDataset if kind == "dataset" else imagepivot.PairStream)
     arguments = {"shuffle": True, "seed": 3}
     own = arguments if kind == "stream" else {}
-    batches = pairs(captions, features, splits=["val", "test"], **own).batch(7, **({} if own else arguments))
+    batches = pairs(captions, features, splits=["val", "test"], **own).batch(8, **({} if own else arguments))
     trained = json.load(open(path)) if os.path.exists(path) else {"keys": [], "state": batches.state_dict()}
     batches.load_state_dict(trained["state"])
     loader = DataLoader(batches, batch_size=None, num_workers=int(workers), multiprocessing_context=context)
@@ -182,7 +182,7 @@ def test_ranks_share_the_batches_of_a_stream(toy, tmp_path):
 def test_states_of_other_batches_are_refused(kind, toy):
     batches = make(kind, toy)
     pairs = PairDataset(toy.captions, toy.features, splits=["val", "test"])
-    for name, other in {"batch_size": pairs.batch(8, shuffle=True, seed=SEED), "seed": pairs.batch(SIZE, shuffle=True)}.items():
+    for name, other in {"batch_size": pairs.batch(9, shuffle=True, seed=SEED), "seed": pairs.batch(SIZE, shuffle=True)}.items():
         with pytest.raises(UsageError, match=rf"{name} of the state is \d+, expected \d+: create the batches as before"):
             batches.load_state_dict(other.state_dict())
     with pytest.raises(UsageError, match="batch_size of the state is None"):
