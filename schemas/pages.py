@@ -85,7 +85,7 @@ class PagedShard:
             header = _HEADER.match(self._read(start, _HEADER_BYTES))
             if header is None:
                 return None
-            length, same_length, count = (_decode(number) for number in header.groups())
+            length, same_length, count = (_decode_number(number) for number in header.groups())
             values, start = start + header.end(), start + header.end() + length
             for _ in ("repetition levels", "definition levels"):
                 values += 4 + int.from_bytes(self._read(values, 4), "little")
@@ -97,6 +97,6 @@ class PagedShard:
         return (firsts, offsets) if start == end and firsts[-1] == rows * size else None
 
 
-def _decode(number: bytes) -> int:
+def _decode_number(number: bytes) -> int:
     """Decode an unsigned number in Thrift's variable length and zigzag form."""
     return sum((digit & 127) << 7 * place for place, digit in enumerate(number)) >> 1

@@ -141,7 +141,7 @@ def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (10, 25)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (11, 29)
 
 
 @pytest.mark.cluster

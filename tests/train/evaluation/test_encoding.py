@@ -34,7 +34,7 @@ def test_vectors_are_those_of_embed(run, toy, tmp_path):
     np.testing.assert_allclose(vectors, images.take(features.image_ids())["feature"], atol=1e-6)
     captions, checked = open_dataset(tmp_path / "e" / "captions"), 0
     tokens = run.vocabulary.tokens
-    for row in list(open_dataset(toy.captions))[::17]:
+    for row in [row for row in open_dataset(toy.captions) if row["language"] in run.model.languages][::11]:
         text = " ".join(tokens[token_id] for token_id in row["token_ids"][1:-1])
         of_image = captions.rows(row["image_id"]).to_pylist()
         (stored,) = (each for each in of_image if all(each[key] == row[key] for key in ("language", "portion", "index")))
