@@ -101,12 +101,11 @@ def test_change_of_workers_keeps_the_batches(kind, toy, expected, before, after)
 
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (2, "spawn")])
 def test_stateful_data_loader_resumes_by_its_own_state(kind, toy, expected, workers, context):
     loaders = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     arguments = {"batch_size": None, "num_workers": workers, "persistent_workers": workers > 0}
-    arguments |= {"multiprocessing_context": context} if workers else {}
+    arguments["multiprocessing_context"] = context
     batches = make(kind, toy)
     batches.set_epoch(1)
     loader = loaders.StatefulDataLoader(batches, **arguments)
@@ -155,14 +154,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("workers", [(1, 1), (2, 2), (4, 4), (2, 4)])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [((1, 1), "fork"), ((2, 2), "fork"), ((4, 4), "fork"), ((2, 4), "fork"), ((4, 1), "fork"), ((2, 4), "spawn")],
+)
 def test_killed_loop_goes_on_with_the_same_batches(kind, toy, expected, workers, context, tmp_path):
     (tmp_path / "loop.py").write_text(SCRIPT)
-    rng = random.Random(f"{workers} {context}")
-    kills = [rng.randrange(1, len(expected[0])), rng.randrange(1, len(expected[0])), 0]  # Perhaps in the second epoch.
-    for number, kill_after in enumerate(kills):
-        words = [toy.captions, toy.features, kind, "trained.json", str(workers[number % 2]), str(kill_after), context]
+    steps = random.Random(f"{workers} {context}").randrange(1, len(expected[0] + expected[1]))
+    for number, kill_after in zip(workers, (steps, 0), strict=True):
+        words = [toy.captions, toy.features, kind, "trained.json", str(number), str(kill_after), context]
         done = subprocess.run([sys.executable, "loop.py", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == (-9 if kill_after else 0), done.stderr
     trained = json.loads(Path(tmp_path / "trained.json").read_text(encoding="utf-8"))
