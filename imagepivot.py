@@ -106,9 +106,9 @@ if TYPE_CHECKING:
     from train.config.sections import load_config as load_config
     from train.data.batches import CaptionBatch as CaptionBatch
     from train.data.pair_batches import PairBatches as PairBatches
+    from train.data.pair_batches import collate_pairs as collate_pairs
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
-    from train.data.torch_datasets import collate_pairs as collate_pairs
     from train.evaluation.embedding import embed as embed
     from train.evaluation.encoding import EncodingRun as EncodingRun
     from train.evaluation.ranks import read_ranks as read_ranks

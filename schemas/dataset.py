@@ -177,7 +177,8 @@ class Dataset:
             KeyError: the dataset has no row of this image.
             DatasetError: rows of this kind do not belong to images.
         """
-        self._check_image_ids()
+        if not belongs_to_images(self.kind):
+            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
         with self._open_shard(shard_of(image_id, self.num_shards)) as shard:
             table = self.schema.empty_table()
             for group in range(shard.metadata.num_row_groups):
@@ -200,25 +201,22 @@ class Dataset:
         return next(self._rows_of(row))
 
     def take(self, image_ids: Sequence[str], columns: Sequence[str] | None = None) -> dict[str, np.ndarray | list[Any]]:
-        """Read the rows of images by column, in the order of the ids, which may repeat.
+        """Read rows of images in the order of the ids, which may repeat.
 
-        Vectors of a fixed size are read at their offsets in the shards, which are found once per process. Other kinds are read
-        like `rows`.
+        Vectors of a fixed size are read at their offsets, other kinds like `rows`.
 
         Returns:
             The columns by name: arrays ``(rows, *shape)`` of vectors, and lists.
 
         Raises:
             KeyError: the dataset has no row of an image.
-            DatasetError: a shard is damaged, or rows of this kind do not belong to images.
 
         Examples:
             >>> imagepivot.open_dataset("features").take(["img-03", "img-00"])["feature"].shape
             (2, 2048)
         """
-        self._check_image_ids()
         names = self.schema.names if columns is None else columns
-        if not vector_bytes(self.schema):
+        if not vector_bytes(self.schema) or not belongs_to_images(self.kind):
             table = pa.concat_tables([self.schema.empty_table(), *map(self.rows, image_ids)])
             return {name: self.values(table[name], name) for name in names}
         rows: list[tuple[int, int]] = []
@@ -395,10 +393,6 @@ class Dataset:
             if not shard.schema.equals(self.schema):
                 raise damaged(path, f"has other columns than a shard of {self.kind}")
             yield shard
-
-    def _check_image_ids(self) -> None:
-        if not belongs_to_images(self.kind):
-            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, which have no image ids: use table()")
 
     def read_file(self, entry: FileEntry) -> bytes:
         """Read all bytes of a file in the manifest.

@@ -1,11 +1,7 @@
-"""Rows of vectors by their offsets in a shard, without decoding its row groups.
+"""Vectors by their offsets in a shard, without decoding its row groups.
 
-`schemas.writing.shard_writer` stores vectors plainly. A chunk of them, one column of a row group, is a sequence of pages::
-
-    header │ repetition levels │ definition levels │ values
-    header │ ...
-
-Only pages like those are located. Other tools may rewrite a shard with other encodings, which an ordinary read decodes.
+A column of a row group is a sequence of pages: header, repetition levels, definition levels and plain values. Row groups that other
+tools wrote with other encodings are decoded.
 """
 
 from __future__ import annotations
@@ -13,14 +9,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-Pages: TypeAlias = tuple[list[int], list[int]]
-"""First value of each page, and of a page after the last; offset in the file of value 0, if the page began with it."""
+_Pages: TypeAlias = tuple[list[int], list[int]]
+"""First value of each page and their number; offset in the file at which value 0 would be, by page."""
 
 _NUMBER = rb"([\x80-\xff]*[\x00-\x7f])"
 # Of Thrift's compact protocol: a data page, its two sizes and (values, PLAIN, levels as RLE, empty statistics).
@@ -28,32 +25,30 @@ _HEADER = re.compile(rb"\x15\0\x15%b\x15%b\x2c\x15%b\x15\0\x15\x06\x15\x06(?:\x1
 _HEADER_BYTES = 64
 
 
+@dataclass
 class PagedShard:
     """Rows of a shard of vectors.
 
-    Args:
-        path: of the shard, for errors.
+    Attributes:
         table: the columns without vectors.
-        metadata: of the Parquet file.
         read: returns so many bytes of the file from an offset.
         read_group: decodes the values of a column in a row group.
     """
 
-    def __init__(
-        self,
-        path: str,
-        table: pa.Table,
-        metadata: pq.FileMetaData,
-        read: Callable[[int, int], bytes | memoryview],
-        read_group: Callable[[int, str], np.ndarray],
-    ) -> None:
-        self.path, self.table, self._metadata, self._read, self._read_group = path, table, metadata, read, read_group
-        self._image_ids: list[str] = table["image_id"].to_pylist()
+    path: str
+    table: pa.Table
+    metadata: pq.FileMetaData
+    read: Callable[[int, int], bytes | memoryview]
+    read_group: Callable[[int, str], np.ndarray]
+
+    def __post_init__(self) -> None:
+        metadata = self.metadata
+        self._image_ids: list[str] = self.table["image_id"].to_pylist()
         groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *groups]).tolist()
         paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
         self._columns = {path.partition(".")[0]: index for index, path in enumerate(paths)}
-        self._pages: dict[tuple[str, int], Pages | None] = {}
+        self._pages: dict[tuple[str, int], _Pages | None] = {}
 
     def rows_of(self, image_id: str) -> range:
         """Return the rows of an image; they are sorted by its id."""
@@ -62,33 +57,33 @@ class PagedShard:
     def vector(self, column: str, row: int, size: int, dtype: np.dtype) -> np.ndarray:
         """Read ``size`` values of a row."""
         group = bisect_right(self._starts, row) - 1
-        if self._metadata.schema.column(self._columns[column]).physical_type == "INT32":
+        if self.metadata.schema.column(self._columns[column]).physical_type == "INT32":
             dtype = np.dtype(np.int32)  # Parquet has no shorter integers.
         if (column, group) not in self._pages:
             self._pages[column, group] = self._locate(self._columns[column], group, size, dtype.itemsize)
         begin, parts = (row - self._starts[group]) * size, []
         if (pages := self._pages[column, group]) is None:
-            return self._read_group(group, column)[begin : begin + size]
+            return self.read_group(group, column)[begin : begin + size]
         end, page = begin + size, bisect_right(pages[0], begin) - 1
         while begin < end:  # A page may end within a row.
             stop = min(end, pages[0][page + 1])
-            parts.append(self._read(pages[1][page] + begin * dtype.itemsize, (stop - begin) * dtype.itemsize))
+            parts.append(self.read(pages[1][page] + begin * dtype.itemsize, (stop - begin) * dtype.itemsize))
             begin, page = stop, page + 1
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype)
 
-    def _locate(self, index: int, group: int, size: int, itemsize: int) -> Pages | None:
+    def _locate(self, index: int, group: int, size: int, itemsize: int) -> _Pages | None:
         """Return the pages of a chunk; None if one is encoded otherwise, or damaged."""
-        chunk = self._metadata.row_group(group).column(index)
+        chunk = self.metadata.row_group(group).column(index)
         start, end = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
         firsts, offsets = [0], []
         while start < end and chunk.compression == "UNCOMPRESSED":
-            header = _HEADER.match(self._read(start, _HEADER_BYTES))
+            header = _HEADER.match(self.read(start, _HEADER_BYTES))
             if header is None:
                 return None
             length, same_length, count = (_decode_number(number) for number in header.groups())
             values, start = start + header.end(), start + header.end() + length
             for _ in ("repetition levels", "definition levels"):
-                values += 4 + int.from_bytes(self._read(values, 4), "little")
+                values += 4 + int.from_bytes(self.read(values, 4), "little")
             if values + count * itemsize != start or length != same_length:  # Values without null have no other size.
                 return None
             offsets.append(values - firsts[-1] * itemsize)

@@ -127,5 +127,6 @@ def test_take_of_a_missing_image_names_it(toys):
     for kind in ("features", "captions"):
         with pytest.raises(KeyError, match="has no row of image 'image-9': did you mean 'image-0"):
             open_dataset(toys[kind].path).take(["image-01", "image-9"])
-    with pytest.raises(DatasetError, match="holds vocabulary, which have no image ids"):
-        open_dataset(toys["vocabulary"].path).take([])
+    for kind in ("vocabulary", "word-vectors"):
+        with pytest.raises(DatasetError, match=f"holds {kind}, which have no image ids"):
+            open_dataset(toys[kind].path).take(["dog"])

@@ -6,13 +6,16 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset as MapDataset
 
 from schemas.errors import UsageError
+from schemas.vocabulary import PAD
+from train.data.batches import CaptionBatch
 
 Pair = dict[str, Any]
-Collate = Callable[[Sequence[Pair]], dict[str, Any]]
+_Read = Callable[[int, int, int], Iterable[Pair]]
 
 
 class PairBatches(MapDataset[dict[str, Any]]):
@@ -33,18 +36,10 @@ class PairBatches(MapDataset[dict[str, Any]]):
         2
     """
 
-    def __init__(
-        self,
-        read: Callable[[int, int, int], Iterable[Pair]],
-        num_pairs: int,
-        batch_size: int,
-        drop_last: bool,
-        collate_fn: Collate,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, read: _Read, num_pairs: int, batch_size: int, drop_last: bool, **arguments: Any) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}, expected 1 or more")
-        self._read, self._num_pairs, self._batch_size, self._collate = read, num_pairs, batch_size, collate_fn
+        self._read, self._num_pairs, self._batch_size = read, num_pairs, batch_size
         self._num_batches = num_pairs // batch_size if drop_last else -(-num_pairs // batch_size)
         self._arguments = {"batch_size": batch_size, "pairs": num_pairs, "drop_last": drop_last, **arguments}
         # Epoch and first batch, in shared memory for persistent workers.
@@ -63,7 +58,7 @@ class PairBatches(MapDataset[dict[str, Any]]):
         batch = range(first, self._num_batches)[operator.index(index)]
         start = batch * self._batch_size
         pairs = self._read(epoch, start, min(start + self._batch_size, self._num_pairs))
-        return {**self._collate(list(pairs)), "state": {**self._arguments, "epoch": epoch, "batch": batch + 1}}
+        return {**collate_pairs(list(pairs)), "state": {**self._arguments, "epoch": epoch, "batch": batch + 1}}
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch with its first batch, also in workers; the current one stays where it is."""
@@ -87,3 +82,23 @@ class PairBatches(MapDataset[dict[str, Any]]):
                     f"{name} of the state is {state.get(name)!r}, expected {value!r}: create the batches as before"
                 )
         self._start.copy_(torch.tensor([state["epoch"], state["batch"]]))
+
+
+def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Collate pairs into a batch, as ``collate_fn`` of a ``DataLoader``.
+
+    Returns:
+        ``token_ids`` int64 ``[B, T]``, padded with 0 (``<pad>``), and ``lengths`` int64 ``[B]``; arrays and numbers as tensors
+        ``[B, ...]``; text, tokens and labels as lists.
+    """
+    batch: dict[str, Any] = {}
+    for name, first in pairs[0].items():
+        values = [pair[name] for pair in pairs]
+        if name == "token_ids":
+            captions = CaptionBatch(np.concatenate(values), np.cumsum([0, *map(len, values)]), np.arange(len(values)))
+            batch["token_ids"], batch["lengths"] = torch.from_numpy(captions.padded(PAD)), torch.from_numpy(captions.lengths)
+        elif isinstance(first, np.ndarray):
+            batch[name] = torch.from_numpy(np.stack(values))
+        else:
+            batch[name] = torch.tensor(values) if isinstance(first, int) else values
+    return batch

@@ -27,8 +27,6 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.kinds import numpy_type
-from schemas.vocabulary import PAD
-from train.data.batches import CaptionBatch
 from train.data.captions import labels_of, no_captions
 from train.data.features import (
     VECTORS,
@@ -42,7 +40,7 @@ from train.data.features import (
     vectors_of,
     with_regions,
 )
-from train.data.pair_batches import Collate, Pair, PairBatches
+from train.data.pair_batches import Pair, PairBatches
 from train.data.splits import MissingFeatures, lacking
 
 KEY = ("image_id", "language", "portion", "index")
@@ -273,19 +271,10 @@ class PairDataset(MapDataset[Pair]):
     def __iter__(self) -> Iterator[Pair]:
         return (self[index] for index in range(len(self)))
 
-    def batch(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate_fn: Collate | None = None,
-    ) -> PairBatches:
-        """Return batches by index, shuffled by seed and epoch; ``collate_fn`` is `collate_pairs` by default."""
+    def batch(self, batch_size: int, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> PairBatches:
+        """Return batches by index, shuffled by seed and epoch."""
         read = partial(self._pairs_between, shuffle, seed)
-        collate = collate_fn or collate_pairs
-        return PairBatches(read, len(self), batch_size, drop_last, collate, shuffle=shuffle, seed=seed)
+        return PairBatches(read, len(self), batch_size, drop_last, shuffle=shuffle, seed=seed)
 
     def _pairs_between(self, shuffle: bool, seed: int, epoch: int, start: int, stop: int) -> Iterator[Pair]:
         order = _permutation((seed, epoch), len(self)) if shuffle else np.arange(len(self))
@@ -372,14 +361,10 @@ class PairStream(IterableDataset[Pair]):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_loaded": None}
 
-    def batch(self, batch_size: int, *, drop_last: bool = False, collate_fn: Collate | None = None) -> PairBatches:
-        """Return the batches of this process by index, whose epoch is set there.
-
-        Each worker reads all shards. ``collate_fn`` is `collate_pairs` by default.
-        """
+    def batch(self, batch_size: int, *, drop_last: bool = False) -> PairBatches:
+        """Return the batches of this process by index; each worker reads all shards."""
         arguments = {"shuffle": self._shuffle, "seed": self._seed, "world_size": self._world_size}
-        num_pairs, collate = self.num_pairs // self._world_size, collate_fn or collate_pairs
-        return PairBatches(self._pairs_between, num_pairs, batch_size, drop_last, collate, **arguments)
+        return PairBatches(self._pairs_between, self.num_pairs // self._world_size, batch_size, drop_last, **arguments)
 
     def _shards(self, epoch: int) -> np.ndarray:
         """Return the shards of features in the order of an epoch."""
@@ -406,26 +391,6 @@ class PairStream(IterableDataset[Pair]):
         order = _permutation((self._seed, epoch, shard), len(table)) if self._shuffle else np.arange(len(table))
         for row in order[part].tolist():
             yield _caption(table, row) | {name: _copy_value(column, int(positions[row])) for name, column in columns.items()}
-
-
-def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Collate pairs into a batch, as ``collate_fn`` of a ``DataLoader``.
-
-    Returns:
-        ``token_ids`` int64 ``[B, T]``, padded with 0 (``<pad>``), and ``lengths`` int64 ``[B]``; arrays and numbers as tensors
-        ``[B, ...]``; text, tokens and labels as lists.
-    """
-    batch: dict[str, Any] = {}
-    for name, first in pairs[0].items():
-        values = [pair[name] for pair in pairs]
-        if name == "token_ids":
-            captions = CaptionBatch(np.concatenate(values), np.cumsum([0, *map(len, values)]), np.arange(len(values)))
-            batch["token_ids"], batch["lengths"] = torch.from_numpy(captions.padded(PAD)), torch.from_numpy(captions.lengths)
-        elif isinstance(first, np.ndarray):
-            batch[name] = torch.from_numpy(np.stack(values))
-        else:
-            batch[name] = torch.tensor(values) if isinstance(first, int) else values
-    return batch
 
 
 def _copy_value(column: np.ndarray | list[object], index: int) -> object:

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from schemas.errors import UsageError
 from tests.train.trainings import rewrite
-from train.data.torch_datasets import PairDataset, PairStream, collate_pairs
+from train.data.pair_batches import collate_pairs
+from train.data.torch_datasets import PairDataset, PairStream
 
 KEY = ("image_id", "language", "portion", "index")
 SIZE, SEED, EPOCHS = 8, 3, 2
