@@ -308,10 +308,10 @@ def __dir__() -> list[str]:
 
 def open_run(folder: str | PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> EncodingRun:
     """Open a run to encode texts and images with it, see `train.runs.run.open_run`."""
-    from train.evaluation.encoding import EncodingRun
+    encoding_run = _load("EncodingRun")
     from train.runs.run import open_run
 
-    return EncodingRun(**vars(open_run(folder, checkpoint=checkpoint, device=device)), tokenize=_tokenize_query)
+    return encoding_run(**vars(open_run(folder, checkpoint=checkpoint, device=device)), tokenize=_tokenize_query)
 
 
 def _tokenize_query(*given: Any) -> Sequence[str]:

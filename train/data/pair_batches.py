@@ -61,7 +61,7 @@ class PairBatches(MapDataset[dict[str, Any]]):
         return {**collate_pairs(list(pairs)), "state": {**self._arguments, "epoch": epoch, "batch": batch + 1}}
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch with its first batch, also in workers; the current one stays where it is."""
+        """Begin another epoch with its first batch, also in workers."""
         if epoch != self.epoch:
             self._start.copy_(torch.tensor([epoch, 0]))
 

@@ -40,7 +40,7 @@ class EncodingRun(Run):
     tokenize: Tokenize
 
     def encode_text(self, texts: Sequence[str], *, language: str = "", truecaser: str = "") -> np.ndarray:
-        """Return the vectors of texts, float32 ``[N, E]``; the texts are tokenized as the captions were.
+        """Tokenize texts like the captions, and return vectors, float32 ``[N, E]``.
 
         Raises:
             UsageError: the model has no vectors, reads no text or does not know the language, or the recipe needs ``truecaser``.
@@ -51,7 +51,7 @@ class EncodingRun(Run):
         return embed_sentences(self, [self.tokenize(text, language, self.text, truecaser) for text in texts], language)
 
     def encode_images(self, features: np.ndarray, num_regions: np.ndarray | None = None) -> np.ndarray:
-        """Return the vectors of images, float32 ``[N, E]``, from features of the run's extractor.
+        """Return the vectors of images from their features, float32 ``[N, E]``.
 
         Raises:
             UsageError: the model has no vectors, or the features have another shape.
@@ -67,7 +67,7 @@ class EncodingRun(Run):
         return embed_images(self.model, images).values.cpu().numpy()
 
     def similarity(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
-        """Return the model's scores ``[A, B]`` of vectors of images and texts, or of two of a kind."""
+        """Return the scores ``[A, B]`` of vectors of images and texts, or two of a kind."""
         with eval_mode(self.model) as device:
             a, b = (Encoded(torch.as_tensor(vectors).to(device)) for vectors in (images, texts))
             return self.model.scores(a, b).cpu().numpy()

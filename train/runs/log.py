@@ -70,7 +70,7 @@ _sinks: list[LogSink] = []
 
 
 def register_log_sink(sink: LogSink) -> None:
-    """Pass the lines of all trainings to a function, e.g. one in a module of ``--import``.
+    """Pass the lines of all trainings to a function of a module of ``--import``.
 
     Examples:
         >>> imagepivot.register_log_sink(lambda line: None)
@@ -141,7 +141,7 @@ class RunLog:
                 self._events.close()
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line for an event, and pass it on; its numbers become curves in TensorBoard.
+        """Write and pass on a line; its numbers become curves in TensorBoard.
 
         Values are plain, for JSON, and may be nested.
 
