@@ -138,7 +138,8 @@ if __name__ == "__main__":
     batches = pairs(captions, features, splits=["val", "test"], **own).batch(8, **({} if own else arguments))
     trained = json.load(open(path)) if os.path.exists(path) else {"keys": [], "state": batches.state_dict()}
     batches.load_state_dict(trained["state"])
-    loader = DataLoader(batches, batch_size=None, num_workers=int(workers), multiprocessing_context=context)
+    arguments = {"num_workers": int(workers), "multiprocessing_context": context, "persistent_workers": True}
+    loader = DataLoader(batches, batch_size=None, **arguments)
     steps = 0
     for epoch in range(batches.epoch, 2):
         batches.set_epoch(epoch)
@@ -157,7 +158,7 @@ if __name__ == "__main__":
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("workers", "context"),
-    [((1, 1), "fork"), ((2, 2), "fork"), ((4, 4), "fork"), ((2, 4), "fork"), ((4, 1), "fork"), ((2, 4), "spawn")],
+    [((1, 1), "fork"), ((2, 2), "fork"), ((4, 4), "fork"), ((2, 4), "fork"), ((2, 4), "spawn")],
 )
 def test_killed_loop_goes_on_with_the_same_batches(kind, toy, expected, workers, context, tmp_path):
     (tmp_path / "loop.py").write_text(SCRIPT)
