@@ -105,10 +105,12 @@ if TYPE_CHECKING:
     from train.config.sections import Config as Config
     from train.config.sections import load_config as load_config
     from train.data.batches import CaptionBatch as CaptionBatch
+    from train.data.pair_batches import PairBatches as PairBatches
+    from train.data.pair_batches import collate_pairs as collate_pairs
     from train.data.torch_datasets import PairDataset as PairDataset
     from train.data.torch_datasets import PairStream as PairStream
-    from train.data.torch_datasets import collate_pairs as collate_pairs
     from train.evaluation.embedding import embed as embed
+    from train.evaluation.encoding import EncodingRun as EncodingRun
     from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import Score as Score
     from train.evaluation.scores import evaluate as evaluate
@@ -139,15 +141,21 @@ if TYPE_CHECKING:
     from train.reports.comparison_plot import plot_comparison as plot_comparison
     from train.reports.figures import draw_figures as draw_figures
     from train.reports.reproduce import reproduce as reproduce
+    from train.runs.log import LogLine as LogLine
+    from train.runs.log import LogSink as LogSink
+    from train.runs.log import register_log_sink as register_log_sink
     from train.runs.run import Run as Run
-    from train.runs.run import open_run as open_run
     from train.sts.pairs import read_sts as read_sts
     from train.sts.similarity import sts as sts
 
     repair_dataset = repair
     validate_dataset = validate
 
-if TYPE_CHECKING:  # The types of `mteb_model`, not public.
+if TYPE_CHECKING:  # Types of `open_run` and `mteb_model`, not public.
+    from os import PathLike
+
+    import torch
+
     from train.evaluation.mteb_model import MtebModel
     from train.evaluation.pairs import TextTower
 
@@ -266,7 +274,7 @@ def _places() -> dict[str, tuple[str, str]]:
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     renamed = {ast.unparse(node.value): ast.unparse(node.targets[0]) for node in block.body if isinstance(node, ast.Assign)}
     places = {alias.asname or renamed[alias.name]: (str(module), alias.name) for module, alias in imports}
-    return places | {"mteb_model": (__name__, "mteb_model")}
+    return places | {name: (__name__, name) for name in ("mteb_model", "open_run")}
 
 
 def _load(name: str) -> Any:
@@ -297,6 +305,18 @@ if not TYPE_CHECKING:  # Otherwise a checker accepts any name.
 
 def __dir__() -> list[str]:
     return sorted(_places())
+
+
+def open_run(folder: str | PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> EncodingRun:
+    """Open a run to encode texts and images with it, see `train.runs.run.open_run`."""
+    encoding_run = _load("EncodingRun")
+    from train.runs.run import open_run
+
+    return encoding_run(**vars(open_run(folder, checkpoint=checkpoint, device=device)), tokenize=_tokenize_query)
+
+
+def _tokenize_query(*given: Any) -> Sequence[str]:
+    return _load("tokenize_query")(*given)
 
 
 def mteb_model(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ from schemas.footers import ShardRows, sha256_of_footer
 from schemas.keys import shard_of
 from schemas.kinds import FAILURES, batch_rows, belongs_to_images, holds_vectors, is_vector, numpy_type, schema_of, vector_bytes
 from schemas.manifest import FileEntry, Manifest
+from schemas.pages import PagedShard
 from schemas.parameters import FeaturesParameters, feature_of
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
 _COMMANDS = {"encoded": "encode", "regions": "features", "embeddings": "embed"}  # If names of kind and command differ.
+_PAGED_SHARDS = 1024  # Mapped by one dataset; a process may have 65,530 maps.
 
 
 def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Dataset:
@@ -197,6 +199,67 @@ class Dataset:
         if row.num_rows != 1:
             raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
         return next(self._rows_of(row))
+
+    def take(self, image_ids: Sequence[str], columns: Sequence[str] | None = None) -> dict[str, np.ndarray | list[Any]]:
+        """Read rows of images in the order of the ids, which may repeat.
+
+        Vectors of a fixed size are read at their offsets, other kinds like `rows`.
+
+        Returns:
+            The columns by name: arrays ``(rows, *shape)`` of vectors, and lists.
+
+        Raises:
+            KeyError: the dataset has no row of an image.
+
+        Examples:
+            >>> imagepivot.open_dataset("features").take(["img-03", "img-00"])["feature"].shape
+            (2, 2048)
+        """
+        names = self.schema.names if columns is None else columns
+        if not vector_bytes(self.schema) or not belongs_to_images(self.kind):
+            table = pa.concat_tables([self.schema.empty_table(), *map(self.rows, image_ids)])
+            return {name: self.values(table[name], name) for name in names}
+        rows: list[tuple[int, int]] = []
+        for image_id in image_ids:
+            shard = shard_of(image_id, self.num_shards)
+            present = self._paged_shard(shard).rows_of(image_id)
+            if not present:
+                raise NoRowError(self, image_id)
+            rows += [(shard, row) for row in present]
+        return {name: self._take_column(name, rows) for name in names}
+
+    def _take_column(self, name: str, rows: Sequence[tuple[int, int]]) -> np.ndarray | list[Any]:
+        """Read rows of one column, given by shard and number."""
+        dtype = self.schema.field(name).type
+        if not pa.types.is_fixed_size_list(dtype):
+            return [self._paged_shard(shard).table[name][row].as_py() for shard, row in rows]
+        taken = np.empty((len(rows), dtype.list_size), numpy_type(dtype))
+
+        def copy(position: int) -> None:
+            shard, row = rows[position]
+            paged = self._paged_shard(shard)
+            with content_errors(paged.path):
+                taken[position] = paged.vector(name, row, dtype.list_size, taken.dtype)
+
+        self.folder.map(copy, range(len(rows)))
+        return taken.reshape(self._shape(name, len(rows)))
+
+    @cached_property
+    def _paged_shard(self) -> Callable[[int], PagedShard]:
+        return lru_cache(_PAGED_SHARDS)(self._open_paged_shard)
+
+    def _open_paged_shard(self, index: int) -> PagedShard:
+        entry = self.manifest.shards[index]
+
+        def read_group(group: int, column: str) -> np.ndarray:
+            with self._open_shard(index) as shard:
+                return shard.read([column], groups=[group])[column].combine_chunks().flatten().to_numpy()
+
+        with self._open_shard(index) as shard, self._open(entry) as file:
+            path, table = self.folder.path_of(entry.path), shard.read([f.name for f in self.schema if not is_vector(f.type)])
+            mapped = memoryview(file.read_buffer()).cast("B") if self.folder.is_local else b""
+        read = (lambda start, size: mapped[start : start + size]) if mapped else partial(self.folder.read, entry.path)
+        return PagedShard(path, table, shard.metadata, read, read_group)
 
     def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
         """Read a row, or the rows of a slice, in the order of `image_ids`.

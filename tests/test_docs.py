@@ -142,11 +142,11 @@ def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (11, 32)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (12, 36)
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page != TUTORIAL])
+@pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page not in (TUTORIAL, "docs/how-to/train.md")])
 def test_snippets_run(page: str, folder: Path) -> None:
     paths = []
     images = len(imagepivot.open_dataset(folder / "build/demo/features"))  # The pages have those of the whole demo.
@@ -159,6 +159,26 @@ def test_snippets_run(page: str, folder: Path) -> None:
         paths[-1].write_text(with_checked_shapes(block).replace("'300'", f"'{images}'"), encoding="utf-8")
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
     run_python(RUN_ALL, *map(str, paths), cwd=folder, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "hf"))
+
+
+TRACKED = """
+import glob, json, pathlib
+lines = [json.loads(line) for line in open("build/tracked/log.jsonl", encoding="utf-8")]
+score = [line["score"] for line in lines if line["event"] == "evaluation"][-1]
+tracked = mlflow.active_run().info.run_id
+assert mlflow.get_run(tracked).data.metrics["evaluation/score"] == score
+(events,) = glob.glob("build/wandb/offline-run-*/*.wandb")
+assert b"evaluation/score" in pathlib.Path(events).read_bytes()
+"""
+
+
+@pytest.mark.cluster
+def test_trackers_receive_the_log(folder: Path) -> None:
+    if missing := [name for name in ("wandb", "mlflow") if find_spec(name) is None]:
+        pytest.skip(f"{' and '.join(missing)} not installed: pip install wandb mlflow")
+    by_wandb, by_mlflow = blocks("docs/how-to/train.md", "python")
+    train = 'imagepivot.train("demo", corpus, "build/tracked", device="cpu", max_steps=20)\n'
+    run_python(by_wandb + by_mlflow + train + TRACKED, cwd=folder, WANDB_SILENT="true")
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS)

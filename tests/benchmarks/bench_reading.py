@@ -1,8 +1,9 @@
-"""Reading features into one contiguous array against ``pyarrow.parquet.read_table`` of the same files plus one copy."""
+"""Reading features: all of them against ``pyarrow.parquet.read_table`` plus one copy, and random rows against Lance."""
 
 import tempfile
 from pathlib import Path
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import ShardWriter
 
 IMAGES, WIDTH, SHARDS = 30_000, 2048, 16
+BATCH, BATCHES = 64, 200
 
 
 def main() -> None:
@@ -56,6 +58,33 @@ def main() -> None:
             at_least=floor("reading features"),
             runs=5,
         )
+        random_rows(folder)
+
+
+def random_rows(folder: str) -> None:
+    """Print the ratio of rows in random batches; both sides give one array per batch, of files in the page cache."""
+    dataset = open_dataset(folder)
+    table = lance.write_dataset(dataset.table(), f"{folder}/lance")
+    image_ids, rng = dataset.image_ids(), np.random.default_rng(1)
+
+    def ours() -> None:
+        for batch in rng.integers(0, IMAGES, (BATCHES, BATCH)).tolist():
+            assert dataset.take([image_ids[row] for row in batch], ["feature"])["feature"].shape == (BATCH, WIDTH)
+
+    def theirs() -> None:
+        for batch in rng.integers(0, IMAGES, (BATCHES, BATCH)).tolist():
+            column = table.take(batch, columns=["feature"])["feature"]
+            assert column.combine_chunks().flatten().to_numpy().reshape(-1, WIDTH).shape == (BATCH, WIDTH)
+
+    ours(), theirs()
+    ratio(
+        "random rows, against Lance",
+        lambda: rate_of(ours, BATCH * BATCHES),
+        lambda: rate_of(theirs, BATCH * BATCHES),
+        unit="rows/s",
+        at_least=floor("random rows"),
+        runs=5,
+    )
 
 
 if __name__ == "__main__":

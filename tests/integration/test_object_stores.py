@@ -203,6 +203,8 @@ def test_features_of_images_in_a_bucket(store, pictures, imagepivot, tmp_path):
         extracted = open_dataset(output)
         assert extracted.image_ids() == expected.image_ids()
         assert extracted.numpy().tobytes() == expected.numpy().tobytes()
+        image_ids = expected.image_ids()[::-1] * 2
+        assert extracted.take(image_ids)["feature"].tobytes() == np.tile(expected.numpy()[::-1], (2, 1)).tobytes()
     assert dataset_in(store.address("features/folder")) == dataset_in(tmp_path / "photos")
 
 

@@ -305,10 +305,10 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def train_toy(toy: Corpus, tmp_path: Path) -> Callable[..., TrainResult]:
-    """Train on the toy; keyword arguments are fields of `TrainJob`, and ``on_report`` and ``on_warning`` those of `train`."""
+    """Train on the toy; keywords are fields of `TrainJob`, and ``on_report``, ``on_warning`` and ``on_log`` those of `train`."""
 
     def run(text: str = CONFIG, name: str = "run", *, corpus: Corpus = toy, **fields) -> TrainResult:
-        calls = {call: fields.pop(call) for call in ("on_report", "on_warning") if call in fields}
+        calls = {call: fields.pop(call) for call in ("on_report", "on_warning", "on_log") if call in fields}
         fields = {"curves": False, **fields}  # Drawing takes longer than such a training.
         return train(TrainJob(from_toml(text, "test"), corpus, str(tmp_path / name), device="cpu", **fields), **calls)
 

@@ -12,6 +12,7 @@ import logging
 import operator
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from math import gcd
 from typing import Any
 
@@ -26,8 +27,6 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.kinds import numpy_type
-from schemas.vocabulary import PAD
-from train.data.batches import CaptionBatch
 from train.data.captions import labels_of, no_captions
 from train.data.features import (
     VECTORS,
@@ -41,6 +40,7 @@ from train.data.features import (
     vectors_of,
     with_regions,
 )
+from train.data.pair_batches import Pair, PairBatches
 from train.data.splits import MissingFeatures, lacking
 
 KEY = ("image_id", "language", "portion", "index")
@@ -190,7 +190,9 @@ def _check_labels(
         raise DatasetError(no_captions(captions, f"any split{where}"))
 
 
-Pair = dict[str, Any]
+@lru_cache(maxsize=4)
+def _permutation(seed: tuple[int, ...], count: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(count)
 
 
 class PairDataset(MapDataset[Pair]):
@@ -269,6 +271,15 @@ class PairDataset(MapDataset[Pair]):
     def __iter__(self) -> Iterator[Pair]:
         return (self[index] for index in range(len(self)))
 
+    def batch(self, batch_size: int, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> PairBatches:
+        """Return batches by index, shuffled by seed and epoch."""
+        read = partial(self._pairs_between, shuffle, seed)
+        return PairBatches(read, len(self), batch_size, drop_last, shuffle=shuffle, seed=seed)
+
+    def _pairs_between(self, shuffle: bool, seed: int, epoch: int, start: int, stop: int) -> Iterator[Pair]:
+        order = _permutation((seed, epoch), len(self)) if shuffle else np.arange(len(self))
+        return map(self.__getitem__, order[start:stop].tolist())
+
 
 class PairStream(IterableDataset[Pair]):
     """Pairs as an iterable dataset, with one shard of features in memory at a time.
@@ -320,14 +331,15 @@ class PairStream(IterableDataset[Pair]):
         shards = (source.captions_of(shard, ()) for shard in range(source.captions.num_shards))
         self.missing_features, complete = source.without_missing(pa.concat_tables(shards), allow_missing_features)
         self.num_pairs = len(complete)
-        self._counts = source.pairs_by_shard(complete) if world_size > 1 else None
-        if self._counts is not None and not world_size <= min(len(self._counts), self.num_pairs):
+        self._counts = source.pairs_by_shard(complete)
+        if not world_size <= min(len(self._counts), self.num_pairs):
             raise UsageError(
                 f"world_size is {world_size}, more than the {self.num_pairs:,} pairs or {len(self._counts)} shards of features: "
                 "start fewer processes, or extract the features again with more shards"
             )
         self._shuffle, self._seed = shuffle, seed
         self._rank, self._world_size = rank, world_size
+        self._loaded: tuple[int, pa.Table, np.ndarray, dict[str, Any]] | None = None
         # In shared memory, for persistent workers.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -338,51 +350,47 @@ class PairStream(IterableDataset[Pair]):
     def __iter__(self) -> Iterator[Pair]:
         worker = get_worker_info()
         num_workers, worker_id = (worker.num_workers, worker.id) if worker is not None else (1, 0)
-        epoch, shards = int(self._epoch), np.arange(self._source.features.num_shards)
-        if self._shuffle:
-            shards = np.random.default_rng((self._seed, epoch)).permutation(shards)
-        if self._counts is None:
-            for shard in shards[worker_id::num_workers].tolist():
+        epoch = int(self._epoch)
+        if self._world_size == 1:
+            for shard in self._shards(epoch)[worker_id::num_workers].tolist():
                 yield from self._pairs_of(shard, epoch, slice(None))
             return
         share = self.num_pairs // self._world_size
-        start, stop = (self._rank * share + share * part // num_workers for part in (worker_id, worker_id + 1))
+        yield from self._pairs_between(epoch, share * worker_id // num_workers, share * (worker_id + 1) // num_workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loaded": None}
+
+    def batch(self, batch_size: int, *, drop_last: bool = False) -> PairBatches:
+        """Return the batches of this process by index; each worker reads all shards."""
+        arguments = {"shuffle": self._shuffle, "seed": self._seed, "world_size": self._world_size}
+        return PairBatches(self._pairs_between, self.num_pairs // self._world_size, batch_size, drop_last, **arguments)
+
+    def _shards(self, epoch: int) -> np.ndarray:
+        """Return the shards of features in the order of an epoch."""
+        shards = len(self._counts)
+        return _permutation((self._seed, epoch), shards) if self._shuffle else np.arange(shards)
+
+    def _pairs_between(self, epoch: int, start: int, stop: int) -> Iterator[Pair]:
+        """Yield pairs by their positions in this process's share of an epoch."""
+        start, stop = (self._rank * (self.num_pairs // self._world_size) + position for position in (start, stop))
+        shards = self._shards(epoch)
         ends = np.cumsum(self._counts[shards])
         for shard, begin, end in zip(shards.tolist(), (ends - self._counts[shards]).tolist(), ends.tolist(), strict=True):
             if max(begin, start) < min(end, stop):
                 yield from self._pairs_of(shard, epoch, slice(max(begin, start) - begin, min(end, stop) - begin))
 
     def _pairs_of(self, shard: int, epoch: int, part: slice) -> Iterator[Pair]:
-        source = self._source
-        images = source.images_of(shard)
-        captions, positions = source.captions_beside(shard, images["image_id"])
-        table = captions.combine_chunks()
-        columns = {name: source.values(images, name) for name in source.columns}
-        order = np.arange(len(table))
-        if self._shuffle:
-            order = np.random.default_rng((self._seed, epoch, shard)).permutation(order)
+        if self._loaded is None or self._loaded[0] != shard:
+            self._loaded = None  # Memory holds one shard.
+            images = self._source.images_of(shard)
+            captions, positions = self._source.captions_beside(shard, images["image_id"])
+            columns = {name: self._source.values(images, name) for name in self._source.columns}
+            self._loaded = shard, captions.combine_chunks(), positions, columns
+        _, table, positions, columns = self._loaded
+        order = _permutation((self._seed, epoch, shard), len(table)) if self._shuffle else np.arange(len(table))
         for row in order[part].tolist():
             yield _caption(table, row) | {name: _copy_value(column, int(positions[row])) for name, column in columns.items()}
-
-
-def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Collate pairs into a batch, as ``collate_fn`` of a ``DataLoader``.
-
-    Returns:
-        ``token_ids`` int64 ``[B, T]``, padded with 0 (``<pad>``), and ``lengths`` int64 ``[B]``; arrays and numbers as tensors
-        ``[B, ...]``; text, tokens and labels as lists.
-    """
-    batch: dict[str, Any] = {}
-    for name, first in pairs[0].items():
-        values = [pair[name] for pair in pairs]
-        if name == "token_ids":
-            captions = CaptionBatch(np.concatenate(values), np.cumsum([0, *map(len, values)]), np.arange(len(values)))
-            batch["token_ids"], batch["lengths"] = torch.from_numpy(captions.padded(PAD)), torch.from_numpy(captions.lengths)
-        elif isinstance(first, np.ndarray):
-            batch[name] = torch.from_numpy(np.stack(values))
-        else:
-            batch[name] = torch.tensor(values) if isinstance(first, int) else values
-    return batch
 
 
 def _copy_value(column: np.ndarray | list[object], index: int) -> object:

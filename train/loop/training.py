@@ -50,7 +50,7 @@ from train.runs.checkpoints import (
     write_checkpoint,
 )
 from train.runs.init_from_run import init_from_run, provenance
-from train.runs.log import CONFIG, CURVES, LOG, METRICS, RunLog, Stopwatch
+from train.runs.log import CONFIG, CURVES, LOG, METRICS, LogSink, RunLog, Stopwatch
 from train.runs.run import (
     MODULES,
     Run,
@@ -80,6 +80,7 @@ def train(
     on_report: Watch = lambda report: None,
     on_warning: Remark = logger.warning,
     *,
+    on_log: LogSink | None = None,
     training_inputs: TrainingInputs | None = None,
 ) -> TrainResult:
     """Train a model.
@@ -97,6 +98,7 @@ def train(
         job: the job.
         on_report: called with a report every few steps and after each evaluation.
         on_warning: called with sentences about the data, the precision, pretrained weights and changed contents.
+        on_log: called by rank 0 with each line of ``log.jsonl``; after a kill, lines since the last checkpoint come again.
         training_inputs: data in place of the job's corpus.
 
     Raises:
@@ -149,7 +151,7 @@ def train(
             remarks = check_same_run(before, start, folder, allow_changed_content=job.allow_changed_content)
             is_whole = is_finished(before, start, folder, curves=job.curves)
             start = replace(start, started_from=before.started_from, contents=contents_since(before, start))
-        loop = _Loop(job, config, training_inputs, start, processes, device, on_report, on_warning)
+        loop = _Loop(job, config, training_inputs, start, processes, device, on_report, on_warning, on_log)
         reason = loop.stop_reason(before.progress) if before is not None and is_whole else ""
         if before is not None and not reason and not job.resume:
             raise holds_a_run(folder)
@@ -185,9 +187,11 @@ class _Loop:
         device: torch.device,
         on_report: Watch,
         on_warning: Remark,
+        on_log: LogSink | None,
     ) -> None:
         self.job, self.config, self.training_inputs, self.start = job, config, training_inputs, start
         self.processes, self.device, self.on_report, self.on_warning = processes, device, on_report, on_warning
+        self.log_sinks = () if on_log is None else (on_log,)
         self.folder = Folder(job.output)
         self.chance = training_inputs.chance()
         self.progress = TrainingProgress()
@@ -258,6 +262,7 @@ class _Loop:
             curves=self.job.curves,
             config=self.start.config,
             hparams={"seed": self.start.seed, "precision": self.start.precision},
+            sinks=self.log_sinks,
         ) as log:
             self.folder.put(CONFIG, self.start.config.encode())
             if self.progress.step and self.progress.best_step == self.progress.step:

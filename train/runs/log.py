@@ -21,12 +21,12 @@ and ``curves.png`` derive from them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from schemas.console.events import remark
 from schemas.errors import DatasetError, ImagepivotError, UsageError, first_line
@@ -44,6 +44,40 @@ _FIRST_SECONDS = 2.0
 """Estimated time of the first drawing, with the import of matplotlib."""
 
 
+class LogLine(NamedTuple):
+    """A line of the log in the folder of a run; ``config.toml`` precedes the first.
+
+    Examples:
+        >>> imagepivot.LogLine("runs/demo", "evaluation", 20, {"score": 100.0, "en": {"rank": 5}}).numbers
+        {'evaluation/score': 100.0, 'evaluation/en/rank': 5.0}
+    """
+
+    run: str
+    event: str
+    step: int
+    values: Mapping[str, Any]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers by the names of their curves in TensorBoard."""
+        return numbers_in({self.event: self.values})
+
+
+LogSink: TypeAlias = Callable[[LogLine], object]
+"""Function that receives each line of the log of a training. An error ends the training."""
+
+_sinks: list[LogSink] = []
+
+
+def register_log_sink(sink: LogSink) -> None:
+    """Pass the lines of all trainings to a function of a module of ``--import``.
+
+    Examples:
+        >>> imagepivot.register_log_sink(lambda line: None)
+    """
+    _sinks.append(sink)
+
+
 class RunLog:
     """Open log of a run; a context manager.
 
@@ -53,6 +87,7 @@ class RunLog:
         step: step from which the run continues; lines of later steps are dropped, since these steps are repeated.
         config: the run's configuration as TOML, for TensorBoard.
         hparams: further hyper-parameters, for TensorBoard.
+        sinks: functions that receive each line, besides those of `register_log_sink`.
 
     Raises:
         UsageError: TensorBoard or matplotlib is requested, but not installed.
@@ -68,11 +103,12 @@ class RunLog:
         curves: bool = False,
         config: str = "",
         hparams: Mapping[str, Any] | None = None,
+        sinks: Sequence[LogSink] = (),
     ) -> None:
         path = folder / LOG
         self._path = str(path)
         self._folder = Folder(str(folder))
-        self._curves = curves
+        self._curves, self._sinks = curves, (*_sinks, *sinks)
         self._drawn, self._cost = time.monotonic(), _FIRST_SECONDS
         # The import itself takes a second, and waits until the first drawing.
         if curves and find_spec("matplotlib") is None:
@@ -105,7 +141,7 @@ class RunLog:
                 self._events.close()
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line for an event; its numbers become curves in TensorBoard.
+        """Write and pass on a line; its numbers become curves in TensorBoard.
 
         Values are plain, for JSON, and may be nested.
 
@@ -118,6 +154,8 @@ class RunLog:
             write_all(self._file, line.encode())
         if self._events is not None:
             self._events.write(numbers_in({event: values}), step)
+        for sink in self._sinks:
+            sink(LogLine(self._folder.location, event, step, values))
 
     def refresh(self) -> None:
         """Rewrite table and picture, but spend at most a hundredth of the time on it."""

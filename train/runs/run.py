@@ -54,6 +54,7 @@ class Run:
     language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    feature_shape: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         kind, languages = self.config.model.kind, self.model.languages
@@ -114,6 +115,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         language_ids=stored.dimensions.language_ids,
         untrained=stored.untrained,
         sample_outputs=stored.sample_outputs,
+        feature_shape=tuple(stored.dimensions.feature_shape),
     )
 
 

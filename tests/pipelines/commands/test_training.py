@@ -612,3 +612,18 @@ def test_missing_package_shows_before_the_figures(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(ImportError, match="sklearn"):
         command("figures", "r", "o", "--captions", "c", "--features", "f")
+
+
+@pytest.mark.slow
+def test_module_of_import_receives_the_lines_of_the_log(toy, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("train.runs.log._sinks", [])
+    Path("lines.py").write_text("import imagepivot\nlines = []\nimagepivot.register_log_sink(lines.append)\n")
+    Path("c.toml").write_text(CONFIG.replace("max_steps = 44", "max_steps = 20"))
+    corpus = ("--vocabulary", toy.vocabulary, "--no-curves")
+    command("train", "c.toml", "run", *data_of(toy), *corpus, "--import", "lines")
+    lines = sys.modules.pop("lines").lines
+    logged = [json.loads(line) for line in Path("run/log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [{"event": line.event, "step": line.step, **line.values} for line in lines] == logged
+    assert len(logged) > 4

@@ -14,7 +14,8 @@ from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 from tests.train.trainings import region_row, rewrite
-from train.data.torch_datasets import PairDataset, PairStream, collate_pairs
+from train.data.pair_batches import collate_pairs
+from train.data.torch_datasets import PairDataset, PairStream
 
 KEY = ("image_id", "language", "portion", "index")
 REGIONS = FeatureSpec("regions", (3, 2))

@@ -167,6 +167,16 @@ def test_timing_events(train_toy, tmp_path):
 
 
 @pytest.mark.slow
+def test_on_log_receives_every_line_of_the_log(train_toy, tmp_path):
+    lines = []
+    train_toy(on_log=lines.append)
+    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [{"event": line.event, "step": line.step, **line.values} for line in lines] == logged
+    assert {"training_data", "chance", "step", "evaluation", "timing"} <= {line.event for line in lines}
+    assert {line.run for line in lines} == {str(tmp_path / "run")}
+
+
+@pytest.mark.slow
 def test_interrupted_run_writes_metrics_and_curves(train_toy, tmp_path):
     def watch(report):
         if report.step == 40:

@@ -240,3 +240,15 @@ def test_lap(clock):
     lap = watch.lap()  # Of what came after the first.
     assert (lap["steps"], lap["pairs"], lap["seconds"]) == (1, 10, 4.0)
     assert lap["shares"] == {"training": 0.75, "data": 0.0, "evaluation": 0.0, "checkpoints": 0.0, "curves": 0.25}
+
+
+def test_sinks_receive_each_line_after_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "_sinks", [])
+    lines, counts = [], []
+    run_log.register_log_sink(lines.append)
+    with RunLog(tmp_path, step=0, tensorboard=False, sinks=[lambda line: counts.append(len(steps(tmp_path)))]) as log:
+        log.write("step", 10, {"loss": 1.5})
+        log.write("evaluation", 20, {"score": 3.0, "en": {"text_to_image": {"recall_at_1": 50, "name": "a"}}})
+    assert counts == [1, 2]
+    assert [line[:3] for line in lines] == [(str(tmp_path), "step", 10), (str(tmp_path), "evaluation", 20)]
+    assert lines[1].numbers == {"evaluation/score": 3.0, "evaluation/en/text_to_image/recall_at_1": 50.0}
