@@ -24,7 +24,7 @@ from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluation import Count, eval_mode, no_progress
-from train.evaluation.sentences import Tokenize, encode_sentences
+from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, encode_sentences, load_encoder
 from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import weights_digest
@@ -62,8 +62,9 @@ def search(
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
     on_progress: Count = no_progress,
     on_warning: Remark = logger.warning,
+    load: LoadEncoder | None = None,
 ) -> list[Hit]:
-    """Open a run and search images with it.
+    """Open a run, or load a pretrained model by ``load``, and search images with it.
 
     ``tokenize`` follows the text recipe of the run's captions; a query of tokens needs none. ``report_unknown`` receives the tokens
     that are not in the vocabulary, if any. ``on_warning`` receives a sentence about features of random weights.
@@ -75,6 +76,8 @@ def search(
         UsageError: the run does not know the language or any token, or the query needs ``tokenize``.
         DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
+    if job.run.startswith(ENCODERS):
+        return _search_joint(job, load_encoder(load, job.run, job.device))
     if not job.tokenized and tokenize is None:
         raise UsageError(
             f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
@@ -93,6 +96,22 @@ def search(
     if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
         report_unknown(unknown)
     return hits
+
+
+def _search_joint(job: SearchJob, encoder: TextEncoder) -> list[Hit]:
+    """Search images of a joint model by cosine."""
+    folder = job.features or job.embeddings
+    dataset = open_dataset(folder, kind="features")
+    parameters = FeaturesParameters.from_json(dataset.manifest.parameters)
+    query = encoder.encode([job.query], job.language)[0]
+    if (parameters.checkpoint != encoder.checkpoint and parameters.space is None) or query.shape != parameters.feature.shape:
+        raise DatasetError(
+            f"{folder!r} does not hold images of {job.run!r}: its checkpoint is {parameters.checkpoint}, expected "
+            f"{encoder.checkpoint}. Extract features with that model, or declare the space that both share when you extract"
+        )
+    scores = dataset.numpy(l2=True) @ (query / np.linalg.norm(query))
+    best = np.argsort(-scores, kind="stable")[: job.top].tolist()
+    return [Hit(dataset.image_ids()[row], float(scores[row])) for row in best]
 
 
 def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:

@@ -6,6 +6,7 @@ Letters: ``S`` sentences, ``E`` embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,30 @@ from train.runs.run import Run
 
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 """Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
+
+
+class TextEncoder(Protocol):
+    """Pretrained text encoder, which callers load: this package imports none."""
+
+    @property
+    def checkpoint(self) -> str:
+        """SHA-256 of the parameters of its model, both encoders of a joint one."""
+
+    def encode(self, texts: Sequence[str], language: str) -> np.ndarray:
+        """Encode sentences: float32 ``[S, E]``."""
+
+
+LoadEncoder = Callable[[str, str], TextEncoder]
+"""Loader of a text encoder by name, one with a prefix of `ENCODERS`, and device."""
+
+ENCODERS = ("open_clip:", "sentence:")
+
+
+def load_encoder(load: LoadEncoder | None, model: str, device: str) -> TextEncoder:
+    """Load a text encoder; raise `UsageError` if the caller passes no loader."""
+    if load is None:
+        raise UsageError(f"{model!r} is a pretrained model: pass load=imagepivot.load_text_encoder")
+    return load(model, device)
 
 
 def embed_sentences(
