@@ -139,7 +139,7 @@ def test_bytes_do_not_depend_on_batches(pair, photos, captions):
     for size in (1, 7, 64):
         assert np.concatenate([extractor.extract(part) for part in pixels.split(size)]).tobytes() == expected.tobytes(), size
     encoder = TextRequest(f"open_clip:{pair}").load()
-    ids, _ = encoder.read([row["text"] for row in open_dataset(captions)])
+    ids, _ = encoder.read([row["text"] for row in open_dataset(captions) if row["language"] == "en"])
     first = encoder.encode_ids(ids, 64)
     for size in (1, 7):
         assert encoder.encode_ids(ids, size).tobytes() == first.tobytes(), size
