@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pipelines.jobs import EncodeJob as EncodeJob
     from pipelines.jobs import FeaturesJob as FeaturesJob
     from pipelines.jobs import ImageOptions as ImageOptions
-    from pipelines.jobs import TokenFeaturesJob as TokenFeaturesJob
+    from pipelines.jobs import TextFeaturesJob as TextFeaturesJob
     from pipelines.jobs import ViewJob as ViewJob
     from pipelines.jobs import VocabularyJob as VocabularyJob
     from pipelines.jobs import WordVectorsJob as WordVectorsJob
@@ -64,8 +64,9 @@ if TYPE_CHECKING:
     from pipelines.text.captions import prepare_captions as prepare_captions
     from pipelines.text.encoding import encode_captions as encode_captions
     from pipelines.text.moses import load_recipe as load_recipe
+    from pipelines.text.queries import load_text_encoder as load_text_encoder
     from pipelines.text.queries import tokenize_query as tokenize_query
-    from pipelines.text.token_features import extract_token_features as extract_token_features
+    from pipelines.text.text_features import extract_text_features as extract_text_features
     from pipelines.text.transforms import BuildVocabulary as BuildVocabulary
     from pipelines.text.transforms import CountTokens as CountTokens
     from pipelines.text.transforms import EncodeCaptions as EncodeCaptions
@@ -157,7 +158,7 @@ if TYPE_CHECKING:  # Types of `open_run` and `mteb_model`, not public.
     import torch
 
     from train.evaluation.mteb_model import MtebModel
-    from train.evaluation.pairs import TextTower
+    from train.evaluation.sentences import TextEncoder
 
 __version__: str
 
@@ -320,7 +321,7 @@ def _tokenize_query(*given: Any) -> Sequence[str]:
 
 
 def mteb_model(
-    run: Run | TextTower, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
+    run: Run | TextEncoder, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
 ) -> MtebModel:
     """Return a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json, sha256_of_bytes
+from schemas.parameters import EmbeddingModel, FeaturesParameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,3 +194,13 @@ def sample_image() -> Image.Image:
 def warn_once(sentence: str) -> None:
     """Log a warning once per process, for Python users; commands print it themselves."""
     logger.warning(sentence)
+
+
+def joint_parameters(description: Description) -> FeaturesParameters:
+    """Return the parameters of vectors that a model of sentences writes."""
+    spec, model = description.spec, description.parameters
+    weights = model["weights"]
+    encoder = {name: value for name, value in model.items() if name not in ("feature", "weights", "untrained")}
+    untrained = (f"{spec.name} ({weights['name']})",) if model.get("untrained") else None
+    joint = EmbeddingModel(weights["sha256"], "cosine", untrained=untrained, encoder=encoder)
+    return FeaturesParameters(feature=spec, model=joint)

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from extractors.weights.resolve import Weights
 
 _TIMM = "timm:"
+OPEN_CLIP = "open_clip:"
 DETECTRON2 = "detectron2:"
 # Extras by package.
-_EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors") | {"timm": "timm"}
+_EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors")
+_EXTRAS |= {"timm": "timm", "open_clip": "clip"}
 _DETECTRON2_INSTALLATION = (
     "detectron2 is not on PyPI. Install torch and a C++ compiler, then build it (a few minutes): "
     "pip install 'setuptools>=70.1,<82' ninja && pip install --no-build-isolation "
@@ -177,6 +179,12 @@ _FAMILIES = (
         weights="default: timm's of that name; or that model as .pth, .pt or .safetensors",
     ),
     CatalogueEntry(
+        name="open_clip:NAME",
+        kind="features",
+        source="the image encoder of a joint model of open_clip by name, e.g. open_clip:ViT-B-32, or by folder",
+        weights="default: open_clip's of that name, or those in the folder; or that model as .pt, .bin or .safetensors",
+    ),
+    CatalogueEntry(
         name="detectron2:CONFIG+WEIGHTS",
         kind="regions",
         source="the regions of one of detectron2's models, given by the paths of its config file and its checkpoint",
@@ -189,7 +197,8 @@ def list_extractors(*names: str) -> tuple[CatalogueEntry, ...]:
     """List extractors without their weights; imports torch.
 
     Args:
-        names: names of extractors, also ``timm:NAME`` and ``detectron2:CONFIG+WEIGHTS``; without any all, and the two families.
+        names: names of extractors, also ``timm:NAME``, ``open_clip:NAME`` and ``detectron2:CONFIG+WEIGHTS``; without any all, and
+            the families.
 
     Examples:
         >>> [listed] = imagepivot.list_extractors("timm:resnet18")
@@ -234,11 +243,14 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     if name.startswith(_TIMM):
         module = import_module("extractors.whole_image.timm_models", name)
         return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.whole_image.timm_models")
-    if unpooled and (name in ENTRIES or name.startswith(DETECTRON2)):
+    if unpooled and (name in ENTRIES or name.startswith((OPEN_CLIP, DETECTRON2))):
         raise UsageError(
             f"--unpooled works with {_TIMM}NAME only, not with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "
             "are always unpooled"
         )
+    if name.startswith(OPEN_CLIP):
+        own = "extractors.whole_image.open_clip_images"
+        return Entry(import_module(own, name).spec(name), module=own)
     if name.startswith(DETECTRON2):
         own = "extractors.regions.detectron2_backend.stock_models"
         spec = import_module(own, name).spec(name.removeprefix(DETECTRON2))
@@ -247,8 +259,8 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
         similar = get_close_matches(name, extractor_names(), n=1, cutoff=0.5)
         guess = f"did you mean {similar[0]!r}? Extractors are" if similar else "choose one of"
         raise UsageError(
-            f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm models, and "
-            f"{DETECTRON2}CONFIG+WEIGHTS for detectron2 models"
+            f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm models, "
+            f"{OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models, and {DETECTRON2}CONFIG+WEIGHTS for detectron2 models"
         )
     return ENTRIES[name]
 

@@ -82,13 +82,13 @@ def cached_folder_description(
 ) -> Description:
     """Return the description of a model in a folder, from the cache if possible.
 
-    ``request`` is JSON values, ``libraries`` are the distributions that read the model. Subfolders are ignored.
+    ``request`` is JSON values, ``libraries`` are the distributions that read the model.
     """
     key = {
         **request,
         "folder": str(folder.absolute()),
         # Before `describe` reads the files: later changes then invalidate the entry.
-        "files": [[path.name, FileStamp.of(path)] for path in sorted(folder.iterdir()) if path.is_file()],
+        "files": [[str(path.relative_to(folder)), FileStamp.of(path)] for path in sorted(folder.rglob("*")) if path.is_file()],
         "libraries": list(_versions(libraries)),
     }
     return cached_description(key, lambda: (describe(), None, None))

@@ -99,13 +99,12 @@ class FixedSizeExtractor(Extractor):
         return lambda: {"feature": self.spec.rounded(wait().numpy())}
 
 
-class CenterCropExtractor(FixedSizeExtractor):
-    """Network up to its last feature map (``trunk``) on the centre crop of an image."""
+class CropExtractor(FixedSizeExtractor):
+    """Extractor on a square crop of an image, or on the image resized to a square."""
 
     def __init__(
         self,
         description: Description,
-        trunk: nn.Module,
         preprocessing: Preprocessing,
         settings: ExtractorOptions,
         device: torch.device,
@@ -114,16 +113,6 @@ class CenterCropExtractor(FixedSizeExtractor):
         super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
         self._preprocessing = preprocessing
         self._normalize = preprocessing.normalizer(device)
-        graph = trace_and_fold(trunk.eval().requires_grad_(False))
-        self._dtype = cast_layers(graph, settings.precision)
-        self._trunk = optimize_for_inference(
-            graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
-        )
-        self.warm_up_compile(enabled=settings.compile)
-
-    @abstractmethod
-    def features(self, maps: Tensor) -> Tensor:
-        """Convert feature maps ``[B, D, h, w]`` to float32 ``[B, *spec.shape]``."""
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
@@ -137,6 +126,31 @@ class CenterCropExtractor(FixedSizeExtractor):
     def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
         """Return the bytes of `preprocess` faster, if called from a single thread."""
         return resize_and_crop(image, self._preprocessing, single_threaded=True)
+
+
+class CenterCropExtractor(CropExtractor):
+    """Network up to its last feature map (``trunk``) on the centre crop of an image."""
+
+    def __init__(
+        self,
+        description: Description,
+        trunk: nn.Module,
+        preprocessing: Preprocessing,
+        settings: ExtractorOptions,
+        device: torch.device,
+        forward_images: int = FORWARD_IMAGES,
+    ) -> None:
+        super().__init__(description, preprocessing, settings, device, forward_images)
+        graph = trace_and_fold(trunk.eval().requires_grad_(False))
+        self._dtype = cast_layers(graph, settings.precision)
+        self._trunk = optimize_for_inference(
+            graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
+        )
+        self.warm_up_compile(enabled=settings.compile)
+
+    @abstractmethod
+    def features(self, maps: Tensor) -> Tensor:
+        """Convert feature maps ``[B, D, h, w]`` to float32 ``[B, *spec.shape]``."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, S, S]`` on any device."""

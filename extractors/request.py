@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -9,14 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from extractors.base import Description, Extractor, warn_once
-from extractors.catalogue import DETECTRON2, ENTRIES, Entry, ExtractorModule, entry_of, extractor_names, import_module
+from extractors.catalogue import (
+    DETECTRON2,
+    ENTRIES,
+    OPEN_CLIP,
+    Entry,
+    ExtractorModule,
+    entry_of,
+    extractor_names,
+    import_module,
+)
 from extractors.description_cache import FileStamp, cache_folder, cached_description
 from extractors.options import ExtractorOptions, RegionOptions
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.options import Opt, Options
 from schemas.sample_outputs import SampleOutputs
-from schemas.storage.locations import absolute_location, is_remote
+from schemas.storage.locations import absolute_location, is_remote, local_path
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +53,7 @@ WeightsRequest: TypeAlias = Annotated[
 
 def extractor_completions() -> tuple[str, ...]:
     """Return extractor names and the prefixes of families, for completion."""
-    return (*extractor_names(), "timm:", DETECTRON2)
+    return (*extractor_names(), "timm:", OPEN_CLIP, DETECTRON2)
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +62,8 @@ class ExtractorRequest(Options):
 
     Attributes:
         name: one of `extractor_names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18`` for the model's default
-            tag; or ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint.
+            tag; ``open_clip:NAME`` or ``open_clip:FOLDER``; or ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a
+            checkpoint.
         weights: ``default`` weights are torchvision's or timm's. The format of a file is detected from its content. Remote files
             are downloaded once per machine.
         compile: unsupported for regions on a CPU. Last digits of features may differ, so it is part of the fingerprint.
@@ -100,7 +111,7 @@ class ExtractorRequest(Options):
             InputError: the weights are missing, corrupt, or of another model.
         """
         located = self.located()
-        if _stock_model(self.name) or is_remote(located.weights):
+        if _stock_model(self.name) or _model_folder(self.name) or is_remote(located.weights):
             return self._describe()[0]
         return cached_description(asdict(located), self._describe)
 
@@ -163,12 +174,15 @@ class ExtractorRequest(Options):
         """Return the locations of the files that `load` reads; none for weights by name."""
         from extractors.weights.download import split_choice
 
-        return tuple(split_choice(name)[0] for name in (*_stock_model(self.name), self.weights) if _names_file(name))
+        names = (*_stock_model(self.name), _model_folder(self.name), self.weights)
+        return tuple(split_choice(name)[0] for name in names if names_file(name))
 
     def located(self) -> ExtractorRequest:
         """Return the request with absolute paths, for processes in other folders."""
         model = _stock_model(self.name)
         name = f"{DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
+        if folder := _model_folder(name):
+            name = OPEN_CLIP + absolute_location(folder)
         return replace(self, name=name, weights=_absolute(self.weights))
 
     def _resolve(self) -> tuple[ExtractorModule, ExtractorOptions]:
@@ -222,9 +236,16 @@ def _stock_model(name: str) -> tuple[str, ...]:
     return tuple(_CONFIG_END.split(name.removeprefix(DETECTRON2), maxsplit=1)) if name.startswith(DETECTRON2) else ()
 
 
-def _names_file(weights: str) -> bool:
+def _model_folder(name: str) -> str:
+    """Return the folder in the name of an open_clip model, else an empty string."""
+    folder = name.removeprefix(OPEN_CLIP)
+    return folder if name != folder and os.path.isdir(local_path(folder)) else ""  # noqa: PTH112 -- False for invalid paths, too.
+
+
+def names_file(weights: str) -> bool:
+    """Return whether weights are a file or address, not a name."""
     return weights not in ("", "default") and not weights.startswith("random:")
 
 
 def _absolute(weights: str) -> str:
-    return absolute_location(weights) if _names_file(weights) else weights
+    return absolute_location(weights) if names_file(weights) else weights

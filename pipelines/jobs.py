@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args
 
-from extractors.request import ExtractorRequest, Precision, StoredType
+from extractors.request import ExtractorRequest, Precision, StoredType, WeightsRequest
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
+from schemas.storage.locations import absolute_location
 from schemas.writing.reuse_policy import ArrayTask, Notes, Overwrite, ReusePolicy, Verify
 
 if TYPE_CHECKING:
-    from extractors.tokens.request import TokenRequest
-    from extractors.tokens.transformer import TokenExtractor
+    from extractors.base import Description
+    from extractors.tokens.request import TextRequest
+    from extractors.tokens.text_model import TextModel
     from pipelines.inputs.captions.base import CaptionSource, Selection
     from pipelines.inputs.images.base import ImageSource
     from pipelines.running.execution import Execution
@@ -51,6 +53,9 @@ IdRuleOption: TypeAlias = Annotated[
 Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]image_id=file[/i].", panel=_TABLES)]
 Delimiter: TypeAlias = Annotated[
     str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
+]
+Space: TypeAlias = Annotated[
+    str, Opt("Name the space that images and captions of two checkpoints share. Default: the checkpoint's own.", metavar="NAME")
 ]
 QuotingOption: TypeAlias = Annotated[
     Literal["auto", "rfc4180", "none"],
@@ -240,25 +245,32 @@ class WordVectorsJob(Options):
 
 
 @dataclass(frozen=True, repr=False)
-class TokenFeaturesJob(Options):
-    """Job of ``imagepivot token-features``; see `extractors.tokens` for the model.
+class TextFeaturesJob(Options):
+    """Job of ``imagepivot text-features``; see `extractors.tokens` for the models.
 
     The batch size changes no vector.
 
     Raises:
-        UsageError: a value is out of range.
+        UsageError: a value is out of range, or an option does not fit the model.
 
     Examples:
-        >>> job = imagepivot.TokenFeaturesJob("captions", "build/token-features", model="bert", device="cpu")
-        >>> imagepivot.extract_token_features(job, imagepivot.Execution(workers=1)).rows
+        >>> job = imagepivot.TextFeaturesJob("captions", "build/token-features", model="bert", device="cpu")
+        >>> imagepivot.extract_text_features(job, imagepivot.Execution(workers=1)).rows
         36
     """
 
     captions: CaptionsFolder
     output: OutputFolder
-    model: Annotated[str, Opt("Load a folder saved by transformers, or a model in Hugging Face's cache.", is_option=True)]
+    model: Annotated[
+        str,
+        Opt(
+            "Load [i]open_clip:NAME[/i], [i]open_clip:FOLDER[/i] or [i]sentence:FOLDER[/i] (a vector per caption), or a folder "
+            "saved by transformers (one per token); also a name in Hugging Face's cache.",
+            is_option=True,
+        ),
+    ]
     sub_words: Annotated[SubWords, Opt("Pool the sub-words of a token by [i]mean[/i], or take the [i]first[/i].")] = "mean"
-    max_length: Annotated[int, Opt("Keep at most this many tokens, as [i]encode[/i] does.", min_=1)] = 100
+    max_length: Annotated[int | None, Opt("Keep at most this many tokens, as [i]encode[/i] does. Default: 100.", min_=1)] = None
     dtype: StoredType = "float32"
     device: Device = "auto"
     precision: Precision = "fp32"
@@ -266,22 +278,64 @@ class TokenFeaturesJob(Options):
     overwrite: Overwrite = False
     verify: Verify = False
     notes: Notes = Notes()
+    weights: WeightsRequest = "default"
+    prefix: Annotated[str, Opt("Put this text before each caption, e.g. [i]'query: '[/i]. Default: the model's.")] = ""
+    space: Space = ""
 
-    def request(self) -> TokenRequest:
+    def _check(self) -> None:
+        per_token = {"--sub-words": self.sub_words != "mean", "--max-length": self.max_length is not None}
+        per_caption = {"--prefix": bool(self.prefix), "--space": bool(self.space)}
+        refused = per_token if self.encodes_captions else per_caption
+        if not self.model.startswith("open_clip:"):
+            refused["--weights"] = self.weights != "default"
+        if names := [name for name, is_given in refused.items() if is_given]:
+            raise UsageError(f"{names[0]} does not fit --model {self.model!r}, a model with other options: leave it out")
+
+    @property
+    def encodes_captions(self) -> bool:
+        """Whether the model has a vector per caption, not per token."""
+        return self.model.startswith(("open_clip:", "sentence:"))
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of a caption."""
+        return self.max_length or 100
+
+    def request(self) -> TextRequest:
         """Return the request for the model.
 
         Raises:
             UsageError: a value is unknown.
         """
-        from extractors.tokens.request import TokenRequest
+        from extractors.tokens.request import TextRequest
 
-        return TokenRequest(self.model, self.sub_words, self.dtype, self.precision)
+        return TextRequest(self.model, self.sub_words, self.dtype, self.precision, self.weights, self.prefix)
+
+    def parameters(self, description: Description) -> dict[str, Any]:
+        """Return the parameters of the dataset that a model writes."""
+        from extractors.base import joint_parameters
+        from schemas.parameters import TokenFeaturesParameters
+
+        if self.encodes_captions:
+            return replace(joint_parameters(description), space=self.space or None).to_json()
+        fingerprint = description.fingerprint
+        return TokenFeaturesParameters(description.spec, description.parameters, fingerprint, self.max_tokens).to_json()
 
     def files(self) -> tuple[str, ...]:
-        """Return the model's folder, which every process reads; none for a name."""
+        """Return the folder and file that every process reads; none for names."""
+        from extractors.request import names_file
         from extractors.tokens.request import is_folder
 
-        return (self.model,) if is_folder(self.model) else ()
+        model = self.model.partition(":")[2] if self.encodes_captions else self.model
+        return (*((model,) if is_folder(model) else ()), *((self.weights,) if names_file(self.weights) else ()))
+
+    def located(self) -> TextFeaturesJob:
+        """Return the job with absolute paths, for processes in other folders."""
+        job = self
+        for file in self.files():
+            path = absolute_location(file)
+            job = replace(job, model=job.model.replace(file, path), weights=path if file == self.weights else job.weights)
+        return job
 
     def check_device(self) -> None:
         """Check that the device exists and supports the precision.
@@ -293,12 +347,10 @@ class TokenFeaturesJob(Options):
 
         check_request(self.device, self.precision)
 
-    def check_model(self, output: OutputDataset, extractor: TokenExtractor) -> None:
+    def check_model(self, output: OutputDataset, extractor: TextModel) -> None:
         """Raise `InputError` if a model differs from the planned one."""
-        from schemas.parameters import TokenFeaturesParameters
-
-        planned = TokenFeaturesParameters.from_json(output.parameters).model_fingerprint
-        if extractor.description.fingerprint != planned:
+        name = "model" if self.encodes_captions else "model_fingerprint"
+        if self.parameters(extractor.description)[name] != output.parameters[name]:
             raise InputError(
                 f"the model {self.model!r}, transformers or tokenizers of a worker differ from the launcher's: use the same on all "
                 "machines"
@@ -379,6 +431,7 @@ class FeaturesJob(Options):
         ),
     ] = None
     notes: Notes = Notes()
+    space: Space = ""
 
     def _check(self) -> None:
         check_shards_request(self.shards)
@@ -449,15 +502,17 @@ class FeaturesJob(Options):
         from importlib.util import find_spec
 
         heif = ("heif",) if find_spec("pillow_heif") is not None else ()
-        timm = ("timm",) if self.extractor.name.startswith("timm:") else ()
-        return "text", "extractors", *timm, *heif
+        families = {"timm": "timm", "open_clip": "clip"}
+        family = families.get(self.extractor.name.partition(":")[0])
+        return "text", "extractors", *((family,) if family else ()), *heif
 
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions affect the features."""
         regions = self.extractor.regions
         origins = {self.extractor.name.partition(":")[0], regions.backend if regions is not None else ""}
         optional = (name for name in ("timm", "detectron2") if name in origins)
-        return ("apache-beam", "pillow", "simplejpeg", "torch", "torchvision", *optional)
+        joint = ("open_clip_torch", "timm") if "open_clip" in origins else ()
+        return ("apache-beam", "pillow", "simplejpeg", "torch", "torchvision", *optional, *joint)
 
 
 @dataclass(frozen=True, repr=False)

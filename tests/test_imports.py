@@ -423,7 +423,7 @@ def test_token_features_in_process_import_no_beam_and_up_to_date_no_model(tmp_pa
     rows = [{"image_id": "1", "language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "a dog"}]
     write_rows(tmp_path / "captions", "captions", [row | {"tokens": row["text"].split()} for row in rows], shards=1)
     make_tiny_bert(tmp_path / "bert")
-    first, second = (run(CALL, str(tmp_path), "token-features captions vectors --model bert").splitlines() for _ in range(2))
+    first, second = (run(CALL, str(tmp_path), "text-features captions vectors --model bert").splitlines() for _ in range(2))
     with_transformers = {"torchvision", "torch._dynamo"}
     assert set(ast.literal_eval(first[-1])) - with_transformers == {"torch", "transformers"}
     assert second[-1] == "[]"
@@ -439,6 +439,6 @@ def test_wrong_text_is_told_before_beam_and_torch_are_loaded(text_inputs, worker
         f"vocabulary captions x --splits test --workers {workers}",
         f"encode captions captions x --workers {workers}",
         "word-vectors vocabulary broken.vec x --languages en",
-        f"token-features captions x --model none --workers {workers}",
+        f"text-features captions x --model none --workers {workers}",
     )
     assert run(CALL, str(text_inputs), *commands).splitlines() == ["1"] * 5 + ["[]"]

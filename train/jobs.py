@@ -331,7 +331,9 @@ class StsJob(Options):
         ['word overlap', 'runs/demo']
     """
 
-    places: Annotated[tuple[str, ...], Opt("Folders of runs, and files or folders of sentence pairs, in any order.")]
+    places: Annotated[
+        tuple[str, ...], Opt("Folders of runs, pretrained models, and files or folders of sentence pairs, in any order.")
+    ]
     vectors: Annotated[
         tuple[str, ...],
         Opt(

@@ -1,4 +1,4 @@
-"""Requests for text encoders of Hugging Face; importing loads no torch."""
+"""Requests for text models; importing loads no torch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ from schemas.sample_outputs import SampleOutputs
 from schemas.storage.locations import is_remote, local_path
 
 if TYPE_CHECKING:
-    from extractors.tokens.transformer import TokenExtractor
+    from extractors.tokens.text_model import TextModel
 
 Pooling = Literal["mean", "first"]
+
+OPEN_CLIP, SENTENCE = "open_clip:", "sentence:"
+"""Prefixes of models with a vector per sentence."""
 
 _ADAPTER = "adapter_config.json"  # Refers to a base model outside of the folder.
 _LIBRARIES = ("transformers", "tokenizers", "safetensors")
 
 
 @dataclass(frozen=True)
-class TokenRequest:
+class TextRequest:
     """Request for a text model.
 
     Attributes:
-        model: folder with config, tokenizer and weights as saved by transformers, or a name in Hugging Face's cache.
+        model: folder with config, tokenizer and weights as saved by transformers, or a name in Hugging Face's cache, for vectors of
+            tokens; behind ``sentence:`` such a model of sentence-transformers, and behind ``open_clip:`` a name or folder, see
+            `extractors.weights.open_clip_models`, for a vector per sentence.
         pooling: ``mean`` of a token's sub-word vectors, or its ``first`` one.
         dtype: stored dtype, ``float32`` or ``float16``, rounded from float32.
         precision: ``fp32`` or ``bf16``; on a GPU also ``tf32`` and ``fp16``.
+        weights: those of `extractors.request.ExtractorRequest`, for open_clip only.
+        prefix: text before each sentence; empty for the model's own, if it has one.
 
     Raises:
         UsageError: a value is invalid.
@@ -41,6 +48,8 @@ class TokenRequest:
     pooling: Pooling = "mean"
     dtype: str = "float32"
     precision: str = "fp32"
+    weights: str = "default"
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -51,10 +60,12 @@ class TokenRequest:
 
     def describe(self, device: str = "cpu") -> Description:
         """Describe the model from the cache, else by loading it; raise as `load`."""
-        folder = find_folder(self.model)
+        if self.model.startswith(OPEN_CLIP):
+            return self.load(device).description
+        folder = find_folder(self.model.removeprefix(SENTENCE))
         if Path(folder, _ADAPTER).exists():
             return self.load(device).description
-        request = {"sub_words": self.pooling, "dtype": self.dtype, "precision": self.precision}
+        request = vars(self) | {"model": self.model if self.model.startswith(SENTENCE) else ""}
         return cached_folder_description(request, folder, lambda: self.load(device).description, libraries=_LIBRARIES)
 
     def sample_outputs(self, device: str) -> SampleOutputs:
@@ -65,20 +76,26 @@ class TokenRequest:
         cached = stored_sample_outputs(self.describe(device).fingerprint, check_request(device, self.precision))
         return cached or sample_outputs(self.load(device))
 
-    def load(self, device: str = "cpu") -> TokenExtractor:
+    def load(self, device: str = "cpu") -> TextModel:
         """Load the model on ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
 
         Raises:
-            UsageError: transformers is not installed, or this host lacks the device or the precision.
+            UsageError: a package is not installed, or this host lacks the device or the precision.
             InputError: the model is missing, corrupt, or unsupported.
         """
-        folder = find_folder(self.model)
+        name, settings = self.model.removeprefix(SENTENCE), (self.dtype, self.precision, device)
+        folder = None if name.startswith(OPEN_CLIP) else find_folder(name)
         try:
+            from extractors.tokens.sentence_encoders import OpenClipText, SentenceTransformer
             from extractors.tokens.transformer import TokenExtractor
 
-            return TokenExtractor(folder, self.model, self.pooling, self.dtype, self.precision, device)
+            if folder is None:
+                return OpenClipText(name.removeprefix(OPEN_CLIP), self.weights, self.prefix, *settings)
+            if name != self.model:
+                return SentenceTransformer(folder, name, self.prefix, *settings)
+            return TokenExtractor(folder, name, self.pooling, *settings)
         except ModuleNotFoundError as error:
-            raise _not_installed() from error
+            raise _not_installed(error.name) from error
 
 
 def is_folder(model: str) -> bool:
@@ -110,5 +127,6 @@ def find_folder(model: str) -> Path:
         ) from error
 
 
-def _not_installed() -> UsageError:
-    return UsageError("text models need the package transformers, which is not installed: pip install 'imagepivot[bert]'")
+def _not_installed(package: str | None = "transformers") -> UsageError:
+    extra = "clip" if package == "open_clip" else "bert"
+    return UsageError(f"this text model needs the package {package}, which is not installed: pip install 'imagepivot[{extra}]'")

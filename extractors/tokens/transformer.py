@@ -1,50 +1,30 @@
 """Token vectors from the last layer of a pretrained text model (transformers).
 
-Nothing is downloaded: a model is a local folder, or a name in Hugging Face's cache. Batches contain
-captions of equal sub-word counts, so on a CPU the bytes of a caption do not depend on other captions and on the thread count.
+See `extractors.tokens.text_model` for loading and batches.
 
 Shapes: ``B`` parts of captions, ``S`` sub-words, ``T`` tokens, ``D`` width of a vector.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from extractors.base import Description
-from extractors.computing.cpu_parallel import run_in_chunks
-from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts, check_request, precision_context
-from extractors.computing.oom import BatchLimits, run_with_oom_retry
+from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts
+from extractors.tokens.text_model import TextModel, load_model, text_config_sha256, tokenizer_sha256, used_weights
 from extractors.weights.resolve import state_sha256
-from schemas.errors import InputError, first_line
+from schemas.errors import InputError
 from schemas.features import FeatureSpec
-from schemas.fingerprints import sha256_of_bytes, sha256_of_json
-from schemas.process.devices import upload
-
-FORWARD_CAPTIONS = 8
-"""Captions per forward on a CPU."""
 
 _SAMPLE = ("two", "dogs", "run", "through", "the", "deep", "snow", ",", "überall", "1984", ".")  # A caption.
-_UNUSED_WEIGHTS = ("pooler.",)
-# Config keys without effect on the computation.
-_IGNORED_CONFIG = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-_FAULTS = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError),
-    UnpicklingError,
-    SafetensorError,
-)
 
 
 @dataclass(frozen=True)
@@ -60,19 +40,15 @@ class CaptionPart:
     starts: np.ndarray
 
 
-class TokenExtractor:
-    """Loaded text model."""
+class TokenExtractor(TextModel):
+    """Loaded text model for the tokens of captions."""
 
     def __init__(self, folder: Path, name: str, pooling: str, dtype: str, precision: str, device: str) -> None:
-        self._device = check_request(device, precision)
-        config, self._tokenizer, model = _load_model(folder, name)
-        self._pooling, self._precision, self._limits = pooling, precision, BatchLimits()
+        super().__init__(precision, device)
+        config, self._tokenizer, model = load_model(folder, name)
+        self._pooling = pooling
         self._begin, self._end = _special_tokens(config, self._tokenizer, name)
         self._positions = min(config.max_position_embeddings, self._tokenizer.model_max_length)
-        # A tokenizer.json may enable both.
-        self._tokenizer.backend_tokenizer.no_truncation()
-        self._tokenizer.backend_tokenizer.no_padding()
-        state = {name: values for name, values in model.state_dict().items() if not name.startswith(_UNUSED_WEIGHTS)}
         spec = FeatureSpec(
             name=config.model_type,
             shape=(config.hidden_size,),
@@ -80,13 +56,11 @@ class TokenExtractor:
             source=f"last of {config.num_hidden_layers} layers, "
             + {"mean": "mean of a token's sub-words", "first": "first sub-word of a token"}[pooling],
         )
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
         parameters = {
             "feature": spec.to_json(),
-            "config": sha256_of_json({name: value for name, value in stored.items() if name not in _IGNORED_CONFIG}),
-            "weights": {"sha256": state_sha256(state)},
-            "tokenizer": {"sha256": sha256_of_bytes(json.dumps(tokenizer, sort_keys=True).encode())},
+            "config": text_config_sha256(folder),
+            "weights": {"sha256": state_sha256(used_weights(model))},
+            "tokenizer": {"sha256": tokenizer_sha256(self._tokenizer)},
             "positions": self._positions,
             "sub_words": pooling,
             "precision": precision,
@@ -94,11 +68,6 @@ class TokenExtractor:
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
         self._model = model.eval().requires_grad_(False).to(self._device)
         cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return self._device
 
     def sample(self) -> np.ndarray:
         """Compute the vectors of a fixed caption, which tell versions of the code apart."""
@@ -139,64 +108,15 @@ class TokenExtractor:
             For each caption ``[T + 2, D]`` in the spec's dtype: begin token, tokens, end token.
         """
         parts = list(chain.from_iterable(captions))
-        by_length: dict[int, list[int]] = {}
-        for i, part in enumerate(parts):
-            by_length.setdefault(len(part.ids), []).append(i)
-        states: list[np.ndarray] = [np.empty(0)] * len(parts)
-        for _, indices in sorted(by_length.items()):
-            for start in range(0, len(indices), batch_size):
-                batch = indices[start : start + batch_size]
-                for i, state in zip(batch, self._states(torch.tensor([parts[i].ids for i in batch])), strict=True):
-                    states[i] = state
-        queue = iter(states)
+        queue = iter(self.compute_by_length([part.ids for part in parts], batch_size))
         return [
             self.description.spec.rounded(pool_parts(caption, [next(queue) for _ in caption], self._pooling))
             for caption in captions
         ]
 
-    def _states(self, ids: Tensor) -> np.ndarray:
-        """Compute the last layer for sub-words ``[B, S]``: float32 ``[B, S, D]``."""
-        if self._device.type == "cpu":
-            return run_in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
-        with precision_context(self._precision, self._device), torch.inference_mode():
-            return run_with_oom_retry(self._forward, ids, self._limits).numpy()
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        dtype = AUTOCAST_DTYPES.get(self._precision)
-        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            return self._model(input_ids=upload(ids, self._device)).last_hidden_state.float().cpu()
-
-
-def _load_model(folder: Path, name: str) -> tuple[Any, Any, Any]:
-    """Load config, tokenizer and model, with weights in float32."""
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-
-    if not (folder / "config.json").is_file():
-        raise InputError(
-            f"{name!r} has no config.json, expected a model as saved by transformers: config.json, tokenizer.json or vocab.txt, "
-            "and model.safetensors or pytorch_model.bin"
-        )
-    local = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        with _quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, **local)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **local)
-            model, report = AutoModel.from_pretrained(
-                folder, config=config, dtype=torch.float32, output_loading_info=True, **local
-            )
-    except _FAULTS as error:
-        raise InputError(
-            f"transformers cannot read the model in {name!r} ({first_line(error)[:200]}): it is corrupt, incomplete or of another "
-            "kind; download it again"
-        ) from error
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
-    misshapen = sorted(str(key) for key in report["mismatched_keys"])
-    if missing or misshapen:
-        raise InputError(
-            f"the weights in {name!r} do not match its config.json: {len(missing)} tensors are missing, {len(misshapen)} have "
-            f"another shape, e.g. {(missing or misshapen)[0]}; download the model again"
-        )
-    return config, tokenizer, model
+    def compute(self, ids: Tensor) -> Tensor:
+        """Compute the last layer for sub-words ``[B, S]``: ``[B, S, D]``."""
+        return self._model(input_ids=ids).last_hidden_state
 
 
 def _special_tokens(config: Any, tokenizer: Any, name: str) -> tuple[int, int]:
@@ -209,22 +129,6 @@ def _special_tokens(config: Any, tokenizer: Any, name: str) -> tuple[int, int]:
             "[SEP] and [UNK], and a config with max_position_embeddings and hidden_size"
         )
     return begin, end
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silence the progress and advice of transformers inside the block."""
-    from transformers.utils import logging
-
-    level, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if shows:
-            logging.enable_progress_bar()
 
 
 def parts_of(tokens: Sequence[Sequence[int]], *, begin: int, end: int, positions: int) -> list[CaptionPart]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _PANELS = {
     "Data": (
-        *(data.captions, data.vocabulary, data.encode, data.word_vectors, data.token_features),
+        *(data.captions, data.vocabulary, data.encode, data.word_vectors, data.text_features),
         *(datasets.inspect, datasets.validate, datasets.duplicates),
     ),
     "Features": (data.features, data.extractors, datasets.view, doctor.doctor),

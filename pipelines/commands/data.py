@@ -9,7 +9,7 @@ import typer
 
 from pipelines.commands.binding import command
 from pipelines.commands.results import AsJson, MaxFailures, console, finish_dataset, notes, print_remark
-from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TokenFeaturesJob, VocabularyJob, WordVectorsJob
+from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TextFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.meter import dataset_counts, show_progress
 from schemas.console.progress import Monitoring
@@ -103,27 +103,39 @@ def word_vectors(job: WordVectorsJob, monitoring: Monitoring = Monitoring()) -> 
     finish_dataset(manifest, job.output)
 
 
-@command("token-features captions bert --model bert-base-multilingual-cased --dtype float16")
-def token_features(
-    job: TokenFeaturesJob,
+@command("text-features captions bert --model bert-base-multilingual-cased --dtype float16")
+def text_features(
+    job: TextFeaturesJob,
     max_failures: MaxFailures = FailureLimit(),
+    dry_run: Annotated[bool, Opt("List shards, captions and the longest caption; do not write.")] = False,
     monitoring: Monitoring = Monitoring(),
     execution: Execution = Execution(),
 ) -> None:
-    """Extract contextual token vectors: the last layer of BERT or a similar model.
+    """Extract vectors of captions by a pretrained model, or of their tokens.
 
-    A token gets the mean vector of its sub-words; <start> and <end> get those of [CLS] and [SEP]. A caption has as many vectors as
-    ids in the output of encode. Nothing is downloaded. Needs the extra bert.
+    The text encoders of joint models ([b]open_clip:[/b]) and models of sentence-transformers ([b]sentence:[/b]) read the raw text,
+    with their own tokenizer, and write a vector per caption (kind embeddings).
+
+    Other models are transformers such as BERT, whose last layer is written for each token (kind token-features). A token gets the
+    mean vector of its sub-words; <start> and <end> get those of [CLS] and [SEP]. A caption has as many vectors as ids in the output
+    of encode.
+
+    Nothing is downloaded but the weights of open_clip by name. Needs the extra bert, for open_clip the extra clip.
     """
-    from pipelines.text.token_features import extract_token_features
+    from pipelines.text.text_features import extract_text_features, plan_text_features
     from schemas.dataset import open_dataset
 
     execution = replace(execution, max_failures=max_failures)
+    if dry_run:
+        plan_text_features(job, execution).render(console)
+        return
     total = open_dataset(job.captions, kind="captions").manifest.rows
+    if job.weights.startswith("random:"):
+        print_remark(untrained_remark([f"{job.model} ({job.weights})"]))
     if execution.is_local:
         _remark_on_precision(job.precision, job.device)
-    with show_progress(notes, "token-features", unit="captions", total=total, monitoring=monitoring) as meter:
-        manifest = extract_token_features(job, execution, meter)
+    with show_progress(notes, "text-features", unit="captions", total=total, monitoring=monitoring) as meter:
+        manifest = extract_text_features(job, execution, meter)
         meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
     finish_dataset(manifest, job.output, max_failures)
 
@@ -144,7 +156,7 @@ def features(
     image bytes; or one image; local, gs:// or s3://.
 
     The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
-    timm:NAME and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more.
+    timm:NAME, open_clip:NAME, open_clip:FOLDER and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more.
 
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...

@@ -33,6 +33,7 @@ _EXTRAS = {
     "heif": frozenset({"pillow_heif"}),
     "fasttext": frozenset({"gensim"}),
     "timm": frozenset({"timm"}),
+    "clip": frozenset({"open_clip"}),
     "bert": frozenset({"transformers", "huggingface_hub"}),
     "mteb": frozenset({"mteb"}),
 }
@@ -42,7 +43,7 @@ _EXTRAS["all"] = frozenset.union(*(_EXTRAS[name] for name in ("pipelines", "trai
 
 _NEEDS = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "import", "export"), "text"),
-    **dict.fromkeys(("token-features", "features", "build"), "pipelines"),
+    **dict.fromkeys(("text-features", "features", "build"), "pipelines"),
     **dict.fromkeys(("view", "demo"), "all"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",

@@ -21,7 +21,7 @@ from schemas.process import shutdown
 
 _SHARDS = "; finished shards are kept, the same command continues from here"
 _KEPT_WORK = {
-    **dict.fromkeys(("captions", "vocabulary", "encode", "token-features", "features", "import", "embed"), _SHARDS),
+    **dict.fromkeys(("captions", "vocabulary", "encode", "text-features", "features", "import", "embed"), _SHARDS),
     "reproduce": "; finished runs are kept, the same command continues from here",
     "build": "; finished steps are kept, the same command continues from here",
 }

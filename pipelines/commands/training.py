@@ -213,17 +213,23 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
 def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, monitoring: Monitoring = Monitoring()) -> None:
     """List the best images for a sentence in any language of a run.
 
-    The sentence is tokenized by the recipe of the captions that the run was trained on.
+    The sentence is tokenized by the recipe of the captions that the run was trained on. In place of a RUN, open_clip:NAME,
+    open_clip:FOLDER or sentence:FOLDER searches images of the same joint model.
     """
     import_modules(imports)
-    from pipelines.text.queries import tokenize_query
+    from pipelines.text.queries import load_text_encoder, tokenize_query
     from schemas.dataset import open_dataset
     from train.evaluation.search import search as search_images
 
     total = open_dataset(job.features).manifest.rows if job.features else None
     with CountDisplay(notes, "search", unit="images", total=total, monitoring=monitoring) as count:
         hits = search_images(
-            job, tokenize_query, lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"), count, print_remark
+            job,
+            tokenize_query,
+            lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"),
+            count,
+            print_remark,
+            load_text_encoder,
         )
     events.record(counts={"hits": len(hits)})
     ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
@@ -245,7 +251,8 @@ def sts(
     """Evaluate semantic textual similarity: cosines against human ratings.
 
     Prints Pearson's r times 100 and Spearman's rho for each data set. The word-overlap baseline of the shared tasks and the results
-    of Gella et al. 2017 and Huang et al. 2019 follow. Sentences are tokenized by the recipe of a run's captions.
+    of Gella et al. 2017 and Huang et al. 2019 follow. Sentences are tokenized by the recipe of a run's captions. Pretrained models
+    (open_clip:NAME, open_clip:FOLDER, sentence:FOLDER) read the text.
 
     Sentence pairs are STS.input.X.txt with STS.gs.X.txt, tab-separated tables with columns score, sentence1 and sentence2, or files
     of the STS benchmark. Pairs without a score are skipped.
@@ -258,7 +265,7 @@ def sts(
         from train.sts.plot import plot_sts
 
         Folder(output).check_writable()
-    from pipelines.text.queries import tokenize_query
+    from pipelines.text.queries import load_text_encoder, tokenize_query
     from schemas.writing.made_from import sizes_of, write_made_from
     from train.sts import similarity as work
     from train.sts.report import sts_tables, write_sts
@@ -267,7 +274,7 @@ def sts(
     if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
         return
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
-        result = work.sts(job, tokenize_query, count)
+        result = work.sts(job, tokenize_query, count, load_text_encoder)
     events.record(counts={"pairs": sum(map(len, result.data)), "systems": len(result.systems)})
     if as_json:
         typer.echo(to_json(result.to_dict(), indent=2))

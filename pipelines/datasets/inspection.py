@@ -128,6 +128,7 @@ def statistics_tables(manifest: Manifest) -> list[Table]:
         "vocabulary": _vocabulary_statistics,
         "word-vectors": _word_vector_statistics,
         "token-features": _token_feature_statistics,
+        "embeddings": _sentence_statistics,
     }
     try:
         return forms[manifest.kind if manifest.statistics else ""](manifest.statistics)
@@ -182,6 +183,15 @@ def _word_vector_statistics(statistics: Mapping[str, Any]) -> list[Table]:
     missing = (sorted(counts["most_frequent_missing"].items(), key=lambda item: (-item[1], item[0])) for counts in languages)
     rows.append(("without, most frequent", *(tuple(f"{token} {count:,}" for token, count in words) for words in missing)))
     return [_statistics_table(["", *number_columns(*statistics)], rows)]
+
+
+def _sentence_statistics(statistics: Mapping[str, Any]) -> list[Table]:
+    """Return counts by language; those of a run's embeddings have another form."""
+    rows = [
+        (language, counts["captions"], max(map(int, counts["lengths"])), counts["captions_cut"])
+        for language, counts in sorted(statistics.items())
+    ]
+    return [_statistics_table(["language", *number_columns("captions", "longest, sub-words", "captions cut", spec=",")], rows)]
 
 
 def _token_feature_statistics(statistics: Mapping[str, Any]) -> list[Table]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from pipelines.jobs import OutputFolder, Shards
+from pipelines.jobs import OutputFolder, Shards, Space
 from schemas.conversion import convert, default_of, hints_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
@@ -95,7 +95,7 @@ class ImportJob(Options):
     captions: Annotated[
         str, Opt("Import vectors of captions in this folder; --ids lists [i]image/language/portion/index[/i] (npy).")
     ] = ""
-    space: Annotated[str, Opt("Name the space that vectors of images and captions of two checkpoints share.")] = ""
+    space: Space = ""
     shards: Shards = AUTO
     overwrite: Overwrite = False
     verify: Verify = False

@@ -53,7 +53,10 @@ def plan_features(job: FeaturesJob, listing: Listing, on_warning: Remark = warn_
         folder=folder,
         kind=description.kind,
         parameters=FeaturesParameters(
-            feature=description.spec, extractor=description.parameters, extractor_fingerprint=description.fingerprint
+            feature=description.spec,
+            extractor=description.parameters,
+            extractor_fingerprint=description.fingerprint,
+            space=job.space or None,
         ).to_json(),
         shards=len(listing.shards),
         listings=listing.shards,

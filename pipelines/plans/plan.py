@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "encode": ("captions", "vocabulary"),
     "word-vectors": ("vocabulary", "files"),
     "features": ("images", "weights", "class_names", "attribute_names"),
-    "token-features": ("captions", "model"),
+    "text-features": ("captions", "model", "weights"),
     "import": ("sources", "ids", "boxes", "sizes", "karpathy"),
     "export": ("dataset", "captions", "lists"),
     "view": ("dataset", "images"),
@@ -50,7 +50,7 @@ _DEFAULTS = {"features": {"update": True}, "train": {"resume": True}, "view": {"
 """Default values for steps, with which a command can run again."""
 
 _SUFFIXES = {"view": ".png"}
-_NAMED = {"weights": r"default|[^/]*:.*", "model": r"[\w.-]+(/[\w.-]+)?"}
+_NAMED = {"weights": r"default|[^/]*:.*", "model": r"[\w.-]+(/[\w.-]+)?|(open_clip|sentence):.+"}
 """Parameters that may be a name, as a pattern, instead of a location; an existing location wins."""
 
 _VARIABLES = re.compile(

@@ -1,11 +1,23 @@
-"""Tokenization of search queries, as of the captions of a run."""
+"""Tokenization of search queries, as of the captions of a run; text encoders."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 
 from pipelines.text.moses import load_recipe, prepare
 from pipelines.text.truecasing import load_truecasers, parse_truecaser, truecase
 from schemas.errors import UsageError
 from schemas.parameters import TextRecipe
+
+if TYPE_CHECKING:
+    from extractors.tokens.sentence_encoders import SentenceModel
+
+
+def load_text_encoder(model: str, device: str = "cpu") -> SentenceModel:
+    """Load a text encoder, ``open_clip:...`` or ``sentence:...``."""
+    from extractors.tokens.request import TextRequest
+
+    return cast("SentenceModel", TextRequest(model).load(device))
 
 
 def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from functools import partial
 import apache_beam as beam
 
 from pipelines.inputs.captions.base import INDEX_ADVICE, CaptionSource, Selection
-from pipelines.jobs import CaptionsJob, TokenFeaturesJob, VocabularyJob
+from pipelines.jobs import CaptionsJob, TextFeaturesJob, VocabularyJob
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
 from pipelines.running.transforms import CommitDataset, CreateAfterPreflight, WriteShards, spread_shards
@@ -18,8 +18,8 @@ from pipelines.text.caption_shards import block_forms, group_parts, read_sorted_
 from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import read_run
 from pipelines.text.moses import Recipe, load_recipe
+from pipelines.text.text_features import TextFeatureExtractor
 from pipelines.text.token_counts import count_shard, restore_text, sum_counters, write_vocabulary
-from pipelines.text.token_features import TokenFeatureExtractor
 from pipelines.text.truecasing import TruecaseModel, write_truecaser
 from schemas.dataset import Dataset
 from schemas.writing.output import OutputDataset
@@ -258,10 +258,10 @@ class EncodeCaptions(WriteShards):
 class ExtractTokenFeatures(WriteShards):
     """Shard indices to shards of token features on disk, as their indices.
 
-    The arguments are those of `pipelines.text.token_features.TokenFeatureExtractor`.
+    The arguments are those of `pipelines.text.text_features.TextFeatureExtractor`.
 
     Examples:
-        >>> job = imagepivot.TokenFeaturesJob("captions", "build/vectors", model="bert")
+        >>> job = imagepivot.TextFeaturesJob("captions", "build/vectors", model="bert")
         >>> parameters = {"feature": {"name": "bert", "shape": [16]}, "model_fingerprint": job.request().describe().fingerprint}
         >>> output = imagepivot.OutputDataset(imagepivot.Folder(job.output), "token-features", parameters, shards=2)
         >>> with beam.Pipeline() as pipeline:
@@ -270,6 +270,6 @@ class ExtractTokenFeatures(WriteShards):
     """
 
     def __init__(
-        self, job: TokenFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter = Meter(), threads: int = 0
+        self, job: TextFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter = Meter(), threads: int = 0
     ) -> None:
-        super().__init__(output, TokenFeatureExtractor(job, captions, output, meter, threads))
+        super().__init__(output, TextFeatureExtractor(job, captions, output, meter, threads))

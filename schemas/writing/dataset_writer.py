@@ -256,11 +256,11 @@ def _ranges(indices: Collection[int], limit: int | None = _MAX_RANGES) -> str:
     return text if limit is None or len(ranges) <= limit else f"{text} and more"
 
 
-def _add(total: dict[str, Any], values: Mapping[str, Any]) -> None:
+def add_statistics(total: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Add statistics to sums: numbers, and digests of lists, in nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            _add(total.setdefault(key, {}), value)
+            add_statistics(total.setdefault(key, {}), value)
         elif isinstance(value, str):
             total[key] = sum_digests((total.get(key, "0"), value))
         else:
@@ -353,7 +353,7 @@ class _Shards:
             if shard.status is not Status.CURRENT or shard.footer is None or shard.entry is None:
                 self.unfinished.append(shard)
                 continue
-            _add(self.statistics, shard.footer.statistics)
+            add_statistics(self.statistics, shard.footer.statistics)
             self.reasons.update(shard.footer.failures.reasons)
             if self.footers is not None:
                 self.footers.append(shard.footer)

@@ -83,10 +83,12 @@ def test_entries_have_all_names_and_families():
     assert [entry.name for entry in extractors.list_extractors()] == [
         *extractors.extractor_names(),
         "timm:NAME",
+        "open_clip:NAME",
         "detectron2:CONFIG+WEIGHTS",
     ]
     assert [entry.name for entry in extractors.list_extractors() if entry.shape is None] == [
         "timm:NAME",
+        "open_clip:NAME",
         "detectron2:CONFIG+WEIGHTS",
     ]
 

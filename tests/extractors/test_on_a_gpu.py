@@ -17,7 +17,7 @@ from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
 from extractors.regions.bottom_up import network
 from extractors.regions.bottom_up.preprocessing import send
-from extractors.tokens.request import TokenRequest
+from extractors.tokens.request import TextRequest
 from extractors.weights.resolve import Weights
 from extractors.whole_image import conv_grids, resnet50, timm_models, vgg19
 from tests.fake_gpu import fake_gpu
@@ -194,9 +194,9 @@ def test_regions_stay_within_budget_and_equal_cpu(precision, detector_weights, m
     ("precision", "launches", "tolerance"), [("fp32", 33, 1e-5), ("tf32", 33, 1e-5), ("bf16", 68, 0.1), ("fp16", 68, 0.02)]
 )
 def test_tokens_stay_within_budget_and_equal_cpu(precision, launches, tolerance, tmp_path):
-    request = TokenRequest(str(make_tiny_bert(tmp_path / "bert")), precision=precision)
+    request = TextRequest(str(make_tiny_bert(tmp_path / "bert")), precision=precision)
     captions = [["a", "dog"], ["a", "man"], ["ein", "hund", "running"]]
-    on_cpu = TokenRequest(request.model).load("cpu")
+    on_cpu = TextRequest(request.model).load("cpu")
     expected = on_cpu.extract(on_cpu.read(captions)[0])
     with fake_gpu() as gpu:
         extractor = request.load("cuda")

@@ -60,7 +60,7 @@ CASES = {
     "vocabulary": ("captions", "captions out --min-count 1"),
     "encode": ("captions vocabulary", "captions vocabulary out"),
     "word-vectors": ("vocabulary en.vec de.vec", "vocabulary en.vec de.vec out --languages en,de"),
-    "token-features": ("captions bert", "captions out --model bert --device cpu"),
+    "text-features": ("captions bert", "captions out --model bert --device cpu"),
     "features": ("photos", "photos out --device cpu --workers 1"),
     "import": ("features.npy ids.txt", "features.npy out --name x --ids ids.txt"),
     "export": ("features captions", "features out --format scan --captions captions --language en"),

@@ -172,5 +172,5 @@ def test_commands_of_runs_show_hostile_text_as_escapes(imagepivot, hostile, tmp_
 
 def test_every_command_with_data_output_is_tested():
     looked_at = {line.split()[0] for line in (*COMMANDS.values(), *RUN_COMMANDS)}
-    without = {"build", "demo", "doctor", "word-vectors", "token-features", "extractors", "sts", "reproduce", "publish"}
+    without = {"build", "demo", "doctor", "word-vectors", "text-features", "extractors", "sts", "reproduce", "publish"}
     assert set(typer.main.get_command(app).commands) - without <= looked_at

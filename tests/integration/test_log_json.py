@@ -23,7 +23,7 @@ from tests.integration.processes import start, wait_for
 from train.runs.checkpoints import LAST, read_checkpoint
 
 LONG = (
-    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "import", "export", "diff"),
+    *("captions", "vocabulary", "encode", "word-vectors", "text-features", "features", "import", "export", "diff"),
     *("duplicates", "train", "evaluate", "embed", "search", "sts", "figures", "reproduce"),
 )
 

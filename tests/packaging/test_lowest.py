@@ -29,7 +29,7 @@ TESTS = {
     "hdf5": ["schemas/test_vector_files.py"],
     "heif": ["extractors/images"],
     "fasttext": ["pipelines/text/test_word_vectors.py"],
-    "bert": ["extractors/tokens", "pipelines/text/test_token_features.py"],
+    "bert": ["extractors/tokens", "pipelines/text/test_text_features.py"],
     "duplicates": ["pipelines/datasets"],
     "all": ["pipelines/exchange", "pipelines/commands"],
 }

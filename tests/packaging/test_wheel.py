@@ -53,8 +53,9 @@ NEEDS = {
     "captions captions.tsv out --format table": "text",
     "vocabulary truecased out --min-count 1": "text",
     "encode captions vocabulary out": "text",
-    "token-features captions out --model bert-base-uncased": "bert",
+    "text-features captions out --model bert-base-uncased": "bert",
     "features images out --weights random:0": "pipelines",
+    "text-features captions out --model open_clip:ViT-B-32": "clip",
     "extractors": "extractors",
     "view features images --image a --output out": "all",
     "demo out": "all",
@@ -128,7 +129,7 @@ def test_commands_without_their_extra_name_the_line_to_install_it(environment):
     environment.command("word-vectors", "vocabulary", "vectors.vec", "out", "--languages", "en")
     for line, extra in NEEDS.items():
         shutil.rmtree(environment.folder / "out", ignore_errors=True)
-        output = environment.command(*line.split(), code=2 if line.startswith(("token-features", "extractors")) else 1)
+        output = environment.command(*line.split(), code=2 if line.startswith(("text-features", "extractors")) else 1)
         assert f"which is not installed: pip install 'imagepivot[{extra}]'" in output, line
 
 

@@ -37,7 +37,7 @@ def check_token_features(model: ModelConfig, location: str) -> None:
     if model.token_width and not location:
         raise UsageError(
             "model.word_vectors is 'precomputed', but token features are missing: give --token-features FOLDER, a dataset that "
-            "imagepivot token-features writes for the captions"
+            "imagepivot text-features writes for the captions"
         )
     if location and not model.token_width:
         raise UsageError(

@@ -17,8 +17,8 @@ from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters
 from train.data.features import VECTORS, ImageFeatures, norms_of
 from train.evaluation.evaluation import embed_images, eval_mode
-from train.evaluation.pairs import JointSpace, TextTower
-from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
+from train.evaluation.pairs import JointSpace
+from train.evaluation.sentences import TextEncoder, Tokenize, embed_sentences, sentence_language
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run
@@ -29,7 +29,7 @@ _PAIRS_AT_ONCE = 256
 class MtebModel:
     """Encoder of texts and images for MTEB, with the similarity of a run.
 
-    A joint model has a `TextTower` in place of a run, and an extractor of its space.
+    A joint model has a `TextEncoder` in place of a run, and an extractor of its space.
 
     Texts are tokenized as the captions of the run. Their language is the name of the task's subset, if the run has that language,
     or else ``language``. Images need ``extractor``, an `extractors.Extractor` with the settings and weights of the run's features.
@@ -40,12 +40,12 @@ class MtebModel:
     """
 
     def __init__(
-        self, run: Run | TextTower, tokenize: Tokenize, extractor: Any = None, *, language: str = "", truecaser: str = ""
+        self, run: Run | TextEncoder, tokenize: Tokenize, extractor: Any = None, *, language: str = "", truecaser: str = ""
     ) -> None:
         self._extractor, self._l2, self._language = extractor, False, language
         self._modalities: dict[PromptType | None, str] = {}
         self._model: RetrievalModel
-        if isinstance(run, TextTower):
+        if not isinstance(run, Run):
             images = run.parameters if extractor is None else FeaturesParameters(extractor.spec, extractor.parameters)
             self._model = model = JointSpace(run.parameters, images, places=(run.name, images.feature.name))
             self._embed = lambda texts, language: model.encode_texts(run.encode(texts, language)).values.numpy()

@@ -41,20 +41,6 @@ HELD_OUT = ("val", "dev", "test")
 
 
 @dataclass(frozen=True)
-class TextTower:
-    """Text encoder of a joint model, for queries.
-
-    Attributes:
-        parameters: those of the dataset that the encoder writes for captions.
-        encode: maps texts in a language to vectors, float32 ``[N, E]``.
-    """
-
-    name: str
-    parameters: FeaturesParameters
-    encode: Callable[[Sequence[str], str], np.ndarray]
-
-
-@dataclass(frozen=True)
 class JointSpaceConfig(ModelConfig):
     """Configuration of a `JointSpace`, which has no parameters."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
 from train.evaluation.evaluation import Count, eval_mode, no_progress
-from train.evaluation.pairs import JointSpace, TextTower
-from train.evaluation.sentences import Tokenize, encode_sentences
+from train.evaluation.pairs import JointSpace
+from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, encode_sentences, load_encoder
 from train.jobs import SearchJob
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.runs.checkpoints import weights_digest
@@ -63,13 +63,13 @@ def search(
     report_unknown: Callable[[Sequence[str]], None] = lambda tokens: None,
     on_progress: Count = no_progress,
     on_warning: Remark = logger.warning,
-    tower: TextTower | None = None,
+    load: LoadEncoder | None = None,
 ) -> list[Hit]:
-    """Open a run and search images with it, or search with a text tower.
+    """Open a run, or load a pretrained text encoder, and search images with it.
 
-    A tower searches vectors of images in its space, and no run is opened. ``tokenize`` follows the text recipe of the run's
-    captions; a query of tokens needs none. ``report_unknown`` receives the tokens
-    that are not in the vocabulary, if any. ``on_warning`` receives a sentence about features of random weights.
+    An encoder, from ``load``, searches vectors of images in its space. ``tokenize`` follows the text recipe of the run's captions;
+    a query of tokens needs none. ``report_unknown`` receives the tokens that are not in the vocabulary, if any. ``on_warning``
+    receives a sentence about features of random weights.
 
     Returns:
         The best images, best first.
@@ -78,8 +78,8 @@ def search(
         UsageError: the run does not know the language or any token, or the query needs ``tokenize``.
         DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
-    if tower is not None:
-        return _search_vectors(tower, job)
+    if job.run.startswith(ENCODERS):
+        return _search_vectors(load_encoder(load, job.run, job.device), job)
     if not job.tokenized and tokenize is None:
         raise UsageError(
             f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
@@ -155,14 +155,16 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
     return _best_hits(run.model, encode_sentences(run, [tokens], language), gallery, top)
 
 
-def _search_vectors(tower: TextTower, job: SearchJob) -> list[Hit]:
+def _search_vectors(encoder: TextEncoder, job: SearchJob) -> list[Hit]:
     location = job.embeddings or job.features
     dataset, device = open_dataset(location, kind="features"), choose_device(job.device)
     images = FeaturesParameters.from_json(dataset.manifest.parameters)
-    model = JointSpace(tower.parameters, images, places=(tower.name, location)).to(device)
+    # A declared space has no encoders on record: whoever searches it names one.
+    texts = replace(encoder.parameters, space=images.space)
+    model = JointSpace(texts, images, places=(encoder.name, location)).to(device)
     vectors = torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device)
     gallery = Gallery(dataset.image_ids(), model.encode_images(ImageBatch(vectors)).values)
-    return _best_hits(model, model.encode_texts(tower.encode([job.query], job.language)), gallery, job.top)
+    return _best_hits(model, model.encode_texts(encoder.encode([job.query], job.language)), gallery, job.top)
 
 
 def _best_hits(model: RetrievalModel, query: Encoded, gallery: Gallery, top: int) -> list[Hit]:

@@ -6,11 +6,12 @@ Letters: ``S`` sentences, ``E`` embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from schemas.errors import UsageError
-from schemas.parameters import TextRecipe
+from schemas.parameters import FeaturesParameters, TextRecipe
 from train.data.batches import CaptionBatch
 from train.evaluation.compatibility import check_reads_text, check_vectors
 from train.evaluation.evaluation import Count, embed_captions, no_progress
@@ -19,6 +20,34 @@ from train.runs.run import Run
 
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 """Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
+
+
+class TextEncoder(Protocol):
+    """Pretrained text encoder, which callers load: this package imports none."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model in messages."""
+
+    @property
+    def parameters(self) -> FeaturesParameters:
+        """Parameters of vectors of captions that it writes."""
+
+    def encode(self, texts: Sequence[str], language: str) -> np.ndarray:
+        """Encode sentences: float32 ``[S, E]``."""
+
+
+LoadEncoder = Callable[[str, str], TextEncoder]
+"""Loader of a text encoder by name, one with a prefix of `ENCODERS`, and device."""
+
+ENCODERS = ("open_clip:", "sentence:")
+
+
+def load_encoder(load: LoadEncoder | None, model: str, device: str) -> TextEncoder:
+    """Load a text encoder; raise `UsageError` if the caller passes no loader."""
+    if load is None:
+        raise UsageError(f"{model!r} is a pretrained model: pass load=imagepivot.load_text_encoder")
+    return load(model, device)
 
 
 def embed_sentences(

@@ -44,7 +44,7 @@ OPTIONAL_DATASETS: Mapping[str, OptionalDataset] = {
     ),
     "token_features": OptionalDataset(
         "token_width",
-        "vectors of tokens (--token-features FOLDER, which imagepivot token-features makes)",
+        "vectors of tokens (--token-features FOLDER, which imagepivot text-features makes)",
         "reads vectors of tokens",
     ),
 }

@@ -25,7 +25,15 @@ from schemas.vocabulary import SPECIALS
 from schemas.writing.made_from import MadeFrom, made_from
 from train.devices import choose_device
 from train.evaluation.evaluation import Count, no_progress
-from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
+from train.evaluation.sentences import (
+    ENCODERS,
+    LoadEncoder,
+    TextEncoder,
+    Tokenize,
+    embed_sentences,
+    load_encoder,
+    sentence_language,
+)
 from train.jobs import StsJob
 from train.reports.published import STS_PAPERS
 from train.runs.run import Run, is_run, open_run
@@ -42,17 +50,26 @@ _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room f
 
 def sts_made_from(job: StsJob) -> MadeFrom:
     """Return everything that the result depends on, see `schemas.writing.made_from`."""
-    runs, data = _runs_and_data(job)
-    options = {"runs": runs, "vectors": job.vectors, "language": job.language, "tokenized": job.tokenized}
-    return made_from("sts", options, {"data": data, "runs": runs, "vectors": job.vectors, "truecaser": (job.truecaser,)})
+    runs, encoders, data = _sort_places(job)
+    options = {
+        "runs": runs,
+        **({"encoders": encoders} if encoders else {}),
+        "vectors": job.vectors,
+        "language": job.language,
+        "tokenized": job.tokenized,
+    }
+    inputs = {"data": data, "runs": runs, "vectors": job.vectors, "truecaser": (job.truecaser,)}
+    return made_from("sts", options, inputs | {"encoders": [name.partition(":")[2] for name in encoders]})
 
 
-def _runs_and_data(job: StsJob) -> tuple[list[str], list[str]]:
-    runs = [location for location in dict.fromkeys(job.places) if is_run(location)]
-    data = [location for location in job.places if location not in runs]
+def _sort_places(job: StsJob) -> tuple[list[str], list[str], list[str]]:
+    """Return runs, pretrained models and data."""
+    encoders = [place for place in dict.fromkeys(job.places) if place.startswith(ENCODERS)]
+    runs = [place for place in dict.fromkeys(job.places) if place not in encoders and is_run(place)]
+    data = [place for place in job.places if place not in (*encoders, *runs)]
     if not data:
         raise UsageError("there are no sentence pairs: give files or folders of them, such as STS.input.images.txt")
-    return runs, data
+    return runs, encoders, data
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class StsSystem:
 
     Attributes:
         name: folder of a run, file of vectors, or `OVERLAP`.
-        kind: ``baseline``, ``run`` or ``vectors``.
+        kind: ``baseline``, ``run``, ``encoder`` or ``vectors``.
         text: description of the tokenization.
         similarities: similarities of the pairs of each data set, float64 ``[N]``.
         language: language in which a run read the sentences; empty for other kinds.
@@ -86,7 +103,7 @@ class StsSystem:
 
 @dataclass(frozen=True)
 class StsResult:
-    """Systems on data sets: the baseline, then the runs, then the vectors."""
+    """Systems on data sets: the baseline, then runs, pretrained models and vectors."""
 
     data: tuple[StsPairs, ...]
     systems: tuple[StsSystem, ...]
@@ -128,17 +145,20 @@ class StsResult:
 
 
 @takes_fields(StsJob)
-def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_progress) -> StsResult:
-    """Measure the word-overlap baseline, runs and vectors on sentence pairs.
+def sts(
+    job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_progress, load: LoadEncoder | None = None
+) -> StsResult:
+    """Measure the word-overlap baseline, runs, models and vectors on sentence pairs.
 
-    ``tokenize`` follows the text recipe of a run's captions; it is unused without runs, or if the sentences are tokens.
+    ``tokenize`` follows the text recipe of a run's captions; it is unused without runs, or if the sentences are tokens. ``load``
+    loads pretrained models.
 
     Raises:
         UsageError: a run's model has no vectors or does not know the language, or the sentences need ``tokenize``.
         InputError: pairs or vectors are missing or damaged.
         DatasetError: a folder holds no run.
     """
-    folders, locations = _runs_and_data(job)
+    folders, encoders, locations = _sort_places(job)
     if folders and not job.tokenized and tokenize is None:
         raise UsageError(
             "the sentences are text, and turning text into tokens needs pip install 'imagepivot[text]': install that, or give "
@@ -156,6 +176,9 @@ def sts(job: StsJob, tokenize: Tokenize | None = None, on_progress: Count = no_p
     for run, folder, truecaser in zip(runs, folders, truecasers, strict=True):
         options = {"name": folder, "language": job.language, "truecaser": truecaser}
         systems.append(score_sts(run, data, tokenize, **options, on_progress=on_progress))
+    systems += [
+        _score_encoder(model, load_encoder(load, model, job.device), data, job.language, on_progress) for model in encoders
+    ]
     systems += [_score_vectors(location, data, tokenized=job.tokenized) for location in job.vectors]
     return StsResult(tuple(data), tuple(systems))
 
@@ -210,6 +233,13 @@ def score_overlap(data: Sequence[StsPairs]) -> StsSystem:
     similarities = tuple(np.array(list(map(word_overlap, pairs.first, pairs.second))) for pairs in data)
     correlations = tuple(pairs.correlation(values) for pairs, values in zip(data, similarities, strict=True))
     return StsSystem(OVERLAP, "baseline", "split at white space, case kept", similarities, correlations)
+
+
+def _score_encoder(name: str, encoder: TextEncoder, data: Sequence[StsPairs], language: str, on_progress: Count) -> StsSystem:
+    sentences = _sentences(data)
+    vectors = dict(zip(sentences, encoder.encode(sentences, language or "en"), strict=True))
+    on_progress(len(sentences))
+    return _system(name, "encoder", "the model's own tokenizer", data, vectors)
 
 
 def _score_vectors(location: str, data: Sequence[StsPairs], *, tokenized: bool) -> StsSystem:

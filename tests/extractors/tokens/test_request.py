@@ -3,21 +3,21 @@ from types import SimpleNamespace
 import pytest
 
 from extractors.base import Description
-from extractors.tokens.request import TokenRequest
+from extractors.tokens.request import TextRequest
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 
 
 @pytest.fixture
-def loads(monkeypatch) -> list[tuple[TokenRequest, str]]:
+def loads(monkeypatch) -> list[tuple[TextRequest, str]]:
     """The requests that were loaded, and onto which devices."""
-    found: list[tuple[TokenRequest, str]] = []
+    found: list[tuple[TextRequest, str]] = []
 
-    def load(request: TokenRequest, device: str) -> SimpleNamespace:
+    def load(request: TextRequest, device: str) -> SimpleNamespace:
         found.append((request, device))
         return SimpleNamespace(description=Description(FeatureSpec("bert", (4,)), {"sub_words": request.pooling}))
 
-    monkeypatch.setattr(TokenRequest, "load", load)
+    monkeypatch.setattr(TextRequest, "load", load)
     return found
 
 
@@ -28,26 +28,26 @@ def model(tmp_path):
 
 
 def test_describe_loads_model_once_per_request(model, loads):
-    first = TokenRequest(model).describe()
-    assert TokenRequest(model).describe("cuda") == first
-    assert TokenRequest(model, "first").describe().parameters == {"sub_words": "first"}
-    assert loads == [(TokenRequest(model), "cpu"), (TokenRequest(model, "first"), "cpu")]
+    first = TextRequest(model).describe()
+    assert TextRequest(model).describe("cuda") == first
+    assert TextRequest(model, "first").describe().parameters == {"sub_words": "first"}
+    assert loads == [(TextRequest(model), "cpu"), (TextRequest(model, "first"), "cpu")]
 
 
 def test_describe_adapter_is_not_cached(model, tmp_path, loads):
     (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
     for _ in range(2):
-        TokenRequest(model).describe()
+        TextRequest(model).describe()
     assert len(loads) == 2
 
 
 def test_describe_invalid_request_raises(model, loads):
     with pytest.raises(UsageError, match="--model is missing"):
-        TokenRequest("").describe()
+        TextRequest("").describe()
     with pytest.raises(UsageError, match="--sub-words is 'last', expected one of mean, first"):
-        TokenRequest(model, "last")
+        TextRequest(model, "last")
     with pytest.raises(UsageError, match="--dtype is 'int8', expected one of float32, float16"):
-        TokenRequest(model, dtype="int8")
+        TextRequest(model, dtype="int8")
     with pytest.raises(InputError, match="'gs://bucket/bert' is in an object store"):
-        TokenRequest("gs://bucket/bert").describe()
+        TextRequest("gs://bucket/bert").describe()
     assert loads == []

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from extractors.tokens.request import TokenRequest
-from extractors.tokens.transformer import FORWARD_CAPTIONS
+from extractors.tokens.request import TextRequest
+from extractors.tokens.text_model import FORWARD_CAPTIONS
 from schemas.errors import InputError, UsageError
 from tests.threads import threads_of_torch
 from tests.tiny_bert import make_tiny_bert
@@ -58,7 +58,7 @@ def by_hand(folder, caption, first=False):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_extract_equals_transformers(folder, no_network, first):
-    extractor = TokenRequest(str(folder), "first" if first else "mean").load()
+    extractor = TextRequest(str(folder), "first" if first else "mean").load()
     found = vectors(extractor, CAPTIONS)
     assert [len(one) for one in found] == [len(caption) + 2 for caption in CAPTIONS]
     for caption, one in zip(CAPTIONS[:5], found[:5], strict=True):
@@ -70,20 +70,20 @@ def test_extract_equals_transformers(folder, no_network, first):
 
 
 def test_read_counts_sub_words(folder):
-    parts, counts = TokenRequest(str(folder)).load().read(CAPTIONS)
+    parts, counts = TextRequest(str(folder)).load().read(CAPTIONS)
     assert parts[0][0].ids == (2, 5, 12, 13, 14, 10, 17, 3)  # [CLS] a man snow ##board ##s . [SEP]
     # The others: ein, grun ##er, hund; dog; man ' s, [UNK], run ##ning, dog ##s; and a thirty times, in two parts.
     assert counts == {"sub_words": 6 + 4 + 1 + 8 + 30, "unknown_sub_words": 1, "captions_in_parts": 1}
 
 
 def test_read_token_without_sub_words_is_unknown(folder):
-    parts, counts = TokenRequest(str(folder)).load().read([["dog", "\u200b", "dog"]])
+    parts, counts = TextRequest(str(folder)).load().read([["dog", "\u200b", "dog"]])
     assert parts[0][0].ids == (2, 7, 1, 7, 3)
     assert counts["unknown_sub_words"] == 1
 
 
 def test_extract_does_not_depend_on_batch_and_threads(folder):
-    extractor = TokenRequest(str(folder)).load()
+    extractor = TextRequest(str(folder)).load()
     rng = np.random.default_rng(3)
     words = ["a", "dog", "runs", "man's", "snowboards", "grüner", "."]
     captions = [[words[n] for n in rng.integers(0, 7, rng.integers(1, 9))] for _ in range(5 * FORWARD_CAPTIONS + 3)]
@@ -97,7 +97,7 @@ def test_extract_does_not_depend_on_batch_and_threads(folder):
 
 def test_fingerprint_depends_on_model_and_not_on_folder(folder, tmp_path):
     def fingerprint(where, **options):
-        return TokenRequest(str(where), **options).load().description.fingerprint
+        return TextRequest(str(where), **options).load().description.fingerprint
 
     copy = shutil.copytree(folder, tmp_path / "elsewhere")
     config = json.loads((copy / "config.json").read_text())
@@ -119,7 +119,7 @@ def test_fingerprint_depends_on_model_and_not_on_folder(folder, tmp_path):
 def test_load_ignores_task_head_silently(folder, tmp_path, capfd):
     with_head = make_tiny_bert(tmp_path / "head", head=True)
     capfd.readouterr()
-    extractor = TokenRequest(str(with_head)).load()
+    extractor = TextRequest(str(with_head)).load()
     assert capfd.readouterr() == ("", "")
     np.testing.assert_allclose(vectors(extractor, CAPTIONS[:1])[0], by_hand(with_head, CAPTIONS[0]), atol=2e-6)
 
@@ -131,13 +131,13 @@ def test_load_disables_truncation_and_padding(folder, tmp_path):
     stored["padding"] = {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None}
     stored["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     (copy / "tokenizer.json").write_text(json.dumps(stored))
-    plain, cuts = TokenRequest(str(folder)).load(), TokenRequest(str(copy)).load()
+    plain, cuts = TextRequest(str(folder)).load(), TextRequest(str(copy)).load()
     assert cuts.description.fingerprint == plain.description.fingerprint
     np.testing.assert_array_equal(vectors(cuts, CAPTIONS)[4], vectors(plain, CAPTIONS)[4])
 
 
 def test_extract_float16_is_rounded_float32(folder):
-    plain, half = (TokenRequest(str(folder), dtype=dtype).load() for dtype in ("float32", "float16"))
+    plain, half = (TextRequest(str(folder), dtype=dtype).load() for dtype in ("float32", "float16"))
     assert half.description.spec.dtype == "float16"
     np.testing.assert_array_equal(vectors(half, CAPTIONS)[0], vectors(plain, CAPTIONS)[0].astype(np.float16))
 
@@ -149,14 +149,14 @@ def test_token_request_unknown_name_raises(no_network):
     with pytest.raises(
         InputError, match=r"there is no model 'nobody/no-bert': .* \(command hf of huggingface_hub\), and give its folder"
     ):
-        TokenRequest("nobody/no-bert").load()
+        TextRequest("nobody/no-bert").load()
     with pytest.raises(InputError, match="there is no model 'no such/folder/at all'"):
-        TokenRequest("no such/folder/at all").load()
+        TextRequest("no such/folder/at all").load()
 
 
 def test_token_request_folder_without_config_raises(tmp_path):
     with pytest.raises(InputError, match=r"has no config\.json, expected a model as saved by transformers"):
-        TokenRequest(str(tmp_path)).load()
+        TextRequest(str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "missing model.safetensors"])
@@ -167,7 +167,7 @@ def test_token_request_damaged_model_raises(folder, tmp_path, file):
     else:
         (copy / file).write_bytes(b"{ no")
     with pytest.raises(InputError, match=r"transformers cannot read the model in .*broken.* download it again"):
-        TokenRequest(str(copy)).load()
+        TextRequest(str(copy)).load()
 
 
 def test_token_request_other_config_raises(folder, tmp_path):
@@ -175,7 +175,7 @@ def test_token_request_other_config_raises(folder, tmp_path):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(InputError, match=r"do not match its config\.json: 16 tensors are missing"):
-        TokenRequest(str(copy)).load()
+        TextRequest(str(copy)).load()
 
 
 def test_token_request_other_architecture_raises(tmp_path):
@@ -186,7 +186,7 @@ def test_token_request_other_architecture_raises(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"\(gpt2\) is not a BERT-like model"):
-        TokenRequest(str(tmp_path)).load()
+        TextRequest(str(tmp_path)).load()
 
 
 def test_token_request_without_transformers_raises(monkeypatch, tmp_path):
@@ -197,4 +197,4 @@ def test_token_request_without_transformers_raises(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, name, None)
     for model in (str(tmp_path), "bert"):
         with pytest.raises(UsageError, match=r"pip install 'imagepivot\[bert\]'"):
-            TokenRequest(model).load()
+            TextRequest(model).load()

@@ -19,7 +19,7 @@ from schemas.manifest import Manifest, ShardEntry
 from schemas.writing.reuse_policy import FailureLimit
 
 COMMANDS = (
-    *("captions", "vocabulary", "encode", "word-vectors", "token-features", "features", "extractors", "import", "export"),
+    *("captions", "vocabulary", "encode", "word-vectors", "text-features", "features", "extractors", "import", "export"),
     *("inspect", "view", "validate", "publish", "diff", "duplicates", "doctor", "build", "demo"),
     *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "reproduce"),
 )

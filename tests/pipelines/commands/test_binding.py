@@ -30,6 +30,7 @@ NEEDS = {
     **{("export", key): {"format": "webdataset", "captions": "c"} for key in ("language", "portion", "splits")},
     **{("export", key): {"format": "scan", "captions": "c"} for key in ("split_names", "text", "captions_per_image")},
     ("export", "columns"): {"format": "tsv"},
+    **{("text-features", key): {"model": "open_clip:ViT-B-32"} for key in ("weights", "prefix", "space")},
 }
 VALUES = {
     "task": "1/4",
@@ -210,7 +211,7 @@ def test_completing_refuses_no_empty_value():
     [
         ("vocabulary", "min_count", 0, "--min-count is 0, expected 1 or more"),
         ("encode", "max_length", 0, "--max-length is 0, expected 1 or more"),
-        ("token-features", "batch_size", 0, "--batch-size is 0, expected 1 or more"),
+        ("text-features", "batch_size", 0, "--batch-size is 0, expected 1 or more"),
         ("features", "batch_size", -1, "--batch-size is -1, expected 1 or more"),
         ("features", "workers", -1, "--workers is -1, expected 0 or more"),
         ("features", "min_regions", 50, "--min-regions is 50 and --max-regions 36, expected 1 <= min <= max <= 300"),
@@ -225,7 +226,7 @@ def test_completing_refuses_no_empty_value():
             "--max-failures is '-1', expected 0 or more, or a share of the inputs from 0% to 100%",
         ),
         ("features", "max_failures", "100.1%", "--max-failures is '100.1%', expected 0 or more, or a share"),
-        ("token-features", "max_failures", "1.5", "--max-failures is '1.5', expected 0 or more, or a share"),
+        ("text-features", "max_failures", "1.5", "--max-failures is '1.5', expected 0 or more, or a share"),
         ("inspect", "rows", -1, "--rows is -1, expected 0 or more"),
         ("train", "seed", -1, "--seed is -1, expected 0 or more"),
         ("train", "max_steps", 0, "--max-steps is 0, expected 1 or more"),

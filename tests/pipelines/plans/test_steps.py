@@ -21,7 +21,7 @@ from tests.tiny_bert import make_tiny_bert
 from tests.train.conftest import write_toy
 from tests.train.trainings import SMALL
 
-pytest.importorskip("transformers", reason="token-features needs the extra bert")
+pytest.importorskip("transformers", reason="text-features needs the extra bert")
 pytest.importorskip("sklearn", reason="figures needs the extra figures")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -53,7 +53,7 @@ files = ["one", "one", "one", "one"]
 languages = ["en", "de", "fr", "cs"]
 
 [steps.tokens]
-command = "token-features"
+command = "text-features"
 captions = "captions"
 model = "bert"
 device = "cpu"

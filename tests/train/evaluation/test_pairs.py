@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from schemas.parameters import FeaturesParameters
 from tests.builders import write_rows
 from tests.train.trainings import DAN, MLMME, rewrite
 from train.evaluation.embedding import embed
-from train.evaluation.pairs import UNKNOWN_TRAINING, TextTower
+from train.evaluation.pairs import UNKNOWN_TRAINING
 from train.evaluation.search import search
 from train.evaluation.sentences import embed_sentences
 from train.jobs import EmbedJob, EvaluateJob, FiguresJob, SearchJob
@@ -157,14 +158,16 @@ def test_changed_vectors_are_evaluated_again(write_run, toy, pair_of, tmp_path):
 
 
 @pytest.fixture
-def tower(run) -> Callable[[str], TextTower]:
-    """Take the sentence encoder of a run as a text tower, with the parameters of captions that it embedded."""
+def tower(run) -> Callable[[str], SimpleNamespace]:
+    """Take a run as a pretrained text encoder, with the parameters of captions that it embedded."""
     opened = open_run(run)
 
     def encode(texts, language):
         return embed_sentences(opened, [text.split() for text in texts], language)
 
-    return lambda folder: TextTower("tower", FeaturesParameters.from_json(open_dataset(folder).manifest.parameters), encode)
+    return lambda folder: SimpleNamespace(
+        name="tower", parameters=FeaturesParameters.from_json(open_dataset(folder).manifest.parameters), encode=encode
+    )
 
 
 def test_search_with_a_tower_finds_what_the_run_finds(run, toy, pair_of, tower):
@@ -172,11 +175,11 @@ def test_search_with_a_tower_finds_what_the_run_finds(run, toy, pair_of, tower):
     job = SearchJob(run, "en1 en2", "en", embeddings=images, tokenized=True, device="cpu", top=61)
     expected = search(job)
     assert len({hit.score for hit in expected}) > 30
-    assert search(replace(job, run="tower", tokenized=False), tower=tower(captions)) == expected
+    assert search(replace(job, run="sentence:tower", tokenized=False), load=lambda model, device: tower(captions)) == expected
     with pytest.raises(
         DatasetError, match=r"'tower' and .* do not share a space: 'run' of checkpoint .*, and 'toy' of an unknown"
     ):
-        search(replace(job, embeddings="", features=toy.features), tower=tower(captions))
+        search(replace(job, run="sentence:tower", embeddings="", features=toy.features), load=lambda *_: tower(captions))
 
 
 def test_mteb_model_of_a_tower_embeds_as_the_run(run, toy, pair_of, tower):
