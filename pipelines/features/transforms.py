@@ -27,7 +27,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
-from pipelines.running.transforms import CreateAfterPreflight
+from pipelines.running.transforms import CreateAfterPreflight, check_root
 from schemas.writing.output import OutputDataset
 
 
@@ -98,7 +98,12 @@ class ExtractFeatures(beam.PTransform):
     kept: Kept = ()
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """List images, group references by shard, and write each shard in one call."""
+        """List images, group references by shard, and write each shard in one call.
+
+        Raises:
+            UsageError: it is applied to a PCollection.
+        """
+        check_root(begin, self, "it lists the job's images itself; imagepivot.Extract takes a PCollection of (id, bytes)")
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares digests of versions; without them the graph is small.
         output = replace(self.output, version_digests=None)
