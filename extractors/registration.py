@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from extractors.options import ExtractorOptions
     from extractors.weights.resolve import Weights
 
-Builder: TypeAlias = "Callable[[Description, torch.device], Extractor]"
+ExtractorBuilder: TypeAlias = "Callable[[Description, torch.device], Extractor]"
 """Function from a description and a device to an extractor; usually its class."""
 
 
@@ -26,7 +26,7 @@ class RegisteredExtractor:
     """The `ExtractorModule` of a registered extractor; picklable if its builder is."""
 
     spec: FeatureSpec
-    build: Builder
+    build: ExtractorBuilder
     version: str
     batch_size: int = 16
 
@@ -74,7 +74,7 @@ class RegisteredExtractor:
         return extractor
 
 
-def register_extractor(spec: FeatureSpec, builder: Builder, *, version: str, batch_size: int = 16) -> None:
+def register_extractor(spec: FeatureSpec, builder: ExtractorBuilder, *, version: str, batch_size: int = 16) -> None:
     """Register an extractor under the name of its spec.
 
     Each program that extracts must register it. The command imports the module of ``--import``, or of an entry point of the

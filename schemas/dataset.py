@@ -196,7 +196,7 @@ class Dataset:
         row = self.rows(image_id)
         if row.num_rows != 1:
             raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
-        return next(rows_of(row, self.spec))
+        return next(dicts_of_rows(row, self.spec))
 
     def __getitem__(self, index: int | slice) -> dict[str, object] | list[dict[str, object]]:
         """Read a row, or the rows of a slice, in the order of `image_ids`.
@@ -223,7 +223,7 @@ class Dataset:
                     end = begin + shard.metadata.row_group(group).num_rows
                     if begin < stop and start < end:
                         rows = shard.read(groups=[group])
-                        yield from rows_of(rows[max(start - begin, 0) : stop - begin], self.spec)
+                        yield from dicts_of_rows(rows[max(start - begin, 0) : stop - begin], self.spec)
                     begin = end
 
     def values(self, column: pa.ChunkedArray, name: str) -> np.ndarray | list[object]:
@@ -356,7 +356,7 @@ class Dataset:
         return _vectors_shape(column, rows, self.schema.field(column).type.list_size, self.spec)
 
 
-def rows_of(table: pa.Table, spec: FeatureSpec | None) -> Iterator[dict[str, Any]]:
+def dicts_of_rows(table: pa.Table, spec: FeatureSpec | None) -> Iterator[dict[str, Any]]:
     """Convert a table's rows to dicts; vectors are numpy arrays."""
     columns = {name: column_values(table[name], name, spec) for name in table.column_names}
     for row in range(len(table)):

@@ -56,7 +56,7 @@ BEAM_FLAGS = {
     *("--environment_config", "--sdk_container_image", "--disk_size_gb", "--max_num_workers", "--worker_machine_type"),
     *("--job_endpoint", "--job_server_timeout", "--number_of_worker_harness_threads", "--dask_client_address"),
     *("--dask_partition_size", "--num_workers", "--labels", "--service_account_email", "--subnetwork", "--no_use_public_ips"),
-    *("--temp_location", "--element_processing_timeout_minutes"),
+    *("--temp_location", "--element_processing_timeout_minutes", "--requirements_file", "--setup_file"),
 }
 OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ", "uv ")
 
@@ -140,7 +140,7 @@ def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (10, 25)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (12, 29)
 
 
 @pytest.mark.cluster

@@ -19,7 +19,7 @@ from pipelines.features.inference import Tally, extract_rows
 from pipelines.features.shard_worker import ExtractorPool, load_pool
 from pipelines.inputs.images.base import ImageRef
 from pipelines.jobs import FeaturesJob
-from schemas.dataset import rows_of
+from schemas.dataset import dicts_of_rows
 from schemas.errors import UsageError
 from schemas.kinds import schema_of
 
@@ -59,8 +59,8 @@ class ExtractorHandler(ModelHandler[bytes, Any, ExtractorPool]):
         with model.extractor() as loaded:
             description = loaded.extractor.description
             schema = schema_of(description.kind, description.spec)
-            for table in extract_rows(refs, loaded, read=partial(_read, batch), schema=schema, tally=tally):
-                for row in rows_of(table, description.spec):
+            for table in extract_rows(refs, loaded, read=partial(_image_bytes, batch), schema=schema, tally=tally):
+                for row in dicts_of_rows(table, description.spec):
                     index = row.pop("image_id")
                     predictions[index] = row["feature"] if description.kind == "features" else row
         predictions.update((failure["key"], {**failure, "key": ""}) for failure in tally.failures)
@@ -113,7 +113,7 @@ def _separate(image_id: str, prediction: Any) -> Iterator[Any]:
         yield image_id, prediction
 
 
-def _read(batch: Sequence[bytes], ref: ImageRef) -> bytes:
+def _image_bytes(batch: Sequence[bytes], ref: ImageRef) -> bytes:
     data = batch[int(ref.image_id)]
     if not isinstance(data, bytes):
         raise UsageError(

@@ -1,9 +1,11 @@
 """The extractor of the documentation, as printed, in a module outside this checkout: every way to run it gives the same bytes."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,10 @@ from pipelines.features.extraction import extract_features
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
+from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.sample_outputs import NUM_OUTPUTS
+from schemas.writing.reuse_policy import ReusePolicy
 from tests.beam import BEAM_FLAGS
 from tests.builders import tree
 from tests.fake_extractors import ColourExtractor
@@ -30,9 +33,16 @@ MAX_LINES = 30
 OWN = ("--extractor", "mean-colour", "--device", "cpu", "--shards", "2")
 
 
+class Colours(ColourExtractor):
+    def __init__(self, description, device):
+        super().__init__(description)
+
+
+SPEC = FeatureSpec("own-colour", (3,))
+
+
 @pytest.fixture(autouse=True)
-def catalogue_as_before(monkeypatch):
-    monkeypatch.setattr(catalogue, "ENTRIES", catalogue.ENTRIES)
+def catalogue_as_before():
     before = dict(catalogue.ENTRIES)
     yield
     catalogue.ENTRIES.clear()
@@ -68,7 +78,7 @@ def test_page_has_few_lines_of_code():
 
 
 @pytest.mark.cluster
-def test_import_on_workers_tasks_and_beam_gives_the_same_bytes(folder):
+def test_import_and_entry_point_give_the_same_bytes_on_workers_tasks_and_beam(folder):
     module, work = ("--import", "mean_colour"), folder / "work"
     run(folder, "features", "../photos", "one", *OWN, *module, "--workers", "1")
     dataset = open_dataset(work / "one")
@@ -88,29 +98,14 @@ def test_import_on_workers_tasks_and_beam_gives_the_same_bytes(folder):
     without_samples = {name: data for name, data in expected.items() if name.startswith("part-")}
     assert {name: data for name, data in content(work / "beam").items() if name.startswith("part-")} == without_samples
 
-    (work / "mean_colour.py").write_text(CODE.replace('version="1"', 'version="2"'), encoding="utf-8")
-    for update in ((), ("--update",)):
-        text = run(folder, "features", "../photos", "one", *OWN, *module, *update, code=2)
-        assert "another dataset (extractor.version: stored '1', now '2'): nothing was written" in text
-    (work / "mean_colour.py").write_text(CODE.replace("float().mean", "float().add(1).mean"), encoding="utf-8")
-    (folder / "photos" / "i0.png").write_bytes((folder / "photos" / "i4.png").read_bytes())
-    text = run(folder, "features", "../photos", "one", *OWN, *module, "--update", code=1)
-    assert "was computed by another version of the model's code" in text
-    assert content(work / "one") == expected
-
-
-@pytest.mark.cluster
-def test_entry_point_needs_no_option(folder):
-    site, work = folder / "site", folder / "work"
+    site = folder / "site"
     (site / "colours-1.0.dist-info").mkdir(parents=True)
     (site / "colours-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: colours\nVersion: 1.0\n")
     (site / "colours-1.0.dist-info" / "entry_points.txt").write_text("[imagepivot.extractors]\nmean-colour = mean_colour\n")
     (work / "mean_colour.py").rename(site / "mean_colour.py")
-    run(folder, "features", "../photos", "one", *OWN, "--workers", "1", path=str(site))
-    run(folder, "features", "../photos", "two", *OWN, "--workers", "2", path=str(site))
-    assert content(work / "two") == content(work / "one")
-    assert "its code has version '1'" in run(folder, "extractors", path=str(site), code=0)
-    text = run(folder, "features", "../photos", "three", *OWN, code=2)
+    run(folder, "features", "../photos", "site", *OWN, "--workers", "2", path=str(site))
+    assert content(work / "site") == expected
+    text = run(folder, "features", "../photos", "site", *OWN, code=2)
     assert "there is no extractor 'mean-colour'" in text
     assert "--import MODULE registers one of your own" in text
 
@@ -136,34 +131,46 @@ for workers in (1, 2):
     assert not (folder / "work" / "of-2" / "_manifest.json").exists()
 
 
+def test_update_refuses_another_version_and_other_values(folder, monkeypatch):
+    job = FeaturesJob(str(folder / "photos"), str(folder / "features"), ExtractorRequest("own-colour"), device="cpu", shards=2)
+    register_extractor(SPEC, Colours, version="1")
+    extract_features(job, Execution(workers=1))
+    expected = content(folder / "features")
+    register_extractor(SPEC, Colours, version="2")
+    for policy in (ReusePolicy(), ReusePolicy(update=True)):
+        with pytest.raises(
+            DatasetError, match=r"another dataset \(extractor\.version: stored '1', now '2'\): nothing was written"
+        ):
+            extract_features(replace(job, policy=policy), Execution(workers=1))
+    register_extractor(SPEC, Colours, version="1")
+    monkeypatch.setattr(Colours, "extract", lambda self, batch: batch.numpy().astype("f4") + 1)
+    (folder / "photos" / "i0.png").write_bytes((folder / "photos" / "i4.png").read_bytes())
+    with pytest.raises(DatasetError, match="was computed by another version of the model's code"):
+        extract_features(replace(job, policy=ReusePolicy(update=True)), Execution(workers=1))
+    assert content(folder / "features") == expected
+
+
 # --- wrong registrations -----------------------------------------------------------------------------------------------
 
 
-class Colours(ColourExtractor):
-    def __init__(self, description, device):
-        super().__init__(description)
-
-
-SPEC = FeatureSpec("own-colour", (3,))
-
-
 def test_registered_extractor_is_in_the_catalogue_and_pickled_with_its_request():
-    import pickle
-
     register_extractor(SPEC, Colours, version="a")
     register_extractor(SPEC, Colours, version="b", batch_size=2)  # A notebook's cell that is run again.
     request = ExtractorRequest("own-colour")
     description = request.describe()
     assert description.batch_size == 2
     assert description.parameters == {
-        **{"name": "own-colour", "decoding": description.parameters["decoding"], "precision": "fp32"},
-        **{"untrained": False, "version": "b"},
+        "name": "own-colour",
+        "decoding": description.parameters["decoding"],
+        "precision": "fp32",
+        "untrained": False,
+        "version": "b",
     }
     pickled = pickle.dumps(request)
     del catalogue.ENTRIES["own-colour"]
     assert pickle.loads(pickled) == request
     assert request.describe() == description
-    assert ExtractorRequest("own-colour", dtype="float16").load().spec.dtype == "float16"
+    assert ExtractorRequest("own-colour", dtype="float16").spec().dtype == "float16"
 
 
 @pytest.mark.parametrize(
