@@ -225,7 +225,7 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def extractor_names() -> tuple[str, ...]:
-    """Return the sorted names of all extractors, also those of other distributions, without families."""
+    """Return the sorted names of the extractors and their entry points, not families."""
     return tuple(sorted({*ENTRIES, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 

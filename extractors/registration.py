@@ -31,7 +31,7 @@ class RegisteredExtractor:
     batch_size: int = 16
 
     def register(self) -> None:
-        """Add the extractor to the catalogue of this process, in place of an earlier version."""
+        """Add the extractor to this process's catalogue, or replace its version."""
         ENTRIES[self.spec.name] = Entry(self.spec, module=self, weights=f"none, its code has version {self.version!r}")
 
     def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
@@ -46,7 +46,7 @@ class RegisteredExtractor:
         return Weights(state={})
 
     def describe(self, settings: ExtractorOptions, weights: Weights) -> Description:
-        """Describe the extractor by its version, see `extractors.catalogue.ExtractorModule`."""
+        """Describe the extractor by its version, see `ExtractorModule`."""
         if settings.precision != "fp32" or settings.compile:
             raise UsageError(
                 f"the registered extractor {self.spec.name!r} chooses precision and compilation in its code: leave --precision and "

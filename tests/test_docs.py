@@ -18,10 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 import yaml
 from PIL import Image
+from qdrant_client import QdrantClient
 
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions
@@ -40,6 +43,7 @@ PAGES = {
 }
 SITE = [f"docs/{page}" for page in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])]
 TUTORIAL = "docs/tutorial/index.md"
+BEAM = "docs/how-to/beam.md"
 README_LINES = 150
 TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 
@@ -153,6 +157,23 @@ def test_snippets_run(page: str, folder: Path) -> None:
         paths[-1].write_text(with_checked_shapes(block).replace("'300'", f"'{images}'"), encoding="utf-8")
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
     run_python(RUN_ALL, *map(str, paths), cwd=folder, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "hf"))
+
+
+@pytest.mark.cluster
+def test_vectors_of_the_beam_page_equal_a_dataset(folder: Path) -> None:
+    images, request = folder / "build/demo/scenes/images", ExtractorRequest("resnet50-pool", weights="random:0")
+    imagepivot.extract_features(str(images), str(folder / "build/expected"), extractor=request, device="cpu")
+    rows = list(imagepivot.open_dataset(folder / "build/expected"))
+    vectors = {row["image_id"]: row["feature"].tolist() for row in rows}
+    if not (folder / "build/qdrant").exists():  # Another worker ran the page, or nobody.
+        test_snippets_run(BEAM, folder)
+    client = QdrantClient(path=str(folder / "build/qdrant"))
+    points, more = client.scroll("images", limit=len(rows) + 1, with_vectors=True)
+    client.close()
+    assert more is None
+    assert {point.payload["image_id"]: point.vector["dense"] for point in points} == vectors
+    parts = pa.concat_tables(map(pq.read_table, (folder / "build").glob("vectors-*.parquet")))
+    assert {Path(row["path"]).stem: row["vector"] for row in parts.to_pylist()} == vectors
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS)

@@ -1,4 +1,4 @@
-"""Option ``--import``: modules of users, which register model kinds and extractors."""
+"""Option ``--import``: users' modules, which register models and extractors."""
 
 from __future__ import annotations
 

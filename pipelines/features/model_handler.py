@@ -1,4 +1,4 @@
-"""Extractors in other Beam pipelines: Beam's ``ModelHandler``, and a transform with failures.
+"""Extractors in other Beam pipelines: a ``ModelHandler`` and a transform.
 
 Both decode, batch and handle failures as ``imagepivot features``. A batch of Beam is large, so that decoding runs ahead of the
 model's batches.
