@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from extractors.base import Description, Extractor, sample_image
 from extractors.catalogue import ENTRIES, Entry
@@ -58,17 +58,11 @@ class RegisteredExtractor:
 
     def load(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> Extractor:
         """Build the extractor, and check its array of one image."""
-        extractor: Any = self.build(self.describe(settings, weights), device)
-        name, spec = self.spec.name, settings.spec
-        if not isinstance(extractor, Extractor):
-            raise UsageError(
-                f"the builder of extractor {name!r} returns a {type(extractor).__name__}, expected an imagepivot.Extractor: "
-                "derive its class from it"
-            )
+        extractor, spec = self.build(self.describe(settings, weights), device), settings.spec
         array = extractor.extract(extractor.collate([extractor.preprocess(sample_image())]))
         if array.shape != (1, *spec.shape) or array.dtype != spec.dtype:
             raise UsageError(
-                f"extractor {name!r} computes {array.dtype} {list(array.shape)} for one image, expected {spec.dtype} "
+                f"extractor {spec.name!r} computes {array.dtype} {list(array.shape)} for one image, expected {spec.dtype} "
                 f"{[1, *spec.shape]}: correct extract or the spec, and return self.spec.rounded(values)"
             )
         return extractor

@@ -70,10 +70,6 @@ class ExtractorHandler(ModelHandler[bytes, Any, ExtractorPool]):
         """Return the bytes of the images."""
         return sum(map(len, batch))
 
-    def get_metrics_namespace(self) -> str:
-        """Return the namespace of Beam's metrics."""
-        return "imagepivot"
-
 
 @dataclass(eq=False)
 class Extract(beam.PTransform):

@@ -140,11 +140,7 @@ class ExtractorPool:
 
 
 def load_pool(job: FeaturesJob, threads: int = 0, gpus: int = 0) -> ExtractorPool:
-    """Load the extractors of a worker process, see `ShardExtractor`.
-
-    Raises:
-        ImagepivotError: weights or device are missing.
-    """
+    """Load the extractors of a worker process, see `ShardExtractor`."""
     devices = devices_of_worker(job, os.environ.get(WORKER_INDEX, ""), gpus)
     cores = max(1, usable_cores() // gpus) if gpus > 1 else threads
     return ExtractorPool([job.extractor.load(device) for device in devices], job.batch_size, decoding_threads(job, cores))

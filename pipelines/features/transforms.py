@@ -98,11 +98,7 @@ class ExtractFeatures(beam.PTransform):
     kept: Kept = ()
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """List images, group references by shard, and write each shard in one call.
-
-        Raises:
-            UsageError: it is applied to a PCollection.
-        """
+        """List images, group references by shard, and write each shard in one call."""
         check_root(begin, self, "it lists the job's images itself; imagepivot.Extract takes a PCollection of (id, bytes)")
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares digests of versions; without them the graph is small.
