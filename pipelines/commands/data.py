@@ -146,8 +146,7 @@ def features(
     image bytes; or one image; local, gs:// or s3://.
 
     The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
-    timm:NAME and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more. --import MODULE registers one of your own.
-
+    timm:NAME and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more.
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """

@@ -19,7 +19,7 @@ from schemas.user_code import set_user_code
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
     Opt(
-        "Import this module, which registers a model kind or an extractor; repeatable.",
+        "Import this module first; repeatable.",
         name="import",
         metavar="MODULE",
         is_repeated=True,
