@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from extractors import decode_image as decode_image
     from extractors import list_extractors as list_extractors
     from extractors import load_extractor as load_extractor
+    from extractors.registration import register_extractor as register_extractor
     from pipelines.datasets.comparison import compare_datasets as compare_datasets
     from pipelines.datasets.duplicates import find_duplicates as find_duplicates
     from pipelines.datasets.publishing import Publication as Publication
     from pipelines.datasets.publishing import publish as publish
+    from pipelines.datasets.transforms import ReadDataset as ReadDataset
     from pipelines.datasets.view import draw_view as draw_view
     from pipelines.datasets.view import read_pictures as read_pictures
     from pipelines.exchange.exporting import export_dataset as export_dataset
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from pipelines.exchange.jobs import ExportJob as ExportJob
     from pipelines.exchange.jobs import ImportJob as ImportJob
     from pipelines.features.extraction import extract_features as extract_features
+    from pipelines.features.model_handler import Extract as Extract
+    from pipelines.features.model_handler import ExtractorHandler as ExtractorHandler
     from pipelines.features.transforms import ExtractFeatures as ExtractFeatures
     from pipelines.inputs.captions.base import CaptionSource as CaptionSource
     from pipelines.inputs.captions.base import Selection as Selection

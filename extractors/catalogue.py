@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extractors.base import Description, Extractor
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
     from extractors.weights.resolve import Weights
+
+ENTRY_POINTS = "imagepivot.extractors"
+"""Entry points of modules that register extractors, by the extractor's name."""
 
 _TIMM = "timm:"
 OPEN_CLIP = "open_clip:"
@@ -50,7 +54,7 @@ class Entry:
 
     Attributes:
         spec: spec of its feature without options.
-        module: name of its `ExtractorModule`.
+        module: name of its `ExtractorModule`; for a registered extractor the `ExtractorModule` itself.
         weights: accepted weights, for the list of extractors.
         detectron2_module: its `ExtractorModule` for the backend detectron2; empty if unsupported.
         crops: number of crops for ``--keep-crops``; 0 if unsupported.
@@ -59,7 +63,7 @@ class Entry:
     """
 
     spec: FeatureSpec
-    module: str
+    module: str | ExtractorModule
     weights: str = ""
     makes_regions: bool = False
     detectron2_module: str = ""
@@ -225,13 +229,13 @@ def _catalogue_entry(name: str) -> CatalogueEntry:
         dtype=entry.spec.dtype,
         source=entry.spec.source,
         weights=entry.weights or next(family.weights for family in _FAMILIES if family.name.startswith(prefix)),
-        preprocessing=description.parameters["transform"],
+        preprocessing=description.parameters.get("transform"),
     )
 
 
 def extractor_names() -> tuple[str, ...]:
-    """Return the sorted names of the extractors, without families."""
-    return tuple(sorted(ENTRIES))
+    """Return the sorted names of the extractors and their entry points, not families."""
+    return tuple(sorted({*ENTRIES, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
 def entry_of(name: str, *, unpooled: bool = False) -> Entry:
@@ -240,6 +244,9 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     Raises:
         UsageError: the name is unknown, the extractor does not support ``unpooled``, or a required package is not installed.
     """
+    for point in entry_points(group=ENTRY_POINTS) if name not in ENTRIES else ():
+        if point.name == name:
+            point.load()
     if name.startswith(_TIMM):
         module = import_module("extractors.whole_image.timm_models", name)
         return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.whole_image.timm_models")
@@ -260,17 +267,20 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
         guess = f"did you mean {similar[0]!r}? Extractors are" if similar else "choose one of"
         raise UsageError(
             f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm models, "
-            f"{OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models, and {DETECTRON2}CONFIG+WEIGHTS for detectron2 models"
+            f"{OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models, and {DETECTRON2}CONFIG+WEIGHTS for detectron2 models. "
+            "--import MODULE registers one of your own"
         )
     return ENTRIES[name]
 
 
-def import_module(module: str, name: str) -> Any:
-    """Import a module for an extractor.
+def import_module(module: str | ExtractorModule, name: str) -> Any:
+    """Import a module for an extractor; a registered one is returned.
 
     Raises:
         UsageError: a required package is not installed.
     """
+    if not isinstance(module, str):
+        return module
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from extractors.base import Description, Extractor, warn_once
 from extractors.catalogue import (
@@ -22,6 +22,7 @@ from extractors.catalogue import (
 )
 from extractors.description_cache import FileStamp, cache_folder, cached_description
 from extractors.options import ExtractorOptions, RegionOptions
+from extractors.registration import registered_extractor
 from schemas.errors import UsageError
 from schemas.features import DTYPES, FeatureSpec
 from schemas.options import Opt, Options
@@ -92,6 +93,15 @@ class ExtractorRequest(Options):
     unpooled: Annotated[bool, Opt("Store the feature map before pooling (timm only).", panel=_MODEL)] = False
     keep_crops: Annotated[bool, Opt("Store a vector per crop, not their mean.", panel=_MODEL)] = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle a registered extractor with the request, for other processes."""
+        return {**vars(self), "registered": registered_extractor(self.name)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if (registered := state.pop("registered")) is not None:
+            registered.register()
+        vars(self).update(state)
+
     def spec(self) -> FeatureSpec:
         """Return the feature spec, without weights and options of regions.
 
@@ -111,7 +121,8 @@ class ExtractorRequest(Options):
             InputError: the weights are missing, corrupt, or of another model.
         """
         located = self.located()
-        if _stock_model(self.name) or _model_folder(self.name) or is_remote(located.weights):
+        is_uncached = _stock_model(self.name) or _model_folder(self.name) or registered_extractor(self.name)
+        if is_uncached or is_remote(located.weights):
             return self._describe()[0]
         return cached_description(asdict(located), self._describe)
 
@@ -201,7 +212,7 @@ class ExtractorRequest(Options):
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.keep_crops and not entry.crops:
-            ten_crop = ", ".join(name for name in extractor_names() if ENTRIES[name].crops)
+            ten_crop = ", ".join(name for name in sorted(ENTRIES) if ENTRIES[name].crops)
             raise UsageError(
                 f"--keep-crops needs one of the extractors {ten_crop}, not {self.name!r}: leave it out, or choose one"
             )

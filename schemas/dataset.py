@@ -198,7 +198,7 @@ class Dataset:
         row = self.rows(image_id)
         if row.num_rows != 1:
             raise DatasetError(f"image {image_id!r} has {row.num_rows} rows of kind {self.kind}: use rows()")
-        return next(self._rows_of(row))
+        return next(dicts_of_rows(row, self.spec))
 
     def take(self, image_ids: Sequence[str], columns: Sequence[str] | None = None) -> dict[str, np.ndarray | list[Any]]:
         """Read rows of images in the order of the ids, which may repeat.
@@ -286,29 +286,12 @@ class Dataset:
                     end = begin + shard.metadata.row_group(group).num_rows
                     if begin < stop and start < end:
                         rows = shard.read(groups=[group])
-                        yield from self._rows_of(rows[max(start - begin, 0) : stop - begin])
+                        yield from dicts_of_rows(rows[max(start - begin, 0) : stop - begin], self.spec)
                     begin = end
 
-    def _rows_of(self, table: pa.Table) -> Iterator[dict[str, object]]:
-        columns = {name: self.values(table[name], name) for name in table.column_names}
-        for row in range(len(table)):
-            yield {name: column[row] for name, column in columns.items()}
-
     def values(self, column: pa.ChunkedArray, name: str) -> np.ndarray | list[object]:
-        """Convert a column of this name that was read.
-
-        Returns:
-            A read-only array ``(rows, *shape)`` for a column of vectors, a list of arrays ``(vectors, *shape)`` for a variable
-            number of vectors per row, and a list for any other column.
-        """
-        if pa.types.is_fixed_size_list(column.type):
-            return column.combine_chunks().flatten().to_numpy(zero_copy_only=True).reshape(self._shape(name, len(column)))
-        if self.spec is not None and is_vector(column.type):
-            lists = column.combine_chunks()
-            flat = lists.values.to_numpy(zero_copy_only=True)
-            ends = lists.offsets.to_numpy()
-            return [flat[start:end].reshape(-1, *self.spec.shape) for start, end in itertools.pairwise(ends.tolist())]
-        return column.to_pylist()
+        """Convert a column of this name that was read, see `column_values`."""
+        return column_values(column, name, self.spec)
 
     def shape_of(self, column: str) -> tuple[int, ...]:
         """Return the shape of one row of a column: ``()`` without vectors."""
@@ -433,10 +416,38 @@ class Dataset:
             _check_rows(done, shard)
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
-        width = self.schema.field(column).type.list_size
-        if column in ("feature", "features", "embedding") and self.spec is not None:
-            return (rows, *self.spec.shape)
-        return (rows, width // 4, 4) if column == "boxes" else (rows, width)
+        return _vectors_shape(column, rows, self.schema.field(column).type.list_size, self.spec)
+
+
+def dicts_of_rows(table: pa.Table, spec: FeatureSpec | None) -> Iterator[dict[str, Any]]:
+    """Convert a table's rows to dicts; vectors are numpy arrays."""
+    columns = {name: column_values(table[name], name, spec) for name in table.column_names}
+    for row in range(len(table)):
+        yield {name: column[row] for name, column in columns.items()}
+
+
+def column_values(column: pa.ChunkedArray, name: str, spec: FeatureSpec | None) -> np.ndarray | list[object]:
+    """Convert a column of this name.
+
+    Returns:
+        A read-only array ``(rows, *shape)`` for a column of vectors, a list of arrays ``(vectors, *shape)`` for a variable
+        number of vectors per row, and a list for any other column.
+    """
+    if pa.types.is_fixed_size_list(column.type):
+        flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=True)
+        return flat.reshape(_vectors_shape(name, len(column), column.type.list_size, spec))
+    if spec is not None and is_vector(column.type):
+        lists = column.combine_chunks()
+        flat = lists.values.to_numpy(zero_copy_only=True)
+        ends = lists.offsets.to_numpy()
+        return [flat[start:end].reshape(-1, *spec.shape) for start, end in itertools.pairwise(ends.tolist())]
+    return column.to_pylist()
+
+
+def _vectors_shape(name: str, rows: int, width: int, spec: FeatureSpec | None) -> tuple[int, ...]:
+    if name in ("feature", "features", "embedding") and spec is not None:
+        return (rows, *spec.shape)
+    return (rows, width // 4, 4) if name == "boxes" else (rows, width)
 
 
 def _check_rows(rows: int, shard: ShardRows) -> None:

@@ -19,9 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 import yaml
+from qdrant_client import QdrantClient
 
 import imagepivot
 from extractors import ExtractorRequest, RegionOptions
@@ -40,6 +43,7 @@ PAGES = {
 }
 SITE = [f"docs/{page}" for page in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])]
 TUTORIAL = "docs/tutorial/index.md"
+BEAM = "docs/how-to/beam.md"
 README_LINES = 150
 TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 
@@ -56,7 +60,7 @@ BEAM_FLAGS = {
     *("--environment_config", "--sdk_container_image", "--disk_size_gb", "--max_num_workers", "--worker_machine_type"),
     *("--job_endpoint", "--job_server_timeout", "--number_of_worker_harness_threads", "--dask_client_address"),
     *("--dask_partition_size", "--num_workers", "--labels", "--service_account_email", "--subnetwork", "--no_use_public_ips"),
-    *("--temp_location", "--element_processing_timeout_minutes"),
+    *("--temp_location", "--element_processing_timeout_minutes", "--requirements_file", "--setup_file"),
 }
 OTHER_PROGRAMS = ("dask ", "docker ", "gcloud ", "hf ", "pip ", "torchrun ", "python ", "ruff ", "mypy ", "git ", "uv ")
 
@@ -142,7 +146,7 @@ def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -
 
 
 def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (12, 36)
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (14, 40)
 
 
 @pytest.mark.cluster
@@ -179,6 +183,23 @@ def test_trackers_receive_the_log(folder: Path) -> None:
     by_wandb, by_mlflow = blocks("docs/how-to/train.md", "python")
     train = 'imagepivot.train("demo", corpus, "build/tracked", device="cpu", max_steps=20)\n'
     run_python(by_wandb + by_mlflow + train + TRACKED, cwd=folder, WANDB_SILENT="true")
+
+
+@pytest.mark.cluster
+def test_vectors_of_the_beam_page_equal_a_dataset(folder: Path) -> None:
+    images, request = folder / "build/demo/scenes/images", ExtractorRequest("resnet50-pool", weights="random:0")
+    imagepivot.extract_features(str(images), str(folder / "build/expected"), extractor=request, device="cpu")
+    rows = list(imagepivot.open_dataset(folder / "build/expected"))
+    vectors = {row["image_id"]: row["feature"].tolist() for row in rows}
+    if not (folder / "build/qdrant").exists():  # Another worker ran the page, or nobody.
+        test_snippets_run(BEAM, folder)
+    client = QdrantClient(path=str(folder / "build/qdrant"))
+    points, more = client.scroll("images", limit=len(rows) + 1, with_vectors=True)
+    client.close()
+    assert more is None
+    assert {point.payload["image_id"]: point.vector["dense"] for point in points} == vectors
+    parts = pa.concat_tables(map(pq.read_table, (folder / "build").glob("vectors-*.parquet")))
+    assert {Path(row["path"]).stem: row["vector"] for row in parts.to_pylist()} == vectors
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS)

@@ -55,6 +55,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "regions": {"images", "computing", "weights", "options", "base"},
         "tokens": {"computing", "weights", "base", "description_cache", "sample_outputs"},
         "catalogue": {"weights", "options", "base", "whole_image", "regions"},
+        "registration": {"weights", "options", "base", "catalogue"},
         "batch_sizes": {"base", "description_cache"},
         "request": {"*"},
     },

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pipelines.commands.binding import command
+from pipelines.commands.imports import Imports, import_modules
 from pipelines.commands.results import AsJson, MaxFailures, console, finish_dataset, notes, print_remark
 from pipelines.jobs import CaptionsJob, EncodeJob, FeaturesJob, TextFeaturesJob, VocabularyJob, WordVectorsJob
 from pipelines.running.execution import Accelerator, Execution
@@ -145,6 +146,7 @@ def features(
     job: FeaturesJob,
     max_failures: MaxFailures = FailureLimit(),
     dry_run: Annotated[bool, Opt("List shards, images and bytes; do not write.")] = False,
+    imports: Imports = (),
     monitoring: Monitoring = Monitoring(),
     execution: Execution = Execution(),
     accelerator: Accelerator | None = None,
@@ -157,10 +159,10 @@ def features(
 
     The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
     timm:NAME, open_clip:NAME, open_clip:FOLDER and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more.
-
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """
+    import_modules(imports)
     from pipelines.features.extraction import FeaturesPlan
     from pipelines.inputs.ids import read_skipped
 
@@ -192,9 +194,11 @@ def features(
 @command("extractors timm:resnet18")
 def extractors(
     name: Annotated[str, Opt("Show only this extractor, also [i]timm:NAME[/i]. Default: all.", is_argument=True)] = "",
+    imports: Imports = (),
     as_json: AsJson = False,
 ) -> None:
     """List extractors with shapes, weights and preprocessing."""
+    import_modules(imports)
     from extractors import list_extractors
     from pipelines.datasets.inspection import value_rows
 

@@ -21,6 +21,7 @@ LEFT_OUT = {
     "dry-run": "for a person at a terminal",
     **dict.fromkeys(("log-json", "log-seconds", "metrics-file"), "about outputs of the launching machine"),
     **dict.fromkeys(("workers", "task"), "for runs without a runner"),
+    "import": "the launcher has no modules of users",
     **dict.fromkeys(("detach", "start-timeout"), "about the wait for a job, and the launcher does not wait"),
     **dict.fromkeys(
         ("overwrite", "verify", "update", "keep-removed", "only-add", "accept-unknown", "check-content", "retry-failed"),

@@ -1,4 +1,4 @@
-"""Option ``--import``: modules of users, which register their own model kinds."""
+"""Option ``--import``: users' modules, which register models and extractors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.user_code import set_user_code
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
     Opt(
-        "Import this module, e.g. to register a model kind; repeatable.",
+        "Import this module first; repeatable.",
         name="import",
         metavar="MODULE",
         is_repeated=True,

@@ -139,6 +139,13 @@ class ExtractorPool:
             self._free.put(loaded)
 
 
+def load_pool(job: FeaturesJob, threads: int = 0, gpus: int = 0) -> ExtractorPool:
+    """Load the extractors of a worker process, see `ShardExtractor`."""
+    devices = devices_of_worker(job, os.environ.get(WORKER_INDEX, ""), gpus)
+    cores = max(1, usable_cores() // gpus) if gpus > 1 else threads
+    return ExtractorPool([job.extractor.load(device) for device in devices], job.batch_size, decoding_threads(job, cores))
+
+
 @dataclass(eq=False)
 class ShardExtractor:
     """Extractor of shards in a worker process; picklable before `set_up`.
@@ -167,11 +174,7 @@ class ShardExtractor:
 
         if self.threads:
             torch.set_num_threads(self.threads)
-        devices = devices_of_worker(self.job, os.environ.get(WORKER_INDEX, ""), self.gpus)
-        load, size = self.job.extractor.load, self.job.batch_size
-        cores = max(1, usable_cores() // self.gpus) if self.gpus > 1 else self.threads
-        threads = decoding_threads(self.job, cores)
-        self._pool = share(lambda: ExtractorPool([load(device) for device in devices], size, threads))
+        self._pool = share(lambda: load_pool(self.job, self.threads, self.gpus))
         for fingerprint in self._pool.fingerprints:
             check_fingerprint(self.job, planned_fingerprint(self.output), fingerprint)
 

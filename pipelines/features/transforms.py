@@ -27,7 +27,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
-from pipelines.running.transforms import CreateAfterPreflight
+from pipelines.running.transforms import CreateAfterPreflight, check_root
 from schemas.writing.output import OutputDataset
 
 
@@ -99,6 +99,7 @@ class ExtractFeatures(beam.PTransform):
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """List images, group references by shard, and write each shard in one call."""
+        check_root(begin, self, "it lists the job's images itself; imagepivot.Extract takes a PCollection of (id, bytes)")
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares digests of versions; without them the graph is small.
         output = replace(self.output, version_digests=None)

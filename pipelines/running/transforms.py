@@ -11,6 +11,7 @@ from apache_beam.utils.shared import Shared
 
 from pipelines.running.per_shard import ShardWork
 from pipelines.running.preflight import PreflightCheck
+from schemas.errors import UsageError
 from schemas.writing.dataset_writer import Statistics, commit, write_shards
 from schemas.writing.output import OutputDataset
 
@@ -40,6 +41,19 @@ class CreateAfterPreflight(beam.PTransform):
 def _yield_after_check(_impulse: bytes, values: list[Any], check: PreflightCheck) -> Iterator[Any]:
     check()
     yield from values
+
+
+def check_root(begin: Any, transform: beam.PTransform, advice: str) -> None:
+    """Check that a transform is the root of a pipeline.
+
+    Raises:
+        UsageError: it is applied to a PCollection.
+    """
+    if not isinstance(begin, beam.pvalue.PBegin):
+        raise UsageError(
+            f"{type(transform).__name__} is applied to a {type(begin).__name__}, expected the root of a pipeline, as in "
+            f"pipeline | {type(transform).__name__}(...): {advice}"
+        )
 
 
 def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: PreflightCheck | None) -> beam.PCollection:

@@ -11,14 +11,22 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import apache_beam as beam
+import numpy as np
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
+from extractors import ExtractorRequest
+from pipelines.datasets.transforms import ReadDataset
+from pipelines.features.model_handler import Extract
+from schemas.dataset import open_dataset
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for
-from tests.integration.workload import CODES, OUTPUTS, UNIQUE, commands, make_inputs, one_line, run_locally
+from tests.integration.test_own_extractors import CODE
+from tests.integration.workload import CODES, MODEL, OUTPUTS, UNIQUE, commands, make_inputs, one_line, run_locally
 
 pytest.importorskip("timm", reason="the extra dev installs it")
 
@@ -121,6 +129,60 @@ def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, loc
     if name == "flink":
         assert set(held.engine.states()) == {"FINISHED"}
         assert len(held.engine.states()) == len(CODES)
+
+
+# --- what users compose ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["flink", "prism"])
+def test_extract_in_a_pipeline_of_ones_own_has_the_values_of_features(name, request, inputs, local, imagepivot, tell, tmp_path):
+    held = request.getfixturevalue(name)
+    imagepivot(*commands("--shared-disk")[-1], cwd=shutil.copytree(inputs, tmp_path / "here"), code=3)
+    dataset = open_dataset(tmp_path / "here" / "features")
+    extractor = ExtractorRequest(MODEL, weights=str(inputs / "w.pth"))
+    images = [(path.stem, path.read_bytes()) for path in (inputs / "photos").iterdir()]
+    options = PipelineOptions([*held.engine.flags])
+    folder = tmp_path / "there"
+    folder.mkdir()
+
+    def keep(image_id, values):  # In a worker, which has this function by value.
+        import numpy
+
+        numpy.save(folder / f"{image_id}.npy", values)
+
+    with beam.Pipeline(options=options) as pipeline:
+        features, failures = pipeline | "Images" >> beam.Create(images) | Extract(extractor, device="cpu", batch_size=2)
+        _ = features | "KeepFeatures" >> beam.MapTuple(lambda image_id, feature: keep(image_id, feature))
+        _ = failures | "KeepFailures" >> beam.Map(lambda row: keep(row["key"], sorted(row.items())))
+        rows = pipeline | ReadDataset(dataset.folder.location)
+        _ = rows | "KeepRows" >> beam.Map(lambda row: keep(f"row-{row.image_id}", row.feature))
+    (failure,) = dataset.failures().to_pylist()
+    assert dict(np.load(folder / "broken.npy")) == {**failure, "uri": ""}
+    ids = dataset.image_ids()
+    assert {path.stem for path in folder.iterdir()} == {"broken", *ids, *(f"row-{image_id}" for image_id in ids)}
+    for row in dataset:
+        for prefix in ("", "row-"):
+            np.testing.assert_array_equal(np.load(folder / f"{prefix}{row['image_id']}.npy"), row["feature"])
+    tell(f"{name}: Extract and ReadDataset: {len(ids)} features equal to the local run's, one failure")
+
+
+@pytest.mark.parametrize("name", ["flink", "prism"])
+def test_extractor_of_ones_own_makes_the_bytes_of_a_local_run(name, request, inputs, tell, tmp_path):
+    held = request.getfixturevalue(name)
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    (held.hold.parent / "gate" / "mean_colour.py").write_text(CODE)  # On the path of the workers.
+    (folder / "mean_colour.py").write_text(CODE)
+    command = ("features", "photos", "colours", "--extractor", "mean-colour", "--import", "mean_colour", "--shards", "2")
+    made = []
+    for words in ((*command, "--workers", "1"), held.words(*command, "--shared-disk")):
+        with start(*words, folder=folder) as launcher:
+            ended = launcher.wait(SECONDS)
+        assert ended.returncode == 3, ended.stderr
+        made.append({path: data for path, data in of_output(tree(folder), "colours").items() if "part-" in path})
+        shutil.rmtree(folder / "colours")
+    assert made[1] == made[0]
+    assert sum(path.endswith(".parquet") for path in made[0]) == 2
+    tell(f"{name}: an extractor of one's own: {len(made[0])} files equal to the local run's")
 
 
 # --- what is killed in the middle --------------------------------------------------------------------------------------

@@ -70,12 +70,14 @@ def test_unusable_module_is_wrong_usage(folder, name, message):
         import_modules([name])
 
 
-def test_commands_with_models_take_modules():
+def test_commands_with_models_and_extractors_take_modules():
     takers = [command for commands in _PANELS.values() for command in commands if "import_" in command.options]
-    assert sorted(command.name for command in takers) == ["embed", "evaluate", "figures", "search", "sts", "train"]
-    values = takers[0].convert({"output": "run", "import": ["a", "b"]}, "a plan")
+    names = [command.name for command in takers]
+    assert sorted(names) == ["embed", "evaluate", "extractors", "features", "figures", "search", "sts", "train"]
+    train = takers[names.index("train")]
+    values = train.convert({"output": "run", "import": ["a", "b"]}, "a plan")
     assert values["import_"] == ("a", "b")
-    assert takers[0].words(values) == ["train", "--import=a", "--import=b", "run"]
+    assert train.words(values) == ["train", "--import=a", "--import=b", "run"]
 
 
 @pytest.mark.parametrize("place", ["option", "environment"])
