@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import typer
@@ -19,7 +20,9 @@ def demo(
     output: Annotated[str, Opt("Local folder for the scenes and the datasets.", is_argument=True)] = "build/demo",
     scenes: Annotated[int, Opt("Draw this many scenes.")] = 300,
     seed: Annotated[int, Opt("Seed the scenes.")] = 0,
-    all_: Annotated[bool, Opt("Build pooled crops and regions, too, with random weights: a minute more.", name="all")] = False,
+    all_: Annotated[
+        bool, Opt("Build pooled crops, regions and a joint model, too, with random weights: a minute more.", name="all")
+    ] = False,
     only: Annotated[
         Literal["scenes", "tutorial"] | None,
         Opt("Write only inputs: those of the demo ([i]scenes[/i]) or of the [i]tutorial[/i]."),
@@ -59,6 +62,12 @@ def demo(
     create_folder(folder)
     has_run = scenes >= MIN_SCENES
     targets = ("evaluation",) if has_run else ("encoded", "features")
+    if all_:
+        targets += ("pool", "crops", "picture")
+        if has_run and find_spec("open_clip"):
+            targets += ("comparison",)
+        else:
+            print_remark("Scores of a joint model such as CLIP beside those of the run: pip install 'imagepivot[clip]'")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}
     if weights := write_weights(folder):
         settings |= {"steps.features.extractor": "timm:tf_efficientnet_lite0", "steps.features.weights": str(weights)}
@@ -68,7 +77,7 @@ def demo(
         )
     build_plan(
         "demo",
-        (*targets, "pool", "crops", "picture") if all_ else targets,
+        targets,
         context=context,
         output=output,
         settings=settings,

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "view": ("dataset", "images"),
     "train": (*_CORPUS, "init_from"),
     "evaluate": ("run", "captions", "features", "token_features", "memory_map"),
+    "compare": ("runs",),
     "embed": ("run", "features", "captions", "token_features"),
     "sts": ("places", "vectors", "truecaser"),
     "figures": ("run", "captions", "features", "token_features", "images", "memory_map"),

@@ -87,10 +87,16 @@ def test_commands_are_printed_in_one_line_with_relative_paths(demo):
         "crops",
         "regions",
         "picture",
+        "joint_images",
+        "joint_texts",
+        "joint_evaluation",
+        "comparison",
     )
     assert [line.partition(":")[0] for line in lines] == [*names]
     assert [line for line in lines if str(demo.folder) in line or " /" in line or "=/" in line] == []
-    assert all(line.endswith((f"build/demo/{line.partition(':')[0]}", "images", "].jpg'", "run")) for line in lines)
+    assert all(
+        line.endswith((f"build/demo/{line.partition(':')[0]}", "images", "].jpg'", "run", "evaluation")) for line in lines
+    )
 
 
 def test_lines_to_try_next_run_as_printed(demo, imagepivot, tmp_path):

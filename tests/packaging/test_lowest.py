@@ -30,6 +30,7 @@ TESTS = {
     "heif": ["extractors/images"],
     "fasttext": ["pipelines/text/test_word_vectors.py"],
     "bert": ["extractors/tokens", "pipelines/text/test_text_features.py"],
+    "clip": ["extractors/tokens"],
     "duplicates": ["pipelines/datasets"],
     "all": ["pipelines/exchange", "pipelines/commands"],
 }

@@ -172,7 +172,7 @@ def test_plan_extends_another(folder):
 
 
 def test_plans_of_the_package_are_understood():
-    assert plan_names() == ("coco", "demo", "flickr30k", "multi30k")
+    assert plan_names() == ("coco", "demo", "flickr30k", "multi30k", "zero-shot")
     for name in plan_names():
         plan = read_plan(name, LINE)
         assert read_plan_table(name)["description"]
