@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BROWSER = shutil.which("chromium") or "/usr/bin/chromium"
-SEARCHED = ("clip", "jax", "lance")  # Words that the search finds.
+SEARCHED = ("clip", "jax", "lance", "siglip", "zero")  # Words that the search finds.
 TO_SERVE = "404.html"  # Only a server shows it: its addresses begin at the server's root.
 
 # Elements that stick out of the window, and are in no box that scrolls.

@@ -61,7 +61,7 @@ def demo(
     trained_weights()  # A damaged file is an error before the folder exists.
     create_folder(folder)
     has_run = scenes >= MIN_SCENES
-    targets = ("evaluation",) if has_run else ("encoded", "features")
+    targets: tuple[str, ...] = ("evaluation",) if has_run else ("encoded", "features")
     if all_:
         targets += ("pool", "crops", "picture")
         if has_run and find_spec("open_clip"):
