@@ -7,7 +7,7 @@ import imagepivot
 from pipelines.exchange.jobs import ImportJob
 from schemas.conversion import alternatives_of, hints_of
 from schemas.errors import UsageError
-from schemas.options import Options
+from schemas.options import Options, opt_in
 
 JOBS = [getattr(imagepivot, name) for name in dir(imagepivot) if name.endswith("Job")]
 CASES = [
@@ -28,7 +28,10 @@ def test_text_for_a_list_is_refused_by_every_job(job, name):
 
 
 def _needed(job):
-    return [field.name for field in fields(job) if field.default is MISSING and field.default_factory is MISSING]
+    hints = hints_of(job)
+    required = {name for name, hint in hints.items() if (opt := opt_in(hint)) is not None and opt.is_required}
+    has_default = {field.name: (field.default, field.default_factory) != (MISSING, MISSING) for field in fields(job)}
+    return [name for name, is_optional in has_default.items() if name in required or not is_optional]
 
 
 def test_jobs_with_lists_are_covered():
