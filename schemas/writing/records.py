@@ -86,7 +86,8 @@ class Record:
         sample_outputs: SampleOutputs = (),
     ) -> Record:
         """Create the record of a shard."""
-        shard = asdict(footer) | {"path": entry.path, "rows": entry.rows, "footer_sha256": entry.footer_sha256}
+        shard = vars(footer) | {"path": entry.path, "rows": entry.rows, "footer_sha256": entry.footer_sha256}
+        shard["failures"] = asdict(footer.failures)
         del shard["parameters"]
         statistics = sha256_of_json(footer.statistics)
         return cls(
