@@ -145,9 +145,6 @@ class PretrainedWeights(NamedTuple):
     name: str
     url: str
 
-    def __str__(self) -> str:
-        return self.name
-
 
 _FOLDER = "https://download.pytorch.org/models"
 

@@ -75,7 +75,7 @@ def test_entries_match_loaded_extractors(name):
     architecture = variants[name].architecture if variants else architectures.get(name) or module.ARCHITECTURE
     assert entry.weights.startswith("default: ") == (architecture.default is not None)
     if architecture.default is not None:
-        assert str(architecture.default) in entry.weights
+        assert architecture.default.name in entry.weights
     assert json.loads(json.dumps(entry.to_json())) == entry.to_json()
 
 
