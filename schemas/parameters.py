@@ -69,7 +69,7 @@ class TextRecipe(_Stated):
 
 
 @dataclass(frozen=True)
-class CaptionsParameters:
+class CaptionsParameters(_Stated):
     """Parameters of kind ``captions``. Selections are sorted; empty selects all.
 
     Attributes:
@@ -86,9 +86,8 @@ class CaptionsParameters:
 
     def to_json(self) -> dict[str, Any]:
         """Return recipe, source and selection as one JSON object."""
-        selection = {"languages": list(self.languages), "portions": list(self.portions), "splits": list(self.splits)}
-        learned = {} if self.train_splits is None else {"train_splits": list(self.train_splits)}
-        return {**(self.text.to_json() if self.text else {}), **self.source, **selection, **learned}
+        stored = super().to_json()
+        return {**stored.pop("text", {}), **stored.pop("source"), **stored}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> CaptionsParameters:
