@@ -111,6 +111,10 @@ class VGG19(nn.Module):
         )
         init_weights(self, linear_std=0.01)
 
+    def trunk(self) -> nn.Sequential:
+        """Return the layers up to the last feature map."""
+        return self.features
+
 
 def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
     """Initialize the weights of a network in place, in module order.
@@ -140,9 +144,6 @@ class PretrainedWeights(NamedTuple):
 
     name: str
     url: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 _FOLDER = "https://download.pytorch.org/models"

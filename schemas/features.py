@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from schemas.conversion import stored_values
+from schemas.conversion import convert
 from schemas.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -66,12 +66,7 @@ class FeatureSpec:
         Raises:
             DatasetError: they do not describe a feature.
         """
-        values = stored_values(cls, stored)
-        missing = {"name", "shape"} - values.keys()
-        unknown = set(stored) - values.keys()
         try:
-            if missing or unknown:
-                raise ValueError(f"{min(missing)} is missing" if missing else f"{min(unknown)!r} is unknown")
-            return cls(**values)
+            return convert(stored, cls, "feature", error=DatasetError)
         except ValueError as error:
             raise DatasetError(f"the feature is not described: {error}") from error

@@ -73,18 +73,13 @@ def inspect_shard(folder: Folder, name: str) -> Footer | None:
     try:
         with folder.open(name) as file:
             metadata = pq.ParquetFile(file).metadata
-    except FileNotFoundError:
-        return None
-    except (ValueError, OverflowError, MemoryError, pa.ArrowException):
+        stored = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
+    except (FileNotFoundError, ValueError, OverflowError, MemoryError, pa.ArrowException):
         return None
     except OSError:
         if not folder.is_local:
             raise  # The store, not the shard.
         return None  # A local file is mapped: parsing failed, not the disk.
-    try:
-        stored = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
-    except ValueError:
-        return None
     content = {key.removeprefix(_PREFIX): text for key, text in stored.items() if key.startswith(_PREFIX)}
     if not content:
         return FOREIGN

@@ -275,10 +275,8 @@ class Manifest:
         location = folder.path_of(MANIFEST_NAME)
         try:
             return cls.from_json(folder.read(MANIFEST_NAME).decode(), location)
-        except FileNotFoundError:
-            raise DatasetError(diagnose(folder)) from None
-        except DatasetError as error:
-            if isinstance(error.__cause__, NotADirectoryError):
+        except (FileNotFoundError, DatasetError) as error:
+            if isinstance(error, FileNotFoundError) or isinstance(error.__cause__, NotADirectoryError):
                 raise DatasetError(diagnose(folder)) from None
             raise
         except UnicodeDecodeError as error:

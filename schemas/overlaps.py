@@ -49,10 +49,9 @@ def find_overlap(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = _i
     first: list[str] = []
     for table in dataset.shards(["image_id", "split"]):
         plain = pa.table({name: table[name].cast(pa.string()) for name in ("image_id", "split")})
-        pairs = plain.group_by(["image_id", "split"], use_threads=False).aggregate([])
-        by_image = pairs.group_by("image_id", use_threads=False).aggregate([("split", "list")])
-        several = by_image.filter(pc.greater(pc.list_value_length(by_image["split_list"]), 1))
-        for image_id, splits in zip(several["image_id"].to_pylist(), several["split_list"].to_pylist(), strict=True):
+        by_image = plain.group_by("image_id", use_threads=False).aggregate([("split", "distinct")])
+        several = by_image.filter(pc.greater(pc.list_value_length(by_image["split_distinct"]), 1))
+        for image_id, splits in zip(several["image_id"].to_pylist(), several["split_distinct"].to_pylist(), strict=True):
             if counts(frozenset(splits)):
                 images[tuple(sorted(splits))] += 1
                 first = sorted([*first, image_id])[:_NAMED]

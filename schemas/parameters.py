@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from schemas.conversion import hints_of, stored_values
+from schemas.conversion import alternatives_of, hints_of, stored_values
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 
@@ -33,10 +33,12 @@ class _Parameters(_Stated):
         Raises:
             DatasetError: a value has another type, or the feature is missing.
         """
-        own = {"feature": feature_of(stored)} if "feature" in cls.__annotations__ else {}
-        if None in own.values():
-            raise DatasetError("the manifest does not specify the width of the vectors: write the dataset again")
-        return cls(**own, **stored_values(cls, stored, but=own))
+        kinds = ((name, kind) for name, hint in hints_of(cls).items() for kind in alternatives_of(hint))  # type: ignore[arg-type]
+        nested = {name: kind for name, kind in kinds if hasattr(kind, "from_json")}
+        own = {name: kind.from_json(value) for name, kind in nested.items() if (value := _object(stored, name)) is not None}
+        if "feature" in nested and "feature" not in own:
+            raise DatasetError("the manifest does not specify the feature: write the dataset again")
+        return cls(**own, **stored_values(cls, stored, but=nested))
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class TextRecipe(_Stated):
 
 
 @dataclass(frozen=True)
-class CaptionsParameters:
+class CaptionsParameters(_Stated):
     """Parameters of kind ``captions``. Selections are sorted; empty selects all.
 
     Attributes:
@@ -84,9 +86,8 @@ class CaptionsParameters:
 
     def to_json(self) -> dict[str, Any]:
         """Return recipe, source and selection as one JSON object."""
-        selection = {"languages": list(self.languages), "portions": list(self.portions), "splits": list(self.splits)}
-        learned = {} if self.train_splits is None else {"train_splits": list(self.train_splits)}
-        return {**(self.text.to_json() if self.text else {}), **self.source, **selection, **learned}
+        stored = super().to_json()
+        return {**stored.pop("text", {}), **stored.pop("source"), **stored}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> CaptionsParameters:
@@ -112,7 +113,7 @@ class VocabularyParameters(_Parameters):
 
 
 @dataclass(frozen=True)
-class EncodedParameters:
+class EncodedParameters(_Parameters):
     """Parameters of kind ``encoded``.
 
     Attributes:
@@ -129,15 +130,9 @@ class EncodedParameters:
         text = self.text.to_json() if self.text else {}
         return {"max_length": self.max_length, "vocabulary_size": self.vocabulary_size, "text": text}
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> EncodedParameters:
-        """Read stored values."""
-        values = stored_values(cls, stored, but=("text",))
-        return cls(**values, text=TextRecipe.from_json(_object(stored, "text") or {}))
-
 
 @dataclass(frozen=True)
-class EmbeddingModel(_Stated):
+class EmbeddingModel(_Parameters):
     """Trained model behind embeddings.
 
     Attributes:
@@ -149,17 +144,12 @@ class EmbeddingModel(_Stated):
         encoder: parameters of a pretrained text encoder: configuration, tokenizer, prefix, ...; None for a run's.
     """
 
-    weights_sha256: str
-    similarity: str
+    weights_sha256: str = ""
+    similarity: str = ""
     languages: tuple[str, ...] | None = None
     untrained: tuple[str, ...] | None = None
     modules: Mapping[str, str] | None = None
     encoder: Mapping[str, Any] | None = None
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> EmbeddingModel:
-        """Read stored values."""
-        return cls(**{"weights_sha256": "", "similarity": "", **stored_values(cls, stored)})
 
 
 def untrained_remark(names: Iterable[str]) -> str:
@@ -173,7 +163,7 @@ def untrained_remark(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class FeaturesParameters(_Stated):
+class FeaturesParameters(_Parameters):
     """Parameters of kind ``features``, ``regions`` or ``embeddings``.
 
     Attributes:
@@ -215,20 +205,6 @@ class FeaturesParameters(_Stated):
     def transform(self) -> Mapping[str, Any] | None:
         """Preprocessing of the extractor; None if unknown."""
         return _object(self.extractor or {}, "transform")
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> FeaturesParameters:
-        """Read the values of a manifest.
-
-        Raises:
-            DatasetError: the feature is missing.
-        """
-        feature = feature_of(stored)
-        if feature is None:
-            raise DatasetError("the manifest does not specify the feature: write the dataset again")
-        model = _object(stored, "model")
-        values = stored_values(cls, stored, but=("feature", "model"))
-        return cls(**values, feature=feature, model=EmbeddingModel.from_json(model) if model is not None else None)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ Shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from extractors.base import warn_once
 from extractors.computing.cpu_parallel import run_single_threaded
 from extractors.computing.devices import precision_context
 from extractors.computing.oom import run_with_oom_retry
@@ -73,8 +72,6 @@ def can_fuse_in(dtype: torch.dtype) -> bool:
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
-
-logger = logging.getLogger(__name__)
 
 # Maximum difference relative to the maximum of a layer. In float32 it distinguishes TF32 (errors up to 5e-4) from another order of
 # sums; in 16 bits torch rounds up to three times, cuDNN once.
@@ -166,6 +163,5 @@ class _Comparison(fx.Interpreter):
         return super().call_module(target, args, kwargs)
 
 
-@lru_cache(maxsize=32)  # Once for all layers.
 def _warn_unfused(reason: str) -> None:
-    logger.warning("cuDNN cannot fuse some layers on this GPU (%s): torch computes them, more slowly", reason)
+    warn_once(f"cuDNN cannot fuse some layers on this GPU ({reason}): torch computes them, more slowly")

@@ -119,7 +119,8 @@ class WinogradConv2d(nn.Module):
         rows = self._rows_per_strip(count, across, channels)
         maps = pixels.new_empty(count, down, side, across, side, self._channels)
         for strip, outputs in zip(tiles.split(rows, dim=1), maps.split(rows, dim=1), strict=True):
-            outputs.copy_(self._outputs(strip))
+            tile_values = self._outputs(strip)
+            outputs.copy_(tile_values.relu_() if self._relu else tile_values)
         maps = maps.view(count, down * side, across * side, self._channels)
         return maps[:, :height, :width].permute(0, 3, 1, 2)
 
@@ -137,8 +138,6 @@ class WinogradConv2d(nn.Module):
         if self._bias is not None:
             products[self._bias_position] += self._bias
         outputs = self._a_t @ products.view(positions, -1)
-        if self._relu:
-            outputs = outputs.relu_()
         return outputs.view(side, side, count, down, across, -1).permute(2, 3, 0, 4, 1, 5)
 
 
@@ -171,8 +170,6 @@ class GroupedWinogradConv2d(WinogradConv2d):
         transformed = torch.bmm(self._b_t.expand(num_tiles, -1, -1), inputs)
         products = self._products(transformed.view(1, num_tiles, 1, -1).permute(0, 3, 1, 2))  # [1, P * D, B * t * u, 1]
         outputs = torch.bmm(self._a_t.expand(num_tiles, -1, -1), products.permute(0, 2, 3, 1).reshape(num_tiles, positions, -1))
-        if self._relu:
-            outputs = outputs.relu_()
         return outputs.view(count, down, across, side, side, -1).permute(0, 1, 3, 2, 4, 5)
 
 

@@ -231,10 +231,12 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert a loaded image by the table at the top of this module."""
+    import numpy as np
+
     if image.mode.startswith("I"):
         return _grey16_to_rgb(image)
     if image.mode == "L" and getattr(image, "is_signed", False):
-        _check_range(_pixel_values(image).view("int8"), 255)
+        _check_range(np.asarray(image).view("int8"), 255)
     if image.mode not in _CONVERTED_MODES:
         raise DecodeError(
             "unsupported",
@@ -252,7 +254,7 @@ def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     import numpy as np
     from PIL import Image as PilImage
 
-    values = _pixel_values(image)  # [H, W]
+    values = np.asarray(image)  # [H, W]
     if tuple(getattr(image, "tag_v2", {}).get(258, ())) == (12,):  # BitsPerSample of a TIFF.
         raise DecodeError("unsupported", "the pixels have 12 bits, expected 8 or 16: convert the file to 8-bit RGB")
     _check_range(values, 65535)
@@ -265,12 +267,6 @@ def _grey16_to_rgb(image: Image.Image) -> Image.Image:
         grey[start : start + rows] = (block + 128) // 257
     del values
     return PilImage.fromarray(grey).convert("RGB")
-
-
-def _pixel_values(image: Image.Image) -> np.ndarray:
-    import numpy as np
-
-    return np.asarray(image)
 
 
 def _check_range(values: np.ndarray, max_value: int) -> None:

@@ -7,7 +7,7 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ _OTHER_FILES = {
     b"PAR1": "a Parquet file",
 }
 _EXPECTED = "a file of torch.save (such as .pth, .pt, .bin, .ckpt, .pth.tar), .safetensors, or a pickle of arrays"
-_MAX_LISTED = 5
+_MAX_LISTED = 8
 _CHUNK = 2**20  # Values per check.
 # Tensor names that identify architectures, most specific first.
 _SIGNS = (
@@ -167,7 +167,7 @@ def _no_set(content: Any, path: Path, choice: Choice, names: list[str]) -> str:
         )
     while isinstance(content, Mapping) and (key := next((key for key in _WRAPPERS if key in content), None)):
         content = content[key]
-    keys = f" with {_first([repr(key) for key in content])}" if isinstance(content, Mapping) else ""
+    keys = f" with {list_names([repr(key) for key in content])}" if isinstance(content, Mapping) else ""
     return (
         f"the weights file {str(path)!r} holds a {type(content).__name__}{keys}, expected names and tensors (a state dict): save "
         "model.state_dict() instead"
@@ -207,7 +207,7 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
     if any(names for _, names in problems):
-        listed = "; ".join(f"{len(names)} {problem}: {_first(names)}" for problem, names in problems if names)
+        listed = "; ".join(f"{len(names)} {problem}: {list_names(names)}" for problem, names in problems if names)
         guess = next((model for sign, model in _SIGNS if sign in state), "an unknown model's")
         raise InputError(
             f"the weights in {source} are not this model's: {listed}. These look like {guess} weights; "
@@ -216,7 +216,7 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
     nonfinite = [name for name, tensor in state.items() if not _is_finite(tensor)]
     if nonfinite:
         raise InputError(
-            f"the weights in {source} have non-finite values in {_first(nonfinite)}: the file is corrupt; download it again"
+            f"the weights in {source} have non-finite values in {list_names(nonfinite)}: the file is corrupt; download it again"
         )
     return {name: torch.tensor(0) for name in counters} | {name: t.to(expected[name].dtype) for name, t in state.items()}
 
@@ -284,8 +284,9 @@ def _kind_of(path: Path) -> str:
     return next(kinds, f"of an unknown format (it begins with {head[:8]!r})")
 
 
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "") if names else "nothing in it"
+def list_names(names: Collection[str]) -> str:
+    """Return the first names of a state dict for a message."""
+    return ", ".join(list(names)[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "") if names else "nothing in it"
 
 
 def _reason(error: Exception) -> str:

@@ -187,14 +187,14 @@ def _default_file(architecture: Architecture) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"cannot store the weights {architecture.default} in {str(path.parent)!r} ({error.strerror or error}): set "
+                f"cannot store the weights {architecture.default.name} in {str(path.parent)!r} ({error.strerror or error}): set "
                 "TORCH_HOME to a writable folder, or pass a file with --weights PATH"
             ) from error
         try:
             torch.hub.download_url_to_file(architecture.default.url, str(path), architecture.hash_prefix, progress=False)
         except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError for a wrong hash.
             raise InputError(
-                f"cannot download the weights {architecture.default} ({type(error).__name__}: {error}): there is probably no "
+                f"cannot download the weights {architecture.default.name} ({type(error).__name__}: {error}): there is probably no "
                 f"network. Download {architecture.default.url} elsewhere, and pass it with --weights PATH or copy it to "
                 f"{str(path)!r}; --weights random:0 runs the untrained model"
             ) from error

@@ -62,7 +62,9 @@ def read_pickle(path: Path) -> Any:
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            _check_instructions(data)
+            for name, position in instructions(cast("IO[bytes]", data)):
+                if name not in _INSTRUCTIONS:
+                    raise pickle.UnpicklingError(f"it holds the instruction {name}, at byte {position}")
             data.seek(0)
             return _RestrictedUnpickler(data, safe_globals(2 * len(data))).load()
         except PICKLE_ERRORS as error:
@@ -100,13 +102,6 @@ def safe_globals(max_bytes: int) -> dict[str, Any]:
         functions[f"{core}.multiarray.scalar"] = builders.scalar
         functions[f"{core}.numeric._frombuffer"] = builders.array
     return {name: _Function(call) for name, call in functions.items()} | {"<array>": _Array, "<type>": _Type}
-
-
-def _check_instructions(data: mmap.mmap) -> None:
-    """Scan the program without running it, including lengths and memo positions."""
-    for name, position in instructions(cast("IO[bytes]", data)):
-        if name not in _INSTRUCTIONS:
-            raise pickle.UnpicklingError(f"it holds the instruction {name}, at byte {position}")
 
 
 class _RestrictedUnpickler(pickle.Unpickler):

@@ -21,11 +21,8 @@ Shapes: ``B`` images, ``G`` = 196 cells, ``D`` = 512 or 2048 width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +30,7 @@ from torch import Tensor, nn
 from extractors.base import Description
 from extractors.fixed_size import CenterCropExtractor
 from extractors.images.preprocessing import Preprocessing
-from extractors.networks import RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, ResNet, resnet152
+from extractors.networks import RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, resnet152
 from extractors.options import ExtractorOptions
 from extractors.weights.checkpoints import Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
@@ -44,21 +41,6 @@ _BATCH = 8  # Images are four times as large as those of other extractors.
 _FORWARD_IMAGES = 1  # Images per forward on a CPU: VGG19's first feature maps take 100 MB each.
 
 PREPROCESSING = Preprocessing(resize_short=None, crop=448, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-
-
-@dataclass(frozen=True)
-class GridNetwork:
-    """Network of an extractor.
-
-    Attributes:
-        architecture: model without its last layers, and its weights.
-        trunk: returns the model's layers up to the feature map.
-        has_norms: whether the trunk has batch norms, which are folded into convolutions.
-    """
-
-    architecture: Architecture
-    trunk: Callable[[Any], nn.Module]
-    has_norms: bool = False
 
 
 def _vgg19() -> nn.Module:
@@ -79,31 +61,24 @@ def _read_without(path: Path, choice: Choice | None = None, *, prefix: str) -> d
     return {name: tensor for name, tensor in read_state_dict(path, choice).items() if not name.startswith(prefix)}
 
 
-VARIANTS = {
-    "vgg19-grid": GridNetwork(
-        Architecture(
-            build=_vgg19,
-            default=VGG19_WEIGHTS,
-            refused={
-                "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
-                "BGR in 0…255. Use --weights default, or vgg19-dcbb9e9d.pth (IMAGENET1K_V1)",
-            },
-            read=partial(_read_without, prefix="classifier."),
-        ),
-        trunk=lambda model: model.features,
+ARCHITECTURES = {
+    "vgg19-grid": Architecture(
+        build=_vgg19,
+        default=VGG19_WEIGHTS,
+        refused={
+            "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
+            "BGR in 0…255. Use --weights default, or vgg19-dcbb9e9d.pth (IMAGENET1K_V1)",
+        },
+        read=partial(_read_without, prefix="classifier."),
     ),
-    "resnet152-grid": GridNetwork(
-        Architecture(
-            build=_resnet152,
-            default=RESNET152_WEIGHTS,
-            refused={
-                "f82ba261": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of "
-                "the papers' time. Use --weights default, or resnet152-394f9c45.pth (IMAGENET1K_V1)",
-            },
-            read=partial(_read_without, prefix="fc."),
-        ),
-        trunk=ResNet.trunk,
-        has_norms=True,
+    "resnet152-grid": Architecture(
+        build=_resnet152,
+        default=RESNET152_WEIGHTS,
+        refused={
+            "f82ba261": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of "
+            "the papers' time. Use --weights default, or resnet152-394f9c45.pth (IMAGENET1K_V1)",
+        },
+        read=partial(_read_without, prefix="fc."),
     ),
 }
 
@@ -112,8 +87,7 @@ class FeatureMapExtractor(CenterCropExtractor):
     """Network up to its last feature map, for images squashed to 448×448 pixels."""
 
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
-        variant = VARIANTS[settings.spec.name]
-        trunk = variant.trunk(variant.architecture.load(weights))
+        trunk = ARCHITECTURES[settings.spec.name].load(weights).trunk()
         super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
 
     def features(self, maps: Tensor) -> Tensor:
@@ -123,12 +97,12 @@ class FeatureMapExtractor(CenterCropExtractor):
 
 def find_weights(spec: FeatureSpec, request: str) -> Weights:
     """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
-    return resolve_weights(request, VARIANTS[spec.name].architecture)
+    return resolve_weights(request, ARCHITECTURES[spec.name])
 
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    norms = {"norms": "folded"} if VARIANTS[settings.spec.name].has_norms else {}
+    norms = {"norms": "folded"} if settings.spec.name == "resnet152-grid" else {}
     parameters = settings.parameters(weights, transform=PREPROCESSING.parameters(), grid=[_SIDE, _SIDE], **norms)
     return Description(settings.spec, parameters, batch_size=_BATCH)
 

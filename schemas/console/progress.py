@@ -155,8 +155,7 @@ class Snapshot:
         for name, description, samples in self._metrics(is_running=is_running):
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP imagepivot_{name} {description}", f"# TYPE imagepivot_{name} {kind}"]
-            known = {label: value for label, value in samples.items() if value is not None}
-            lines += [f"imagepivot_{name}{{{labels}{label}}} {value}" for label, value in known.items()]
+            lines += [f"imagepivot_{name}{{{labels}{label}}} {value}" for label, value in samples.items() if value is not None]
         return "\n".join(lines) + "\n"
 
     def _metrics(self, *, is_running: bool) -> Iterator[tuple[str, str, Mapping[str, float | None]]]:

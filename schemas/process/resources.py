@@ -52,12 +52,9 @@ def core_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
     """
     quotas = []
     for version, folder in _folders("cpu", groups, mount):
-        quota: list[int] | None
-        if version == 2:
-            quota = _numbers(folder / "cpu.max")
-        else:
-            quota = [number for name in ("quota", "period") for number in _numbers(folder / f"cpu.cfs_{name}_us") or [-1]]
-        if quota and len(quota) == 2 and min(quota) > 0:
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quota = [number for name in names for number in _numbers(folder / name) or ()]
+        if len(quota) == 2 and min(quota) > 0:
             quotas.append(quota[0] / quota[1])
     return min(quotas, default=None)
 

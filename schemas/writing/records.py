@@ -86,16 +86,9 @@ class Record:
         sample_outputs: SampleOutputs = (),
     ) -> Record:
         """Create the record of a shard."""
-        shard = {
-            "path": entry.path,
-            "rows": entry.rows,
-            "footer_sha256": entry.footer_sha256,
-            "kind": footer.kind,
-            "fingerprint": footer.fingerprint,
-            "version": footer.version,
-            "statistics": footer.statistics,
-            "failures": asdict(footer.failures),
-        }
+        shard = vars(footer) | {"path": entry.path, "rows": entry.rows, "footer_sha256": entry.footer_sha256}
+        shard["failures"] = asdict(footer.failures)
+        del shard["parameters"]
         statistics = sha256_of_json(footer.statistics)
         return cls(
             entry.bytes,

@@ -324,6 +324,7 @@ class ShardWriter:
     Row groups do not depend on the sizes of the tables.
 
     Attributes:
+        rows: number of rows so far.
         statistics: statistics of the rows for the footer, set before the block ends.
         failures: failures so far, rows of kind ``failures``.
         sources: source of each row and failure, if later runs should detect changes.
@@ -339,6 +340,7 @@ class ShardWriter:
     """
 
     def __init__(self, writer: pq.ParquetWriter, output: OutputDataset, group_rows: int) -> None:
+        self.rows = 0
         self.statistics: Mapping[str, Any] = {}
         self.failures: list[Mapping[str, str]] = []
         self.sources: Sequence[Source] = ()
@@ -348,25 +350,18 @@ class ShardWriter:
         self._output = output
         self._group_rows = group_rows
         self._pending: list[pa.Table] = []
-        self._pending_rows = 0
         self._written_rows = 0
-
-    @property
-    def rows(self) -> int:
-        """Number of rows so far."""
-        return self._written_rows + self._pending_rows
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Append rows, sorted by key and after the rows so far."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         table = table.cast(self._output.schema) if table.schema != self._output.schema else table
         self._pending.append(table)
-        self._pending_rows += table.num_rows
-        while self._pending_rows >= self._group_rows:
+        self.rows += table.num_rows
+        while self.rows - self._written_rows >= self._group_rows:
             merged = pa.concat_tables(self._pending)
             self._write_group(merged.slice(0, self._group_rows))
             self._pending = [merged.slice(self._group_rows)]
-            self._pending_rows -= self._group_rows
 
     def add_failures(self, failures: Iterable[Mapping[str, str]]) -> None:
         """Append rows of kind ``failures``, in any order."""
@@ -374,9 +369,8 @@ class ShardWriter:
 
     def _finish(self, failures: FailuresEntry) -> Footer:
         """Write the last row group and the footer, and return the footer."""
-        if self._pending_rows:
+        if self.rows > self._written_rows:
             self._write_group(pa.concat_tables(self._pending))
-            self._pending, self._pending_rows = [], 0
         output = self._output
         footer = Footer(output.kind, output.fingerprint, output.parameters, self.statistics, self.rows, failures)
         self._writer.add_key_value_metadata(footer_metadata(footer))

@@ -17,7 +17,7 @@ from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
 from schemas.footers import ShardRows
 from schemas.keys import shard_of
-from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images
+from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images, is_vector
 from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.sample_outputs import are_equal
@@ -192,7 +192,7 @@ def _check_vocabulary(dataset: Dataset, table: pa.Table) -> Iterator[str]:
 
 def _check_vectors(dataset: Dataset, table: pa.Table) -> Iterator[str]:
     for column in table.schema:
-        if pa.types.is_fixed_size_list(column.type) and pa.types.is_floating(column.type.value_type):
+        if is_vector(column.type):
             values = table[column.name].combine_chunks().flatten().to_numpy()
             if not np.isfinite(values).all():
                 yield f"column {column.name!r} holds values that are not finite"
@@ -219,8 +219,7 @@ def _check_token_features(dataset: Dataset, table: pa.Table) -> Iterator[str]:
         yield f"a length is {lengths.min()}, expected 2 or more: <start> and <end> have vectors, too"
     if not np.array_equal(pc.list_value_length(table["vectors"]).to_numpy(), lengths * width):
         yield f"the number of values of a caption is not its length x {width}"
-    if not np.isfinite(table["vectors"].combine_chunks().flatten().to_numpy()).all():
-        yield "column 'vectors' holds values that are not finite"
+    yield from _check_vectors(dataset, table)
 
 
 def _check_regions(dataset: Dataset, table: pa.Table) -> Iterator[str]:

@@ -71,10 +71,11 @@ def test_entries_match_loaded_extractors(name):
     assert entry.preprocessing == description.parameters["transform"]
     assert entry.source == description.spec.source
     module = importlib.import_module(ENTRIES[name].module)
-    architecture = module.VARIANTS[name].architecture if hasattr(module, "VARIANTS") else module.ARCHITECTURE
+    variants, architectures = getattr(module, "VARIANTS", {}), getattr(module, "ARCHITECTURES", {})
+    architecture = variants[name].architecture if variants else architectures.get(name) or module.ARCHITECTURE
     assert entry.weights.startswith("default: ") == (architecture.default is not None)
     if architecture.default is not None:
-        assert str(architecture.default) in entry.weights
+        assert architecture.default.name in entry.weights
     assert json.loads(json.dumps(entry.to_json())) == entry.to_json()
 
 

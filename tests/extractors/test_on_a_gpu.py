@@ -58,9 +58,10 @@ def load(name, precision, device):
             module, model = timm_models, timm_models._create_model(spec.name.removeprefix("timm:"))
         elif name == "resnet50-pool":
             module, model = resnet50, resnet50.ARCHITECTURE.build()
+        elif "10crop" in name:
+            module, model = vgg19, vgg19.VARIANTS[name].architecture.build()
         else:
-            module = vgg19 if "10crop" in name else conv_grids
-            model = module.VARIANTS[name].architecture.build()
+            module, model = conv_grids, conv_grids.ARCHITECTURES[name].build()
     weights = Weights({key: torch.zeros(value.shape, dtype=value.dtype) for key, value in model.state_dict().items()})
     weights.__dict__["sha256"] = "0" * 64
     return module.load(ExtractorOptions(spec, precision), weights, device)

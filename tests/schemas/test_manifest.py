@@ -274,9 +274,9 @@ FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
     [
         ("features", {}, "the manifest does not specify the feature: write the dataset again"),
         ("features", {"feature": 7}, "feature is 7, expected an object"),
-        ("features", {"feature": {}}, "the feature is not described: name is missing"),
-        ("features", {"feature": {**FEATURE, "more": 1}}, "the feature is not described: 'more' is unknown"),
-        ("features", {"feature": {**FEATURE, "shape": 2048}}, "shape is 2048, expected a list"),
+        ("features", {"feature": {}}, "feature.name is missing"),
+        ("features", {"feature": {**FEATURE, "more": 1}}, "unknown key feature.more: did you mean "),
+        ("features", {"feature": {**FEATURE, "shape": 2048}}, "feature.shape is 2048, expected a list"),
         (
             "features",
             {"feature": {**FEATURE, "shape": []}},

@@ -87,7 +87,7 @@ def test_parameters_missing_values_are_none_or_empty(kind):
 
 
 def test_parameters_without_width_are_refused():
-    with pytest.raises(DatasetError, match="does not specify the width of the vectors: write the dataset again"):
+    with pytest.raises(DatasetError, match="does not specify the feature: write the dataset again"):
         WordVectorsParameters.from_json({"languages": ["en"]})
 
 

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from extractors.computing.fused_conv2d import FusedConv2d, pointwise
-from extractors.computing.winograd import KERNEL_SIZE, winograd_matrices
+from extractors.computing.winograd import winograd_matrices
 
 _SIDE = 7  # Positions of a phase along one axis.
 _POOLED = 2 * _SIDE  # Rows and columns of a pooled region.
@@ -251,14 +251,10 @@ def _phase_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     start = 0
     for outputs in _TILES:
         b_t, g, a_t = winograd_matrices(outputs)
-        inputs = len(b_t)
-        padded_b_t = np.zeros((inputs, _SIDE + KERNEL_SIZE - 1))
-        padded_b_t[:, start : start + inputs] = b_t
-        b_ts.append(padded_b_t[:, 1:-1])
+        around = (start, _SIDE - start - outputs)
+        b_ts.append(np.pad(b_t, ((0, 0), around))[:, 1:-1])
         gs.append(g)
-        padded_a_t = np.zeros((_SIDE, inputs))
-        padded_a_t[start : start + outputs] = a_t
-        a_ts.append(padded_a_t)
+        a_ts.append(np.pad(a_t, (around, (0, 0))))
         start += outputs
     return np.concatenate(b_ts), np.concatenate(gs), np.concatenate(a_ts, axis=1)
 

@@ -21,7 +21,7 @@ Shapes: ``A`` = 12 anchors of a cell.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,12 +32,11 @@ from torch import Tensor
 
 from extractors.regions.boxes import cell_anchors
 from extractors.weights.caffemodel import read_layers
-from extractors.weights.checkpoints import COUNTER, Choice, checkpoint_format, read_entries
+from extractors.weights.checkpoints import COUNTER, Choice, checkpoint_format, list_names, read_entries
 from schemas.errors import InputError
 
 _BLOCKS = {2: 3, 3: 4, 4: 23, 5: 3}  # Blocks of ResNet-101 by Caffe's stage number.
 _NORM = ("weight", "bias", "running_mean", "running_var")
-_MAX_LISTED = 8
 
 _PROPOSALS = "proposal_generator.rpn_head."
 _PREDICTOR = "roi_heads.box_predictor."
@@ -111,7 +110,7 @@ def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]
     if any(name.startswith(_OUR_SIGNS) for name in entries):
         return {name: _tensor(value, name, path) for name, value in entries.items()}
     raise InputError(
-        f"the weights in {str(path)!r} are of another model: no release of the detector has tensors such as {_listed(entries)}. "
+        f"the weights in {str(path)!r} are of another model: no release of the detector has tensors such as {list_names(entries)}. "
         "Pass bottom-up attention's Faster-RCNN with ResNet-101 from its authors (.caffemodel), MILVLG (.pth), airsplay (.pkl) or "
         "unc-nlp (.bin)"
     )
@@ -211,7 +210,7 @@ def _rename(entries: Mapping[str, Any], names: Mapping[str, str], path: Path) ->
     unexpected = [name for name in entries if name not in expected and not name.endswith(COUNTER)]
     problems = (("missing", missing), ("unexpected", unexpected))
     if missing or unexpected:
-        listed = "; ".join(f"{len(group)} {problem}: {_listed(group)}" for problem, group in problems if group)
+        listed = "; ".join(f"{len(group)} {problem}: {list_names(group)}" for problem, group in problems if group)
         raise InputError(
             f"the weights in {str(path)!r} are not bottom-up attention's Faster-RCNN with ResNet-101 and attributes: {listed}. The "
             "file is incomplete, or of another model with similar names: download it again"
@@ -244,7 +243,3 @@ def _no_attributes(classes: int) -> dict[str, Tensor]:
         "head.attributes.weight": torch.zeros(_ATTRIBUTES, _HIDDEN),
         "head.attributes.bias": bias,
     }
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "")

@@ -9,6 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
+from extractors.base import warn_once
 from extractors.computing import fused_conv2d
 from extractors.computing.devices import cast_layers
 from extractors.computing.fusion import fuse_cudnn, optimize_for_inference, trace_and_fold
@@ -25,7 +26,7 @@ RELU, ADD_RELU = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
 
 @pytest.fixture(autouse=True)
 def _everything_is_told_anew():
-    fused_conv2d._warn_unfused.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -10,24 +10,18 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from extractors.networks import PretrainedWeights
 from extractors.weights.resolve import Architecture, Weights, resolve_weights, state_sha256
 from schemas.errors import InputError, UsageError
 
-
-class Default:
-    """Stands in for a member of torchvision's enumeration of weights."""
-
-    url = "https://example.org/models/tiny-0123abcd.pth"
-
-    def __str__(self) -> str:
-        return "Tiny_Weights.V1"
+DEFAULT = PretrainedWeights("Tiny_Weights.V1", "https://example.org/models/tiny-0123abcd.pth")
 
 
 def build() -> nn.Module:
     return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), bn1=nn.BatchNorm2d(4)))
 
 
-ARCHITECTURE = Architecture(build=build, default=Default())
+ARCHITECTURE = Architecture(build=build, default=DEFAULT)
 
 
 class Trap:
@@ -289,7 +283,7 @@ def test_resolve_weights_refused_hash_raises(tmp_path, state):
     request = saved(tmp_path / "w.pth", state)
     prefix = hashlib.sha256(pathlib.Path(request).read_bytes()).hexdigest()[:8]
     with pytest.raises(InputError, match="are the wrong ones: they are of 2021"):
-        resolve_weights(request, Architecture(build=build, default=Default(), refused={prefix: "they are of 2021"}))
+        resolve_weights(request, Architecture(build=build, default=DEFAULT, refused={prefix: "they are of 2021"}))
 
 
 def offer(monkeypatch, tmp_path, state) -> Architecture:
@@ -297,8 +291,7 @@ def offer(monkeypatch, tmp_path, state) -> Architecture:
     source = tmp_path / "source.pth"
     torch.save(state, source)
     prefix = hashlib.sha256(source.read_bytes()).hexdigest()[:8]
-    default = Default()
-    default.url = f"https://example.org/tiny-{prefix}.pth"
+    default = PretrainedWeights("Tiny_Weights.V1", f"https://example.org/tiny-{prefix}.pth")
 
     def download(url, dst, hash_prefix=None, progress=True):
         assert (url, hash_prefix, progress) == (default.url, prefix, False)
@@ -347,7 +340,7 @@ def test_resolve_weights_default_without_network_raises(monkeypatch, tmp_path, e
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
     with pytest.raises(
-        InputError, match=rf"cannot download .*Download {Default.url} elsewhere, and pass it with --weights PATH"
+        InputError, match=rf"cannot download .*Download {DEFAULT.url} elsewhere, and pass it with --weights PATH"
     ):
         resolve_weights("default", ARCHITECTURE)
 

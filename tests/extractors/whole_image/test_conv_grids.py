@@ -10,10 +10,10 @@ import extractors
 from extractors import ExtractorRequest
 from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
-from extractors.whole_image.conv_grids import VARIANTS, FeatureMapExtractor
+from extractors.whole_image.conv_grids import ARCHITECTURES, FeatureMapExtractor
 from tests.threads import threads_of_torch
 
-NAMES = tuple(VARIANTS)
+NAMES = tuple(ARCHITECTURES)
 WIDTHS = {"vgg19-grid": 512, "resnet152-grid": 2048}
 MODELS = {"vgg19-grid": torchvision.models.vgg19, "resnet152-grid": torchvision.models.resnet152}
 
@@ -84,7 +84,7 @@ def small(name: str, **options) -> FeatureMapExtractor:
 
 def meta_state(name: str) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
-        return VARIANTS[name].architecture.build().state_dict()
+        return ARCHITECTURES[name].build().state_dict()
 
 
 @pytest.mark.slow
@@ -135,14 +135,14 @@ def test_read_drops_layers_after_feature_map(tmp_path, name, suffix):
         names = MODELS[name](weights=None).state_dict()
     state, path = {key: torch.full((2,), float(n)) for n, key in enumerate(names)}, tmp_path / f"w{suffix}"
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
-    found = VARIANTS[name].architecture.read(path)
+    found = ARCHITECTURES[name].read(path)
     assert sorted(found) == sorted(meta_state(name))
     assert all(torch.equal(found[key], state[key]) for key in found)
 
 
 def test_architectures_default_is_v1_and_others_are_refused():
-    defaults = {name: VARIANTS[name].architecture.default.url.rpartition("/")[2] for name in NAMES}
+    defaults = {name: ARCHITECTURES[name].default.url.rpartition("/")[2] for name in NAMES}
     assert defaults == {"vgg19-grid": "vgg19-dcbb9e9d.pth", "resnet152-grid": "resnet152-394f9c45.pth"}
     newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url
-    assert [f"resnet152-{prefix}.pth" in newer for prefix in VARIANTS["resnet152-grid"].architecture.refused] == [True]
-    assert "Oxford's VGG19 weights" in VARIANTS["vgg19-grid"].architecture.refused["d01eb7cb"]
+    assert [f"resnet152-{prefix}.pth" in newer for prefix in ARCHITECTURES["resnet152-grid"].refused] == [True]
+    assert "Oxford's VGG19 weights" in ARCHITECTURES["vgg19-grid"].refused["d01eb7cb"]

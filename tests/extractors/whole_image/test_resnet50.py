@@ -85,7 +85,7 @@ def test_extract_other_batch_raises(extractor, batch):
 def test_architecture_default_is_v1_and_v2_is_refused():
     assert resnet50.ARCHITECTURE.default.url.rpartition("/")[2] == "resnet50-0676ba61.pth"
     assert resnet50.ARCHITECTURE.hash_prefix == "0676ba61"
-    assert str(resnet50.ARCHITECTURE.default) == "ResNet50_Weights.IMAGENET1K_V1"
+    assert resnet50.ARCHITECTURE.default.name == "ResNet50_Weights.IMAGENET1K_V1"
     other = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url
     assert [f"resnet50-{prefix}.pth" in other for prefix in resnet50.ARCHITECTURE.refused] == [True]
     assert "IMAGENET1K_V2" in resnet50.ARCHITECTURE.refused["11ad3fa6"]
