@@ -54,9 +54,7 @@ Columns: TypeAlias = Annotated[Mapping[str, str], Opt("Rename columns, e.g. [i]i
 Delimiter: TypeAlias = Annotated[
     str, Opt("Split lines at this character, e.g. [i];[/i] or [i]tab[/i]. Default: detected.", panel=_TABLES)
 ]
-Space: TypeAlias = Annotated[
-    str, Opt("Name the space that images and captions of two checkpoints share. Default: the checkpoint's own.", metavar="NAME")
-]
+Space: TypeAlias = Annotated[str, Opt("Name the space that two checkpoints share.", metavar="NAME")]
 QuotingOption: TypeAlias = Annotated[
     Literal["auto", "rfc4180", "none"],
     Opt(

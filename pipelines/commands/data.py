@@ -157,8 +157,7 @@ def features(
     [b]table[/b] (CSV, TSV, JSON lines or Parquet) with the columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with
     image bytes; or one image; local, gs:// or s3://.
 
-    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
-    timm:NAME, open_clip:NAME, open_clip:FOLDER and detectron2:CONFIG+WEIGHTS; imagepivot extractors says more.
+    imagepivot extractors lists the extractors, such as resnet50-pool, timm:NAME and open_clip:NAME.
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """

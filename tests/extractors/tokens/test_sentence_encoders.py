@@ -72,7 +72,7 @@ def test_encode_dense_and_normalize_follow_in_order(bert, tmp_path):
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=2e-6)
     assert (encoder.description.spec.name, encoder.description.spec.shape) == ("sentence:model", (6,))
     plain = write_model(tmp_path / "plain", bert, pooling={"pooling_mode": "mean"})
-    assert TextRequest(f"sentence:{plain}").load().checkpoint != encoder.checkpoint
+    assert TextRequest(f"sentence:{plain}").load().parameters.checkpoint != encoder.parameters.checkpoint
 
 
 def test_read_prefix_case_and_cut(bert, tmp_path):
@@ -90,7 +90,7 @@ def test_read_prefix_case_and_cut(bert, tmp_path):
     own = TextRequest(f"sentence:{folder}", prefix="man ").load()
     assert own.read(["a"])[0] == [[2, 12, 5, 3]]
     assert own.description.parameters["prefix"] == "man "
-    assert own.checkpoint == encoder.checkpoint
+    assert own.parameters.checkpoint == encoder.parameters.checkpoint
     assert own.description.fingerprint != encoder.description.fingerprint
 
 

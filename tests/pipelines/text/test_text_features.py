@@ -191,7 +191,7 @@ def test_each_caption_has_the_vector_of_its_text(sentence_job):
 
 def test_manifest_of_sentence_vectors_has_checkpoint_prefix_and_space(sentence_job, tmp_path):
     first = FeaturesParameters.from_json(extract_text_features(sentence_job, ONE).parameters)
-    assert first.checkpoint == sentence_job.request().load().checkpoint
+    assert first.checkpoint == sentence_job.request().load().parameters.checkpoint
     assert (first.model.similarity, first.space, first.untrained) == ("cosine", None, ())
     assert first.model.encoder.keys() == {"config", "head", "lower_case", "positions", "precision", "tokenizer"}
     others = [replace(sentence_job, output=str(tmp_path / name), **{name: "ein "}) for name in ("prefix", "space")]
