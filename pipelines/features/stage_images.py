@@ -18,7 +18,7 @@ from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in,
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA
-from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagedImage, StagingArea
+from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.process_pool import Map, by_key
@@ -131,7 +131,5 @@ def copy_images(
     """Copy the images of a batch, and return shard indices and chunks of copies."""
     refs = images.in_reading_order(refs_in(element[1]))
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
-    by_shard: dict[int, list[StagedImage]] = {}
-    for copy in copies.write(images, refs):
-        by_shard.setdefault(shard[copy.uri], []).append(copy)
+    by_shard = by_key((shard[copy.uri], copy) for copy in copies.write(images, refs))
     return list(to_chunks(sorted(by_shard.items()), STAGED_SCHEMA, folder))
