@@ -22,7 +22,7 @@ from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.process_pool import Map, by_key
-from pipelines.running.spill_files import spill_folder
+from pipelines.running.spill_files import gather, spill_folder
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
@@ -63,20 +63,10 @@ def row_group_batches(
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     """Yield shard index and batch part, see `ref_chunks.chunk_refs`."""
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
-    for index, batch in enumerate(_gather_batches(images.groups(refs), size)):
+    for index, groups in enumerate(gather(images.groups(refs), size, len)):
+        batch = chain.from_iterable(groups)
         for shard, chunk in partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder):
             yield shard, (index, chunk)
-
-
-def _gather_batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[ImageRef]]:
-    batch: list[ImageRef] = []
-    for group in groups:
-        batch += group
-        if len(batch) >= size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def stage_images(
