@@ -71,7 +71,6 @@ def extract_token_features(job: TokenFeaturesJob, execution: Execution = Executi
             model_fingerprint=description.fingerprint,
             max_length=job.max_length,
         ).to_json(),
-        inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         shards=captions.num_shards,
         notes=job.notes.to_json(),
         sample_outputs=partial(job.request().sample_outputs, job.device) if execution.runs_here else None,
