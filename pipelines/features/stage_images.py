@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NoReturn, TypeAlias
 
 from pipelines.features.feature_shards import reusable_rows
-from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
+from pipelines.features.ref_chunks import RefChunk, from_chunks, partition_by_shard, to_chunks
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA
@@ -101,7 +101,7 @@ def select_refs(
 ) -> list[RowGroupBatch]:
     """Return references to the images that a shard will read, by batch."""
     shard, parts = element
-    batches = {index: refs_in([chunk]) for index, chunk in parts}
+    batches = {index: from_chunks([chunk])[0] for index, chunk in parts}
     read: list[ImageRef] = []
 
     def record(ref: ImageRef) -> NoReturn:
@@ -119,7 +119,7 @@ def copy_images(
     element: tuple[int, Iterable[RefChunk]], images: ImagesInParquet, copies: StagingArea, shards: int, folder: str | None
 ) -> list[tuple[int, RefChunk]]:
     """Copy the images of a batch, and return shard indices and chunks of copies."""
-    refs = images.in_reading_order(refs_in(element[1]))
+    refs = images.in_reading_order(from_chunks(element[1])[0])
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
     by_shard = by_key((shard[copy.uri], copy) for copy in copies.write(images, refs))
     return list(to_chunks(sorted(by_shard.items()), STAGED_SCHEMA, folder))
