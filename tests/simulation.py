@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from extractors import ExtractorRequest
 from pipelines.features.feature_shards import source_of, statistics_of
 from pipelines.features.planning import list_images
-from pipelines.features.ref_chunks import RefChunk, chunk_refs, refs_in
+from pipelines.features.ref_chunks import RefChunk, chunk_refs, from_chunks
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.listing import digest_of
 from pipelines.jobs import FeaturesJob
@@ -113,7 +113,7 @@ def images(count: int, shards: int, folder: Path) -> list[Cost]:
             size.append(len(piece) if isinstance(piece, bytes) else piece[2])
         passed.append(_bytes_passed(held))
     some = sorted(held)[:: max(1, len(listing.shards) // 4)]
-    assert [len(refs_in(held[number])) for number in some] == [listing.counts[number] for number in some]
+    assert [len(from_chunks(held[number])[0]) for number in some] == [listing.counts[number] for number in some]
     for path in folder.iterdir():
         if path.is_file():
             path.unlink()
@@ -129,7 +129,7 @@ def features(count: int, shards: int, folder: Path) -> list[Cost]:
         held.setdefault(number, []).append(piece)
     with costs.phase("worker: write shards and records", count) as (size, _):
         for number in range(shards):
-            refs = sorted(refs_in(held.get(number, ())))
+            refs = sorted(from_chunks(held.get(number, ()))[0])
             sources = [source_of(ref, "0" * 64) for ref in refs]
             entries = ((one.image_id, one.uri, str(one.bytes), one.version) for one in sources)
             values = pa.FixedSizeListArray.from_arrays(np.zeros(len(refs), np.float32), type=output.schema.field(1).type)

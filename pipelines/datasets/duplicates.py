@@ -31,6 +31,7 @@ from scipy.sparse.csgraph import connected_components
 import extractors
 from pipelines.jobs import DuplicatesJob
 from pipelines.running.meter import Meter
+from pipelines.running.process_pool import by_key
 from schemas.console.events import Remark
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset, open_dataset
@@ -92,11 +93,9 @@ def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: Rema
     if job.captions:
         rows = open_dataset(job.captions, kind="captions").table([*_LABELS, "text"]).to_pylist()
         captions = sorted(rows, key=itemgetter(*KEY_COLUMNS["captions"]))
-    splits: dict[str, set[str]] = defaultdict(set)
-    for row in captions:
-        splits[row["image_id"]].add(row["split"])
+    splits = by_key((row["image_id"], row["split"]) for row in captions)
     ids = sorted(features.image_ids())
-    images = [{"image_id": image_id, "split": ",".join(sorted(splits[image_id]))} for image_id in ids]
+    images = [{"image_id": image_id, "split": ",".join(sorted({*splits.get(image_id, ())}))} for image_id in ids]
     matches = chain(_match_images(job, features, ids, meter, on_warning), _match_captions(captions, len(ids)))
     return _group([*images, *({name: str(row[name]) for name in _LABELS} for row in captions)], matches)
 
@@ -126,9 +125,7 @@ def _group(items: Sequence[Mapping[str, str]], matches: Iterable[tuple[str, _Lin
             np.maximum.at(similarities, members[is_strongest], values[is_strongest])
         graph = coo_array((np.ones(len(first), bool), (labels[first], labels[second])), (len(items), len(items)))
         labels = connected_components(graph, directed=False)[1][labels]
-    groups: dict[int, list[int]] = defaultdict(list)
-    for item in np.flatnonzero(kinds < len(KINDS)).tolist():
-        groups[labels[item]].append(item)
+    groups = by_key((labels[item], item) for item in np.flatnonzero(kinds < len(KINDS)).tolist())
     several = [members for members in groups.values() if len({items[item]["image_id"] for item in members}) > 1]
     return [
         Duplicate(group, KINDS[kinds[item]], round(float(similarities[item]), 6), **items[item])

@@ -72,8 +72,6 @@ def import_features(job: ImportJob, meter: Meter = Meter()) -> Manifest:
     source_format = job.format or import_format(job.sources[0])
     job = replace(job, format=source_format)
     files = _READERS[source_format](job)
-    if not files.image_ids:
-        raise InputError(f"{', '.join(map(repr, job.sources))} hold no images: expected one or more, check the files")
     dtype = stored_dtype(files.dtype, place=job.sources[0])
     spec = FeatureSpec(name=job.name, shape=files.shape, dtype=dtype, source=job.source)
     folder = Folder(job.output)

@@ -100,11 +100,6 @@ def to_chunks(
     return _spill(((key, _to_batch(values, schema)) for key, values in rows), folder)
 
 
-def refs_in(chunks: Iterable[RefChunk]) -> list[ImageRef]:
-    """Read chunks of references."""
-    return from_chunks(chunks)[0]
-
-
 def from_chunks(chunks: Iterable[RefChunk]) -> tuple[list[ImageRef], list[StagedImage]]:
     """Read chunks of references and of staged copies."""
     refs: list[ImageRef] = []

@@ -14,15 +14,15 @@ from itertools import chain
 from typing import NoReturn, TypeAlias
 
 from pipelines.features.feature_shards import reusable_rows
-from pipelines.features.ref_chunks import RefChunk, partition_by_shard, refs_in, to_chunks
+from pipelines.features.ref_chunks import RefChunk, from_chunks, partition_by_shard, to_chunks
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.listing import REFS_SCHEMA
-from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagedImage, StagingArea
+from pipelines.inputs.images.staged_images import STAGED_SCHEMA, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.process_pool import Map, by_key
-from pipelines.running.spill_files import spill_folder
+from pipelines.running.spill_files import gather, spill_folder
 from schemas.errors import DatasetError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
@@ -63,20 +63,10 @@ def row_group_batches(
 ) -> Iterator[tuple[int, RowGroupBatch]]:
     """Yield shard index and batch part, see `ref_chunks.chunk_refs`."""
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
-    for index, batch in enumerate(_gather_batches(images.groups(refs), size)):
+    for index, groups in enumerate(gather(images.groups(refs), size, len)):
+        batch = chain.from_iterable(groups)
         for shard, chunk in partition_by_shard(batch, shards, skip_shards=skip_shards, folder=folder):
             yield shard, (index, chunk)
-
-
-def _gather_batches(groups: Iterable[Iterable[ImageRef]], size: int) -> Iterator[list[ImageRef]]:
-    batch: list[ImageRef] = []
-    for group in groups:
-        batch += group
-        if len(batch) >= size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def stage_images(
@@ -111,7 +101,7 @@ def select_refs(
 ) -> list[RowGroupBatch]:
     """Return references to the images that a shard will read, by batch."""
     shard, parts = element
-    batches = {index: refs_in([chunk]) for index, chunk in parts}
+    batches = {index: from_chunks([chunk])[0] for index, chunk in parts}
     read: list[ImageRef] = []
 
     def record(ref: ImageRef) -> NoReturn:
@@ -129,9 +119,7 @@ def copy_images(
     element: tuple[int, Iterable[RefChunk]], images: ImagesInParquet, copies: StagingArea, shards: int, folder: str | None
 ) -> list[tuple[int, RefChunk]]:
     """Copy the images of a batch, and return shard indices and chunks of copies."""
-    refs = images.in_reading_order(refs_in(element[1]))
+    refs = images.in_reading_order(from_chunks(element[1])[0])
     shard = {ref.uri: shard_of(ref.image_id, shards) for ref in refs}
-    by_shard: dict[int, list[StagedImage]] = {}
-    for copy in copies.write(images, refs):
-        by_shard.setdefault(shard[copy.uri], []).append(copy)
+    by_shard = by_key((shard[copy.uri], copy) for copy in copies.write(images, refs))
     return list(to_chunks(sorted(by_shard.items()), STAGED_SCHEMA, folder))

@@ -11,8 +11,9 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
+from schemas.conversion import convert
 from schemas.errors import InputError, UsageError
 from schemas.text import LONE_CR, MAX_LINE
 
@@ -50,8 +51,7 @@ class Dialect:
         if len(delimiter) > 1 or delimiter in ('"', "\r", "\n"):
             raise UsageError(f"--delimiter is {self.delimiter!r}, expected one character, e.g. ';' or 'tab'")
         object.__setattr__(self, "delimiter", delimiter)
-        if self.quoting not in get_args(Quoting):
-            raise UsageError(f"--quoting is {self.quoting!r}, expected one of {', '.join(get_args(Quoting))}")
+        convert(self.quoting, Quoting, "--quoting")
 
 
 AUTO_DIALECT = Dialect()

@@ -174,23 +174,24 @@ def count_lines(folder: Folder, name: str) -> int:
     return lines + (last != b"\n")
 
 
-def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
-    """Yield the items of a list inside a JSON document, plain or ``.gz``.
+def iter_json(folder: Folder, name: str, *, prefix: str, form: str) -> Iterator[tuple[str, Any]]:
+    """Yield place and value of each item of a list in JSON, plain or ``.gz``.
 
-    The prefix is the path of the items in ijson's notation, e.g. ``images.item``.
+    The prefix is the path of the items in ijson's notation, e.g. ``images.item``. ``form`` is what the file should be.
 
     Raises:
-        InputError: the file is missing, cut short, not UTF-8, not JSON, or nested too deeply.
+        InputError: the file is missing, cut short, not UTF-8, not JSON, or nested too deeply, or has no items.
     """
+    location, key = folder.path_of(name), prefix.removesuffix(".item")
+    places = f"{location!r}, {key.removesuffix('s')} number "
     # The C parser replaces lone surrogates by "?" and refuses whole numbers beyond 64 bits; the Python parser is far slower.
     parser = ijson.get_backend("python") if _scan_json(folder, name) else ijson
     done = 0
     with open_input(folder, name) as stream:
-        _skip_mark(stream, folder.path_of(name))
+        _skip_mark(stream, location)
         try:
-            for item in parser.items(stream, prefix, use_float=True):
-                yield item
-                done += 1
+            for done, item in enumerate(parser.items(stream, prefix, use_float=True), start=1):
+                yield f"{places}{done}", item
         except ijson.JSONError as error:
             detail = error.args[0] if error.args else ""
             if isinstance(detail, bytes):
@@ -203,9 +204,10 @@ def iter_json(folder: Folder, name: str, *, prefix: str) -> Iterator[Any]:
             if _NOT_A_NUMBER.search(str(detail)):
                 advice = "NaN and Infinity are not JSON, although Python's json writes them: write null in their place"
             raise InputError(
-                f"{folder.path_of(name)!r} is not well-formed JSON: {' '.join(str(detail).split())!r} "
-                f"after {done} items of {prefix.removesuffix('.item')!r}. {advice}"
+                f"{location!r} is not well-formed JSON: {' '.join(str(detail).split())!r} after {done} items of {key!r}. {advice}"
             ) from error
+    if not done:
+        raise InputError(f"{location!r} has no {key!r} at its top level: is it {form}? If so, fetch it again")
 
 
 def inventory(folder: Folder, names: Iterable[str]) -> list[dict[str, Any]]:

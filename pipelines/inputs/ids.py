@@ -11,22 +11,12 @@ import numpy as np
 
 from pipelines.inputs.files import read_lines
 from pipelines.inputs.images.base import EXTENSIONS
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import file_at
 
 IdRule = Literal["name", "path"]
 """Rule for image ids: the file name or the whole relative path, without extension."""
-
-
-def check_id_rule(ids: str) -> None:
-    """Check the value of ``--id-rule``.
-
-    Raises:
-        UsageError: it is neither ``name`` nor ``path``.
-    """
-    if ids not in ("name", "path"):
-        raise UsageError(f"--id-rule is {ids!r}, expected 'name' or 'path'")
 
 
 def id_of_path(path: str, ids: IdRule) -> str:

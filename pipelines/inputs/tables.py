@@ -264,7 +264,8 @@ class InputTable:
             except InputError as error:  # Unmatched quotes, invalid UTF-8, a truncated file.
                 failure = error
             if values:
-                yield TableBatch(self._location, columns(values), len(values), partial(_line_place, place, done, lines), names)
+                at = partial(lambda first, lines, row: place.format(first + row, lines[row]), done, lines)
+                yield TableBatch(self._location, columns(values), len(values), at, names)
             done, is_last = done + len(values), len(values) < _BATCH_ROWS
         if failure is not None:
             raise failure
@@ -306,7 +307,8 @@ class InputTable:
                 groups = None if part is None else list(range(*part))
                 for batch in table.batches(names, _BATCH_ROWS, groups):
                     values = {ours: batch.column(theirs) for ours, theirs in columns.items()}
-                    yield TableBatch(location, values, batch.num_rows, partial(_row_place, done + 1), columns)
+                    at = partial(lambda first, row: f"row {first + row}", done + 1)
+                    yield TableBatch(location, values, batch.num_rows, at, columns)
                     done += batch.num_rows
                 if not done and part is None:
                     raise InputError(f"{location!r} has no rows: check the program that wrote it, or name another file")
@@ -366,14 +368,6 @@ def type_of(name: str) -> str:
 
 def _first_object(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     return islice(((line_number, line) for line_number, line in lines if line.strip()), 1)
-
-
-def _line_place(form: str, first: int, lines: Sequence[int], index: int) -> str:
-    return form.format(first + index, lines[index])
-
-
-def _row_place(first: int, index: int) -> str:
-    return f"row {first + index}"
 
 
 @lru_cache(maxsize=8)

@@ -300,11 +300,10 @@ _HARMLESS_FLAGS = frozenset(
 def _flags_of_code(flags: Sequence[str]) -> list[str]:
     """Return the flags that may name code, here or on workers: all but harmless ones."""
     parts = [(flag, *flag.removeprefix("--").partition("=")[::2]) for flag in flags]
-    runners = {f"{name}{end}" for name in _HARMLESS_RUNNERS for end in ("", "runner")}
     return [
         flag
         for flag, name, value in parts
-        if name not in _HARMLESS_FLAGS and not (name == "runner" and value.lower() in runners)
+        if name not in _HARMLESS_FLAGS and not (name == "runner" and value.lower().removesuffix("runner") in _HARMLESS_RUNNERS)
     ]
 
 

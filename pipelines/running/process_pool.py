@@ -18,6 +18,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
@@ -64,7 +65,7 @@ def open_workers(count: int) -> Iterator[Map]:
     workers: list[_Worker] = []
     try:
         workers += [_Worker(index) for index in range(count)]
-        yield _Pool(workers)
+        yield partial(_spread, workers)
     finally:
         for worker in workers:
             worker.kill()
@@ -123,38 +124,33 @@ class _Worker:
         self._process.wait()
 
 
-class _Pool:
-    """A `Map` over processes; each gets the next value when it is idle."""
+def _spread(workers: list[_Worker], function: Callable[[_T], _R], values: Iterable[_T], /) -> Iterator[_R]:
+    """Call a function in processes; each gets the next value when it is idle."""
+    try:
+        content = pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise _not_importable(error) from error
+    todo = iter(values)
+    busy: dict[Connection, _Worker] = {}
 
-    def __init__(self, workers: list[_Worker]) -> None:
-        self._workers = workers
+    def start_next(worker: _Worker) -> None:
+        for value in todo:
+            worker.send(pickle.dumps(value))
+            busy[worker.connection] = worker
+            return
 
-    def __call__(self, function: Callable[[_T], _R], values: Iterable[_T], /) -> Iterator[_R]:
-        try:
-            content = pickle.dumps(function)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise _not_importable(error) from error
-        todo = iter(values)
-        busy: dict[Connection, _Worker] = {}
-
-        def start_next(worker: _Worker) -> None:
-            for value in todo:
-                worker.send(pickle.dumps(value))
-                busy[worker.connection] = worker
-                return
-
-        for worker in self._workers:
-            worker.send(content)
+    for worker in workers:
+        worker.send(content)
+        start_next(worker)
+    while busy:
+        for connection in wait(list(busy)):
+            assert isinstance(connection, Connection)
+            worker = busy.pop(connection)
+            result = worker.receive()
             start_next(worker)
-        while busy:
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
-                worker = busy.pop(connection)
-                result = worker.receive()
-                start_next(worker)
-                yield result
-        for worker in self._workers:
-            worker.send(b"")  # The next pickle is a function.
+            yield result
+    for worker in workers:
+        worker.send(b"")  # The next pickle is a function.
 
 
 def by_key(pairs: Iterable[tuple[_K, _R]]) -> dict[_K, list[_R]]:

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -25,6 +25,7 @@ from schemas.writing.shard_writer import lock_folder
 FileRange: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 # LZ4 writes a third of the bytes. Workers are processes, and threads are slower for 128 KiB.
@@ -73,6 +74,20 @@ def write_ranges(contents: Iterable[tuple[Key, bytes]], path: Path) -> list[tupl
             ranges.append((key, (str(path), file.tell(), len(data))))
             file.write(data)
     return ranges
+
+
+def gather(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield lists of consecutive items of at least a size; the last may be smaller."""
+    gathered: list[Item] = []
+    total = 0
+    for item in items:
+        gathered.append(item)
+        total += size_of(item)
+        if total >= size:
+            yield gathered
+            gathered, total = [], 0
+    if gathered:
+        yield gathered
 
 
 @contextmanager

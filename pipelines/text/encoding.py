@@ -48,10 +48,6 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
             # A model trained on these ids can only answer queries that went through the same recipe.
             text=CaptionsParameters.from_json(captions.manifest.parameters).text,
         ).to_json(),
-        inputs=(
-            {"name": "captions", "fingerprint": captions.fingerprint},
-            {"name": "vocabulary", "fingerprint": vocabulary.fingerprint},
-        ),
         shards=captions.num_shards,
         notes=job.notes.to_json(),
     ).made_from(captions, vocabulary)

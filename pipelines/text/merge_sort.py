@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -28,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.inputs.captions.base import INDEX_ADVICE
-from pipelines.running.spill_files import FileRange, from_ipc, to_ipc, write_ranges
+from pipelines.running.spill_files import FileRange, from_ipc, gather, to_ipc, write_ranges
 from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
@@ -65,24 +66,12 @@ def make_sorted_runs(
     Raises:
         DatasetError: the folder cannot be written.
     """
-    for table in _gather(blocks):
+    for gathered in gather(blocks, GATHERED_BYTES, attrgetter("nbytes")):
+        table = pa.concat_tables(gathered)
         runs = (((shard, row_key(rows)), to_ipc(rows)) for shard, rows in partition_captions(table, shards, skip_shards))
         name = f".captions-{uuid4().hex}{TEMPORARY_MARK}{os.getpid()}"
         contents = runs if folder is None else write_ranges(runs, Path(folder) / name)
         yield from ((shard, (first, content)) for (shard, first), content in contents)
-
-
-def _gather(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    gathered: list[pa.Table] = []
-    size = 0
-    for block in blocks:
-        gathered.append(block)
-        size += block.nbytes
-        if size >= GATHERED_BYTES:
-            yield pa.concat_tables(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield pa.concat_tables(gathered)
 
 
 def partition_captions(

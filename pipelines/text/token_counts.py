@@ -167,18 +167,11 @@ def vocabulary_from_counts(
     Raises:
         InputError: no token reaches the threshold.
     """
-    trained: dict[str, Counter[str]] = {}
-    for (portion, split, language), tokens in sorted(counts.items()):
-        if split in job.splits and selects(job, portion, language):
-            trained.setdefault(language, Counter()).update(tokens)
+    covered = {group: tokens for group, tokens in sorted(counts.items()) if selects(job, group[0], group[2])}
+    trained = sum_by_key((language, tokens) for (_, split, language), tokens in covered.items() if split in job.splits)
     vocabulary = Vocabulary.from_counts(trained, min_count=job.min_count, scope=job.count_scope)
     if len(vocabulary) == len(SPECIALS):
         raise InputError(_no_token(trained, job))
-    covered = {
-        (portion, split, language): tokens
-        for (portion, split, language), tokens in counts.items()
-        if selects(job, portion, language)
-    }
     return vocabulary, vocabulary_statistics(job, vocabulary, covered, trained)
 
 

@@ -113,7 +113,6 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
             languages=tuple(sorted(job.languages)),
             portions=tuple(sorted(job.portions)),
         ).to_json(),
-        inputs=({"name": "captions", "fingerprint": captions.fingerprint},),
         other_files=re.escape(TEXT_NAME),
         notes=job.notes.to_json(),
     ).made_from(captions)

@@ -85,17 +85,14 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
         parameters=WordVectorsParameters(
             feature=spec, languages=tuple(looked_up), lookup=_LOOKUP + (_SUB_WORDS if has_models else "")
         ).to_json(),
-        inputs=(
-            {"name": "vocabulary", "fingerprint": dataset.fingerprint},
-            *(
-                {
-                    "name": locations[language].rstrip("/").rpartition("/")[2],
-                    "language": language,
-                    "bytes": vectors.file.bytes,
-                    "sha256": vectors.file.sha256,
-                }
-                for language, vectors in looked_up.items()
-            ),
+        inputs=tuple(
+            {
+                "name": locations[language].rstrip("/").rpartition("/")[2],
+                "language": language,
+                "bytes": vectors.file.bytes,
+                "sha256": vectors.file.sha256,
+            }
+            for language, vectors in looked_up.items()
         ),
     ).made_from(dataset)
 

@@ -72,13 +72,16 @@ class OutputDataset:
     max_failures: FailureLimit | None = field(default=None, compare=False)
 
     def made_from(self, *sources: Dataset) -> OutputDataset:
-        """Return the output with a digest of its source datasets' content.
+        """Return the output with source datasets as first inputs, and their digest.
 
-        The inputs have only their fingerprints, and content may differ at the same fingerprint.
+        Inputs have only fingerprints, and content may differ at the same fingerprint.
         """
         digest = sha256_of_json([source.manifest.content_sha256 for source in sources])
         return replace(
-            self, version_digests=(digest,) * self.shards, sources=tuple(source.folder.location for source in sources)
+            self,
+            inputs=(*({"name": source.kind, "fingerprint": source.fingerprint} for source in sources), *self.inputs),
+            version_digests=(digest,) * self.shards,
+            sources=tuple(source.folder.location for source in sources),
         )
 
     @property

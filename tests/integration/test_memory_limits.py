@@ -139,7 +139,7 @@ def test_rows_over_many_lines_count_their_own_lines_only(monkeypatch):
 _TOML = "from schemas.conversion import parse_toml"
 _PARSED = "len(parse_toml(Path(path).read_text()))"
 _JSON = _FOLDER + "from pipelines.inputs.files import iter_json"
-_ITEMS = "len(list(iter_json(Folder(str(Path(path).parent)), Path(path).name, prefix='images.item')))"
+_ITEMS = "len(list(iter_json(Folder(str(Path(path).parent)), Path(path).name, prefix='images.item', form='a list')))"
 
 
 @pytest.mark.slow
@@ -196,10 +196,13 @@ def test_brackets_in_strings_are_no_depth(tmp_path):
     for _ in range(97):
         nested = [nested]
     (tmp_path / "a.json").write_text(json.dumps({"images": [*images, nested]}))
-    assert list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item")) == [*images, nested]
+    assert [item for _, item in iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item", form="a list")] == [
+        *images,
+        nested,
+    ]
     (tmp_path / "a.json").write_text(json.dumps({"images": [*images, [nested]]}))
     with pytest.raises(InputError, match="nests more than 100 lists and objects after line 1: fetch it again"):
-        list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item"))
+        list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item", form="a list"))
 
 
 def test_deep_json_line_is_an_error(tmp_path):

@@ -17,6 +17,7 @@ from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
+from pipelines.running.process_pool import by_key
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import normalization_hint
@@ -95,10 +96,7 @@ def feature_column(dataset: Dataset) -> str:
 
 def rows_of(image_ids: Sequence[str]) -> dict[str, list[int]]:
     """Return the rows of an array by image id; an image may be listed several times."""
-    rows: dict[str, list[int]] = {}
-    for row, image_id in enumerate(image_ids):
-        rows.setdefault(image_id, []).append(row)
-    return rows
+    return by_key((image_id, row) for row, image_id in enumerate(image_ids))
 
 
 def check_images(dataset: Dataset, image_ids: Iterable[str], *, wanted_by: str, advice: str) -> None:

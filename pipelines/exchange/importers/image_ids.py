@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pipelines.exchange.image_lists import CAPTION_NUMBER, apply_rule, lines_of, local_file, make_image_id
 from pipelines.exchange.jobs import KarpathyKey, ListIdRule
+from pipelines.inputs.captions.json_formats import KARPATHY_FORM
 from pipelines.inputs.files import inventory, iter_json
 from pipelines.inputs.ids import image_id_of
 from schemas.errors import InputError
@@ -89,10 +90,10 @@ def read_karpathy_numbers(path: Path, key: KarpathyKey) -> dict[int, str]:
     """
     image_ids: dict[int, str] = {}
     positions: dict[str, int] = {}
-    for position, image in enumerate(iter_json(Folder(str(path.parent)), path.name, prefix="images.item"), start=1):
-        place = f"{str(path)!r}, image number {position}"
+    images = iter_json(Folder(str(path.parent)), path.name, prefix="images.item", form=KARPATHY_FORM)
+    for position, (place, image) in enumerate(images, start=1):
         if not isinstance(image, dict) or "filename" not in image:
-            raise InputError(f"{place}: no 'filename' in it; is it a 'dataset_*.json' of Karpathy's splits?")
+            raise InputError(f"{place}: no 'filename' in it; is it {KARPATHY_FORM}?")
         image_id = image_id_of(image["filename"], place=place)
         if (other := positions.setdefault(image_id, position)) != position:
             raise InputError(
@@ -109,5 +110,5 @@ def read_karpathy_numbers(path: Path, key: KarpathyKey) -> dict[int, str]:
             if image_ids.setdefault(number, image_id) != image_id:
                 raise InputError(f"{place}: {key} {number} is that of {image_ids[number]!r} and of {image_id!r}; expected one")
     if not image_ids:
-        raise InputError(f"{str(path)!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
+        raise InputError(f"{str(path)!r} has no {key} of any image: is it {KARPATHY_FORM}?")
     return image_ids

@@ -33,6 +33,8 @@ from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 
+KARPATHY_FORM = "a 'dataset_*.json' of Karpathy's splits"
+_COCO_FORM = "one of COCO's 'captions_*.json'"
 _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
 _COCO_FILE = r"captions_.+\.json(\.gz)?"
 
@@ -68,17 +70,13 @@ class KarpathySource(PathSource):
         """Yield the captions image by image."""
         location = self.folder.path_of(part.name)
         combinations = LabelCombinations(location)
-        position = 0
-        places = f"{location!r}, image number "
-        for position, image in enumerate(iter_json(self.folder, part.name, prefix="images.item"), start=1):
-            image_id, split, texts = _parse_image(image, self.ids, place=f"{places}{position}")
+        for place, image in iter_json(self.folder, part.name, prefix="images.item", form=KARPATHY_FORM):
+            image_id, split, texts = _parse_image(image, self.ids, place=place)
             if texts:
                 combinations.add((part.language, part.portion, split))
             if selection.takes(part.language, part.portion, split):
                 for index, text in enumerate(texts):
                     yield RawCaption(image_id, part.language, part.portion, index, split, text)
-        if not position:
-            raise InputError(f"{location!r} has no 'images' at its top level: is it a 'dataset_*.json' of Karpathy's splits?")
         combinations.require(selection)
 
 
@@ -86,7 +84,7 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
     """Return image id, split and texts of one entry of ``images``."""
     for key in ("filename", "split", "sentences"):
         if not isinstance(image, dict) or key not in image:
-            raise InputError(f"{place}: no {key!r} in it; is it a 'dataset_*.json' of Karpathy's splits?")
+            raise InputError(f"{place}: no {key!r} in it; is it {KARPATHY_FORM}?")
     path = image["filename"]
     if ids == "path" and image.get("filepath"):
         path = f"{image['filepath']}/{check_image_id(path, place=place)}"
@@ -168,29 +166,23 @@ class CocoSource(PathSource):
         images = self._images(part.name)
         counts = dict.fromkeys(images.values(), 0)
         keys = KeyHashes()
-        places = f"{location!r}, annotation number "
-        position = 0
-        for position, annotation in enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1):
+        for place, annotation in iter_json(self.folder, part.name, prefix="annotations.item", form=_COCO_FORM):
             if not isinstance(annotation, dict) or "image_id" not in annotation or "caption" not in annotation:
-                raise InputError(
-                    f"{places}{position}: no 'image_id' or no 'caption' in it; is it one of COCO's 'captions_*.json'?"
-                )
+                raise InputError(f"{place}: no 'image_id' or no 'caption' in it; is it {_COCO_FORM}?")
             key = annotation["image_id"]
             if type(key) not in (int, str) or (image_id := images.get(key)) is None:
                 raise InputError(
-                    f"{places}{position}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it "
-                    "again"
+                    f"{place}: its image {key!r} is not among the 'images' of the file; was the file edited? Fetch it again"
                 )
             if (own := annotation.get("id")) is not None:
                 keys.add((key, str(own)))
-            text = check_text(annotation["caption"], place=f"{places}{position} (image {image_id!r})")
+            text = check_text(annotation["caption"], place=f"{place} (image {image_id!r})")
             yield RawCaption(image_id, part.language, part.portion, counts[image_id], part.split, text)
             counts[image_id] += 1
-        if not position:
-            raise InputError(f"{location!r} has no 'annotations': is it one of COCO's 'captions_*.json'? Fetch it again")
         # Joined files may repeat annotation ids, but not for one image.
-        annotations = enumerate(iter_json(self.folder, part.name, prefix="annotations.item"), start=1)
-        if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), position) for position, item in annotations):
+        annotations = iter_json(self.folder, part.name, prefix="annotations.item", form=_COCO_FORM)
+        places = enumerate((item for _, item in annotations), start=1)
+        if repeat := keys.repeat(((item["image_id"], str(item.get("id"))), position) for position, item in places):
             (image, own), first, second = repeat
             raise InputError(
                 f"{location!r}: the annotations number {first} and {second} both have the id {own!r} and describe the image "
@@ -199,13 +191,11 @@ class CocoSource(PathSource):
 
     def _images(self, name: str) -> dict[int | str, str]:
         """Return the image ids by COCO's image numbers."""
-        location = self.folder.path_of(name)
         paths: dict[int | str, str] = {}
         keys: dict[str, int | str] = {}
-        for position, image in enumerate(iter_json(self.folder, name, prefix="images.item"), start=1):
-            place = f"{location!r}, image number {position}"
+        for place, image in iter_json(self.folder, name, prefix="images.item", form=_COCO_FORM):
             if not isinstance(image, dict) or "file_name" not in image or type(image.get("id")) not in (int, str):
-                raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it one of COCO's 'captions_*.json'?")
+                raise InputError(f"{place}: no 'id' or no 'file_name' in it; is it {_COCO_FORM}?")
             key, path = image["id"], image["file_name"]
             image_id = image_id_of(path, self.ids, place=place)
             if paths.setdefault(key, path) != path:
@@ -218,8 +208,6 @@ class CocoSource(PathSource):
                     f"{place}: the images {other!r} ({paths[other]!r}) and {key!r} ({path!r}) would both be {image_id!r}: "
                     f"{'make ids of whole paths with --id-rule path, or ' if helps else ''}{RENAME}"
                 )
-        if not keys:
-            raise InputError(f"{location!r} has no 'images' at its top level: is it one of COCO's 'captions_*.json'?")
         return {key: image_id for image_id, key in keys.items()}
 
 

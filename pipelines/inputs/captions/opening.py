@@ -12,8 +12,9 @@ from pipelines.inputs.captions.scan import ScanSource
 from pipelines.inputs.captions.table import TABLE_COLUMNS, TableSource
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
-from pipelines.inputs.ids import IdRule, check_id_rule
+from pipelines.inputs.ids import IdRule
 from pipelines.inputs.tables import check_columns
+from schemas.conversion import convert
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_language
 
@@ -50,7 +51,7 @@ def open_captions(
     if columns and format != "table":
         raise UsageError(f"columns {dict(columns)!r} were given for the format {format!r}: only a 'table' has columns")
     check_columns(columns or {}, TABLE_COLUMNS)
-    check_id_rule(id_rule)
+    convert(id_rule, IdRule, "--id-rule")
     if id_rule != "name" and format in ("scan", "table"):
         raise UsageError(f"--id-rule {id_rule} was given for the format {format!r}, which has ids and not paths: leave it out")
     dialect = Dialect(delimiter, quoting)

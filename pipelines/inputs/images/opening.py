@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from pipelines.inputs.dialects import AUTO_DIALECT, Dialect, Quoting
 from pipelines.inputs.files import kind_of, locate
-from pipelines.inputs.ids import IdRule, check_id_rule
+from pipelines.inputs.ids import IdRule
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind, archives_in, holds_image_bytes
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.folders import TABLE_COLUMNS, ImagesInFolder, ImageTable
 from pipelines.inputs.tables import InputTable, check_columns, check_dialect, is_table
 from pipelines.inputs.web import PUBLIC_ACCESS, WebAccess
+from schemas.conversion import convert
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import Folder, file_at
 
@@ -47,7 +48,7 @@ def open_images(
         UsageError: ``id_rule`` is neither ``name`` nor ``path``, a column is unknown, or an option for tables has another location.
         InputError: the location does not exist, or is a compressed tar.
     """
-    check_id_rule(id_rule)
+    convert(id_rule, IdRule, "--id-rule")
     check_columns(columns or {}, TABLE_COLUMNS)
     dialect = Dialect(delimiter, quoting)
     access = WebAccess(allow_private_addresses=allow_private_addresses, user_agent=user_agent)

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from pipelines.features.ref_chunks import chunk_refs, refs_in
+from pipelines.features.ref_chunks import chunk_refs, from_chunks
 from pipelines.inputs.images.base import ImageRef
 from schemas.keys import shard_of
 
@@ -28,12 +28,12 @@ def test_each_shard_gets_its_references_in_their_order(folder, count):
     by_shard: dict[int, list] = {}
     for shard, piece in chunk_refs(iter(refs), SHARDS, folder=folder):
         by_shard.setdefault(shard, []).append(pickle.loads(pickle.dumps(piece)))  # Workers are other processes.
-    found = {shard: refs_in(pieces) for shard, pieces in by_shard.items()}
+    found = {shard: from_chunks(pieces)[0] for shard, pieces in by_shard.items()}
     expected: dict[int, list[ImageRef]] = {}
     for ref in refs:
         expected.setdefault(shard_of(ref.image_id, SHARDS), []).append(ref)
     assert found == expected
-    assert refs_in([]) == []
+    assert from_chunks([]) == ([], [])
 
 
 def test_finished_shards_are_left_out(folder):

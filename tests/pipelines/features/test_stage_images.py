@@ -16,7 +16,7 @@ from extractors import ExtractorRequest
 from pipelines.features import stage_images, transforms
 from pipelines.features.extraction import FeaturesPlan, extract_features
 from pipelines.features.planning import list_images
-from pipelines.features.ref_chunks import RefChunk, from_chunks, listed_refs, refs_in
+from pipelines.features.ref_chunks import RefChunk, from_chunks, listed_refs
 from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
@@ -180,8 +180,8 @@ def test_row_group_batches_hold_whole_groups(images, monkeypatch):
     monkeypatch.setattr(stage_images, "_SHARD_REFS", 1)
     found: dict[int, set[ImageRef]] = {}
     for shard, (number, piece) in row_group_batches(source, refs, SHARDS, skip_shards=frozenset({2}), folder=None):
-        assert {shard_of(ref.image_id, SHARDS) for ref in refs_in([piece])} == {shard}
-        found.setdefault(number, set()).update(refs_in([piece]))
+        assert {shard_of(ref.image_id, SHARDS) for ref in from_chunks([piece])[0]} == {shard}
+        found.setdefault(number, set()).update(from_chunks([piece])[0])
     parts = refs[:20], refs[20:34], refs[34:]
     assert found == {number: {ref for ref in part if shard_of(ref.image_id, SHARDS) != 2} for number, part in enumerate(parts)}
 

@@ -144,13 +144,13 @@ def test_json_items(tmp_path, name, mark, ascii_):
     items = [{"text": "naïve \U0001f600 \\ud800 \u2028 \r\n \x00", "n": 2**40}, [1.5], "x", None]
     text = json.dumps({"other": {"images": [1]}, "images": items, "z": [9]}, ensure_ascii=ascii_, indent=1)
     data = (mark + text.replace("\n", "\r\n")).encode()
-    assert list(iter_json(*_write(tmp_path / name, data), prefix="images.item")) == items
+    assert [item for _, item in iter_json(*_write(tmp_path / name, data), prefix="images.item", form="a list")] == items
 
 
 def test_iter_json_keeps_lone_surrogates(tmp_path):
     for text in ("x\ud800y", "\udc00", "a\ud83d"):
         file = _write(tmp_path / "a.json", json.dumps({"images": [text]}).encode())
-        assert list(iter_json(*file, prefix="images.item")) == [text]
+        assert [item for _, item in iter_json(*file, prefix="images.item", form="a list")] == [text]
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_scan_json_finds_lone_surrogates_at_any_chunk_end(tmp_path, monkeypatch,
         half = any("\ud800" <= character <= "\udfff" for character in items[0])
         file = _write(tmp_path / "a.json", data)
         assert files._scan_json(*file) == half
-        assert list(iter_json(*file, prefix="images.item")) == items
+        assert [item for _, item in iter_json(*file, prefix="images.item", form="a list")] == items
         halves += half
     assert 20 < halves < 180
 
@@ -177,35 +177,37 @@ def test_scan_json_finds_lone_surrogates_at_any_chunk_end(tmp_path, monkeypatch,
 )
 def test_iter_json_of_malformed_json_fails(tmp_path, data):
     with pytest.raises(InputError, match=r"a\.json' is not well-formed JSON: .* after \d items of 'images'"):
-        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))
+        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item", form="a list"))
 
 
 @pytest.mark.parametrize("half", ["", "\\ud800"])
 def test_iter_json_reads_large_numbers_and_names_nan(tmp_path, half):
     text = f'{{"text": "{half}", "images": [{{"id": {2**70}, "x": [0.5, -{2**65}]}}]}}'
     write(tmp_path / "a.json", text)
-    assert list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item")) == json.loads(text)["images"]
+    assert [item for _, item in iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item", form="a list")] == json.loads(
+        text
+    )["images"]
     for value in ("NaN", "Infinity", "-Infinity"):
         write(tmp_path / "b.json", text.replace("0.5", value).replace(str(2**70), "1").replace(str(2**65), "1"))
         with pytest.raises(InputError, match="NaN and Infinity are not JSON, although Python's json writes them: write null"):
-            list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item"))
+            list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item", form="a list"))
     write(tmp_path / "c.json", text.replace("0.5", "9" * 5000))
     with pytest.raises(InputError, match="is not well-formed JSON"):
-        list(iter_json(Folder(str(tmp_path)), "c.json", prefix="images.item"))
+        list(iter_json(Folder(str(tmp_path)), "c.json", prefix="images.item", form="a list"))
 
 
 def test_iter_json_of_non_utf8_fails(tmp_path):
     head = json.dumps({"a": "é" * 300_000}, ensure_ascii=False).encode()[:-1]
     file = _write(tmp_path / "a.json", head + b',\n\n"b": "caf\xe9"}')
     with pytest.raises(InputError, match=rf"is not UTF-8: line 3, byte {len(head) + 13} of the file is the byte 0xe9; convert"):
-        list(iter_json(*file, prefix="images.item"))
+        list(iter_json(*file, prefix="images.item", form="a list"))
     (tmp_path / "b.json").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(InputError, match="compressed with gzip"):
-        list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item"))
+        list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item", form="a list"))
 
 
 @pytest.mark.parametrize("half", ["", "\\ud800"])
 def test_json_lines_in_place_of_a_document_are_named(tmp_path, half):
     data = f'{{"text": "a{half}"}}\n{{"text": "b"}}\n'.encode()
     with pytest.raises(InputError, match=r"more than one document: if these are JSON lines, name the file '\.jsonl' and read"):
-        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item"))
+        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item", form="a list"))

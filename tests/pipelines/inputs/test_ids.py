@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import PurePosixPath
 
 import pytest
 
-from pipelines.inputs.ids import KeyHashes, check_id_rule, extension_remark, id_of_path, image_id_of
+from pipelines.inputs.captions.opening import open_captions
+from pipelines.inputs.ids import KeyHashes, extension_remark, id_of_path, image_id_of
+from pipelines.inputs.images.opening import open_images
 from schemas.errors import InputError, UsageError
 
 
@@ -36,10 +39,10 @@ def test_image_id_of_file_name_with_a_backslash_is_refused(ids):
         image_id_of("images\\a.png", ids, place="x")
 
 
-def test_check_id_rule_names_the_option():
-    check_id_rule("path")
-    with pytest.raises(UsageError, match="--id-rule is 'stem', expected 'name' or 'path'"):
-        check_id_rule("stem")
+@pytest.mark.parametrize("open_source", [partial(open_captions, "coco"), open_images])
+def test_a_wrong_id_rule_names_the_option(tmp_path, open_source):
+    with pytest.raises(UsageError, match="--id-rule is 'stem', expected one of 'name', 'path'"):
+        open_source(tmp_path, id_rule="stem")
 
 
 @pytest.mark.parametrize("seed", range(20))

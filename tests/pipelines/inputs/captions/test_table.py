@@ -494,7 +494,7 @@ def test_wrong_dialects_are_refused(tmp_path, text, options, message):
     [
         ({"delimiter": "ab"}, r"--delimiter is 'ab', expected one character, e\.g\. ';' or 'tab'"),
         ({"delimiter": '"'}, r"--delimiter is '\"', expected one character"),
-        ({"quoting": "minimal"}, r"--quoting is 'minimal', expected one of auto, rfc4180, none"),
+        ({"quoting": "minimal"}, r"--quoting is 'minimal', expected one of 'auto', 'rfc4180', 'none'"),
     ],
 )
 def test_invalid_dialects(tmp_path, options, message):
