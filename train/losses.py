@@ -93,14 +93,12 @@ class Inputs:
     """Inputs of the model for a batch.
 
     Attributes:
-        task: ``c2i``, ``c2c`` or ``images``, see `train.data.sampling.Batch`.
         numbers: int64 ``[B]``, the image of each row in the whole batch.
         images: features of this process's rows; None for ``c2c``.
         captions: captions of this process's rows, by entry of ``languages``.
         languages: language of each entry of captions; None for mixed languages, for shared encoders only.
     """
 
-    task: str
     numbers: Tensor
     images: ImageBatch | None
     captions: tuple[CaptionBatch, ...]

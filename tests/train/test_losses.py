@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from tests.train.models.equations import cosine, diversity
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, VseConfig
@@ -141,9 +142,9 @@ def data(toy):
 
 
 @pytest.fixture(scope="module", params=["cosine", "order"])
-def model(request, data):
+def model(request, data, toy):
     config = VseConfig(embed_dim=5, word_dim=4, similarity=request.param)
-    return build_model(config, Dimensions(LANGUAGES, len(data.vocabulary), (8,)), seed=1)
+    return build_model(config, Dimensions(LANGUAGES, len(open_dataset(toy.vocabulary).vocabulary()), (8,)), seed=1)
 
 
 def objective(model, *, caption_weight=1.0):
@@ -235,9 +236,10 @@ def regions(toy_regions):
 
 
 @pytest.fixture(scope="module")
-def heads(regions):
+def heads(toy_regions):
     config = MhaDConfig(embed_dim=5, word_dim=4, num_heads=3, attention_dim=6, context_dim=7)
-    return build_model(config, Dimensions(LANGUAGES, len(regions.vocabulary), (3, 8)), seed=1).double()
+    tokens = open_dataset(toy_regions.vocabulary).vocabulary().tokens
+    return build_model(config, Dimensions(LANGUAGES, len(tokens), (3, 8)), seed=1).double()
 
 
 def view(encoded):
@@ -346,7 +348,7 @@ def batch_of(shape: tuple[int, ...], images: int, tokens: int) -> Inputs:
         captions.append(CaptionBatch(rng.integers(3, 9, sum(lengths)), np.cumsum([0, *lengths]), np.arange(images)))
     mask = torch.arange(6) < torch.from_numpy(rng.integers(1, 7, (images, 1))) if len(shape) > 1 else None
     features = torch.from_numpy(rng.standard_normal((images, *shape), np.float32))
-    return Inputs("images", torch.arange(images), ImageBatch(features, mask), tuple(captions), ("en", "de"))
+    return Inputs(torch.arange(images), ImageBatch(features, mask), tuple(captions), ("en", "de"))
 
 
 @pytest.mark.cluster
