@@ -268,9 +268,7 @@ def shard_features(
     image_ids = table["image_id"].to_pylist()
     values, counts = vectors_of(dataset, table)
     check_finite(values, dataset, image_ids)
-    records = np.empty(len(values), _record(dataset))
-    _put(records, slice(None), values, counts)
-    return image_ids, ImageFeatures.of(records, np.arange(len(values)), feature_spec(dataset), l2)
+    return image_ids, ImageFeatures(values, norms_of(values), np.arange(len(values)), feature_spec(dataset), l2, counts)
 
 
 def _copy_mapped_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
