@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from schemas.conversion import convert, dump, override, parse_toml
+from schemas.conversion import convert, dump, hints_of, override, parse_toml
 from schemas.errors import UsageError
 from train.config.models import ModelConfig, VseConfig, not_negative, positive, require
 from train.config.presets import parse_table, read_config_table
@@ -213,6 +213,10 @@ class Config:
     description: str = ""
 
     def __post_init__(self) -> None:
+        for section, values in vars(self).items():  # Those of a program are not converted before.
+            kind: Any = type(values)
+            for key in fields(kind) if is_dataclass(kind) else ():
+                convert(getattr(values, key.name), hints_of(kind)[key.name], f"{section}.{key.name}")
         require(
             set(self.schedule.monitor_languages) <= set(self.data.languages),
             f"schedule.monitor_languages names {', '.join(self.schedule.monitor_languages)}, but the languages are "
