@@ -31,7 +31,7 @@ from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import l2_normalize
 
 
-def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
+def ranking_loss(scores: Tensor, images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
     """Return the triplet ranking loss in both directions, summed over queries.
 
     With s(r, c) the score of row r and column c, and the true pairs on the diagonal, the hinges are
@@ -43,8 +43,7 @@ def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, m
 
     Args:
         scores: ``[B, B]``, higher is more similar.
-        row_images: integers ``[B]``, the image of each row.
-        column_images: integers ``[B]``, the image of each column; equal to ``row_images`` on the diagonal.
+        images: integers ``[B]``, the image of each row, and of the column with its index.
         margin: margin in the unit of the scores.
         hinges: ``"sum"`` or ``"max"``.
 
@@ -52,7 +51,7 @@ def ranking_loss(scores: Tensor, row_images: Tensor, column_images: Tensor, *, m
         A scalar; zero without negatives.
     """
     positives = scores.diagonal()
-    same = row_images[:, None] == column_images[None]  # [B, B]
+    same = images[:, None] == images[None]  # [B, B]
     row_hinges = (margin - positives[:, None] + scores).relu().masked_fill(same, 0)  # [B, B]
     column_hinges = (margin - positives[None] + scores).relu().masked_fill(same, 0)  # [B, B]
     if hinges == "sum" or not len(scores):
@@ -93,14 +92,12 @@ class Inputs:
     """Inputs of the model for a batch.
 
     Attributes:
-        task: ``c2i``, ``c2c`` or ``images``, see `train.data.sampling.Batch`.
         numbers: int64 ``[B]``, the image of each row in the whole batch.
         images: features of this process's rows; None for ``c2c``.
         captions: captions of this process's rows, by entry of ``languages``.
         languages: language of each entry of captions; None for mixed languages, for shared encoders only.
     """
 
-    task: str
     numbers: Tensor
     images: ImageBatch | None
     captions: tuple[CaptionBatch, ...]
@@ -149,7 +146,7 @@ def terms_of(loss: LossConfig, model: RetrievalModel) -> tuple[Term, ...]:
         )
 
     def rank(views: Views, a: Encoded, b: Encoded, hinges: str) -> Tensor:
-        return ranking_loss(model.scores(a, b), views.numbers, views.numbers, margin=loss.margin, hinges=hinges)
+        return ranking_loss(model.scores(a, b), views.numbers, margin=loss.margin, hinges=hinges)
 
     def rank_captions(views: Views, hinges: str) -> Iterator[tuple[str, Tensor]]:
         for (language_a, a), (language_b, b) in combinations(views.captions, 2):

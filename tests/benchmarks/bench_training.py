@@ -137,7 +137,7 @@ def our_steps(captions: Captions, hinges: str) -> Callable[[], float]:
         optimizer.zero_grad()
         batch = CaptionBatch(captions.token_ids, captions.offsets, rows)
         scores = model.scores(model.encode_images(ImageBatch(features)), model.encode_captions(batch, "en"))
-        ranking_loss(scores, images, images, margin=MARGIN, hinges=hinges).backward()
+        ranking_loss(scores, images, margin=MARGIN, hinges=hinges).backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
 

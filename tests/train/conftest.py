@@ -282,14 +282,14 @@ def write_run(toy: Corpus, tmp_path: Path) -> Callable[..., str]:
             similarity = "{similarity}"
         """
         data = open_data(toy.captions, toy.features, toy.vocabulary, split="test", portions=ALL_PORTIONS)
-        assert data.vocabulary is not None
+        vocabulary = open_dataset(toy.vocabulary).vocabulary()
         config = from_toml(text, "toy")
-        dimensions = Dimensions(tuple(languages), len(data.vocabulary), (8,))
+        dimensions = Dimensions(tuple(languages), len(vocabulary), (8,))
         checkpoint = Checkpoint(
             config=text,
             dimensions=dimensions,
             model=build_model(config.model, dimensions, seed).state_dict(),
-            tokens=data.vocabulary.tokens,
+            tokens=vocabulary.tokens,
             fingerprints=data.fingerprints,
             captions={"text": {"recipe": "raw"}},
             seed=seed,

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from schemas.conversion import convert, dump, override, parse_toml
+from schemas.conversion import convert, dump, hints_of, override, parse_toml
 from schemas.errors import UsageError
-from train.config.models import ModelConfig, VseConfig, check_choices, not_negative, positive, require
+from train.config.models import ModelConfig, VseConfig, not_negative, positive, require
 from train.config.presets import parse_table, read_config_table
 
 
@@ -51,7 +51,6 @@ class DataConfig:
         return (self.split,) if isinstance(self.split, str) else self.split
 
     def __post_init__(self) -> None:
-        check_choices("data", self)
         not_negative("data", self, "min_count")
         splits = self.splits
         require(bool(splits), "data.split is empty: name the split to train on, or several, e.g. ['train', 'restval']")
@@ -91,7 +90,6 @@ class LossConfig:
     diversity_margin: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choices("loss", self)
         positive("loss", self, "margin", "diversity_margin")
         not_negative("loss", self, "caption_weight", "sum_warmup_steps", "diversity_weight")
         require(
@@ -132,7 +130,6 @@ class OptimizerConfig:
     max_grad_norm: float = 2.0
 
     def __post_init__(self) -> None:
-        check_choices("optimizer", self)
         positive("optimizer", self, "learning_rate", "epsilon")
         not_negative("optimizer", self, "weight_decay", "max_grad_norm")
         require(all(0 <= beta < 1 for beta in self.betas), f"optimizer.betas is {list(self.betas)}, expected 0 to less than 1")
@@ -176,7 +173,6 @@ class ScheduleConfig:
     lr_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        check_choices("schedule", self)
         positive("schedule", self, "batch_size", "grad_accum_steps", "lr_step_factor")
         not_negative("schedule", self, "eval_every_steps", "patience", "max_epochs", "max_steps", "lr_step_epochs")
         not_negative("schedule", self, "lr_warmup_steps")
@@ -217,6 +213,10 @@ class Config:
     description: str = ""
 
     def __post_init__(self) -> None:
+        for section, values in vars(self).items():  # Those of a program are not converted before.
+            kind: Any = type(values)
+            for key in fields(kind) if is_dataclass(kind) else ():
+                convert(getattr(values, key.name), hints_of(kind)[key.name], f"{section}.{key.name}")
         require(
             set(self.schedule.monitor_languages) <= set(self.data.languages),
             f"schedule.monitor_languages names {', '.join(self.schedule.monitor_languages)}, but the languages are "

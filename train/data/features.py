@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.parameters import FeaturesParameters
 from schemas.process.resources import memory_limit
-from train.data.memmap import MappedField, mapped_array, release
+from train.data.memmap import mapped_array, open_field, release
 
 VECTORS = {"features": "feature", "regions": "features"}
 """Column of the vectors, by kind of dataset."""
@@ -177,10 +178,10 @@ class ImageFeatures:
 
     def __getstate__(self) -> dict[str, Any]:
         mapped = {name: value for name, value in vars(self).items() if isinstance(value, np.memmap)}
-        return {**vars(self), **{name: MappedField(str(value.filename), name) for name, value in mapped.items()}}
+        return {**vars(self), **{name: partial(open_field, str(value.filename), name) for name, value in mapped.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        opened = {name: value.open() if isinstance(value, MappedField) else value for name, value in state.items()}
+        opened = {name: value() if isinstance(value, partial) else value for name, value in state.items()}
         vars(self).update(opened)
 
 
@@ -267,9 +268,7 @@ def shard_features(
     image_ids = table["image_id"].to_pylist()
     values, counts = vectors_of(dataset, table)
     check_finite(values, dataset, image_ids)
-    records = np.empty(len(values), _record(dataset))
-    _put(records, slice(None), values, counts)
-    return image_ids, ImageFeatures.of(records, np.arange(len(values)), feature_spec(dataset), l2)
+    return image_ids, ImageFeatures(values, norms_of(values), np.arange(len(values)), feature_spec(dataset), l2, counts)
 
 
 def _copy_mapped_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ import math
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -71,16 +70,9 @@ def release(array: np.ndarray) -> None:
         owner.madvise(mmap.MADV_DONTNEED)
 
 
-@dataclass(frozen=True)
-class MappedField:
-    """Pickled form of a field of a memory-mapped array, without its data."""
-
-    path: str
-    name: str
-
-    def open(self) -> np.ndarray:
-        """Memory-map the field."""
-        return np.lib.format.open_memmap(self.path, mode="r")[self.name]
+def open_field(path: str, name: str) -> np.ndarray:
+    """Memory-map a field of a structured array."""
+    return np.lib.format.open_memmap(path, mode="r")[name]
 
 
 def _open_existing(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:

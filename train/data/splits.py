@@ -17,7 +17,6 @@ from schemas.escapes import counted
 from schemas.fingerprints import sha256_of_bytes
 from schemas.keys import normalization_hint
 from schemas.parameters import VocabularyParameters
-from schemas.vocabulary import Vocabulary
 from train.data.captions import Captions, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.data.features import ImageFeatures, extractor_fingerprint, missing_images, read_features
 from train.data.token_features import open_token_features, token_fingerprints, with_token_features
@@ -165,7 +164,6 @@ class SplitData:
     Attributes:
         captions: each of ``image_ids`` has at least one.
         features: in the order of ``captions.image_ids``.
-        vocabulary: None if not requested.
         fingerprints: fingerprints of ``captions``, ``features``, ``vocabulary`` and ``extractor``; with token features also
             ``token_features`` and ``token_model``.
         missing_features: excluded images without features, or None.
@@ -176,7 +174,6 @@ class SplitData:
 
     captions: Captions
     features: ImageFeatures
-    vocabulary: Vocabulary | None
     fingerprints: Mapping[str, str]
     missing_features: MissingFeatures | None = None
     untrained: tuple[str, ...] = ()
@@ -270,7 +267,6 @@ def open_data(
     return SplitData(
         captions=chosen,
         features=read_features(extracted, chosen.image_ids, l2=l2, memory_map=memory_map),
-        vocabulary=None if words is None else words.vocabulary(),
         fingerprints=fingerprints,
         missing_features=missing_features,
         untrained=tuple(dict.fromkeys((*extracted.untrained, *encoded.untrained))),
@@ -293,14 +289,11 @@ def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *
         "vocabulary of the model",
         "extractor": f"{features!r} comes from another extractor, or from other weights or settings, than the features of the "
         "model: extract them as for its training",
-        "captions": f"{captions!r} is not the dataset of encoded captions of the run: give that one",
-        "features": f"{features!r} is not the dataset of features of the run: give that one",
-        "token_features": "the token features are not those of the run: give those",
         "token_model": "the token features come from another model, or from other settings, than those of the run: write them as "
         "for its training",
     }
     for name, fingerprint in expected.items():
-        if name in messages and actual[name] != fingerprint:
+        if actual[name] != fingerprint:
             raise DatasetError(f"{messages[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
 
 

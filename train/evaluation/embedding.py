@@ -254,6 +254,4 @@ def _caption_rows(
 
 
 def _column(embeddings: Tensor) -> pa.Array:
-    item = pa.field("item", pa.float32(), nullable=False)
-    values = pa.array(embeddings.cpu().numpy().ravel())
-    return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, embeddings.shape[1]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(embeddings.cpu().numpy().ravel()), embeddings.shape[1])

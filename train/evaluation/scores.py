@@ -16,7 +16,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.options import takes_fields
 from schemas.overlaps import find_overlap
 from train.chance import DIRECTIONS
-from train.data.captions import Captions, labels_of
+from train.data.captions import Captions, labels_of, no_captions
 from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, default_test_splits, open_data
 from train.devices import choose_device
 from train.evaluation.compatibility import (
@@ -143,10 +143,12 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portions) for split in chosen}
     empty = [split for split in chosen if not split_portions[split]]
     if len(empty) == len(chosen) or (job.splits and empty):
-        raise UsageError(f"nothing to evaluate: {_listing(labels, empty)}, but {knows} only {', '.join(known)}")
+        absent = no_captions(captions, f"split {' or '.join(map(repr, empty))} in these languages and portions")
+        raise UsageError(f"nothing to evaluate: {absent}, but {knows} only {', '.join(known)}")
     lacking = [language for language in languages if not any(language in portions for portions in split_portions.values())]
     if lacking:
-        raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {_listing(labels, chosen)}")
+        absent = no_captions(captions, f"split {' or '.join(map(repr, chosen))} in these languages and portions")
+        raise UsageError(f"nothing to evaluate in {', '.join(lacking)}: {absent}")
     scores: list[Score] = []
     for split, portions in split_portions.items():
         if portions:
@@ -236,15 +238,6 @@ def _choose_splits(labels: Collection[tuple[str, str, str]], splits: Sequence[st
             f"{captions!r} has no split test, {' or '.join(TEST_SPLITS)}: choose with --splits of {', '.join(available)}"
         )
     return chosen
-
-
-def _listing(labels: Collection[tuple[str, str, str]], splits: Sequence[str]) -> str:
-    """List languages and portions of splits, for messages."""
-    return "; ".join(
-        f"split {split!r} has languages and portions "
-        + ", ".join(f"{language} {portion}" for other, language, portion in sorted(labels) if other == split)
-        for split in splits
-    )
 
 
 def _score_portion(

@@ -294,7 +294,6 @@ def build_inputs(data: SplitData, batch: Batch, device: torch.device, rows: slic
     if data.captions.vectors is not None:  # Read here, in the thread that prefetches batches.
         captions = [chosen.compact() for chosen in captions]
     return Inputs(
-        task=batch.task,
         numbers=upload(torch.from_numpy(np.asarray(batch.images, np.int64)), device),
         images=None if batch.task == "c2c" else ImageBatch.of(data.features, batch.images[rows], device),
         captions=tuple(captions),

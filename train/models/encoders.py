@@ -326,13 +326,11 @@ def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts
             )
         by_module = model.modules_by_language().items()
         languages = next((languages for module, languages in by_module if name.startswith(f"{module}.")), model.languages)
-        rows_by_id = {token_id: row for row, token_id in enumerate(ids)}
         token_ids, vectors = words.of_languages(languages, counts)
-        positions = [position for position, token_id in enumerate(token_ids.tolist()) if token_id in rows_by_id]
-        rows = torch.tensor([rows_by_id[token_ids[n]] for n in positions], dtype=torch.int64, device=weight.device)
+        _, positions, rows = np.intersect1d(token_ids, ids, assume_unique=True, return_indices=True)
         with torch.no_grad():
-            weight[rows] = torch.from_numpy(vectors[positions]).to(weight)
-        replaced.append(f"{len(positions):,} of {len(rows_by_id):,} in {', '.join(languages)}")
+            weight[torch.from_numpy(rows)] = torch.from_numpy(vectors[positions]).to(weight)
+        replaced.append(f"{len(rows):,} of {len(ids):,} in {', '.join(languages)}")
     if not replaced:
         raise UsageError("the model has no word embedding to load word vectors into: leave --word-vectors out")
     return f"word vectors loaded from {words.location!r}: {'; '.join(replaced)}; the others are random"

@@ -225,15 +225,11 @@ def _tasks(job: ReproduceJob, corpora: Mapping[str, Corpus], labels: Labels) -> 
         for preset, corpus in corpora.items():
             members = tuple(tasks[member, seed] for member in ENSEMBLES.get(preset, ()))
             config = members[0].config if members else load_config(preset, job.overrides)
-            splits = (job.split,) if job.split else _paper_splits(labels, config)
+            paper_splits = tuple(split for split in TEST_SPLITS if portions_in(labels, split, config.data.languages))
+            splits = (job.split,) if job.split else paper_splits
             digests = fingerprints[preset], contents[preset]
             tasks[preset, seed] = Task(preset, seed, config, job, corpus, *digests, splits, members)
     yield from sorted(tasks.values(), key=lambda task: bool(task.members))
-
-
-def _paper_splits(labels: Labels, config: Config) -> tuple[str, ...]:
-    """Return the papers' test splits with captions in a configuration's languages."""
-    return tuple(split for split in TEST_SPLITS if portions_in(labels, split, config.data.languages))
 
 
 def _fingerprints(corpus: Corpus, job: ReproduceJob) -> dict[str, str]:

@@ -14,6 +14,7 @@ from schemas.errors import UsageError
 from schemas.escapes import redact, to_json
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder, file_at
+from train.chance import DIRECTIONS
 from train.evaluation.metrics import RecallMetrics, RetrievalMetrics, mean_over_folds
 from train.evaluation.pairs import describe_side
 from train.evaluation.ranks import RANKS, write_ranks
@@ -31,28 +32,18 @@ _RECALLS = number_columns("R@1", "R@5", "R@10", spec=".1f")
 
 @dataclass(frozen=True)
 class Average:
-    """Means over languages of R@1, R@5 and R@10, in percent."""
+    """Means of the metrics over languages."""
 
     split: str
     portion: str
     languages: tuple[str, ...]
-    image_to_text: tuple[float, ...]
-    text_to_image: tuple[float, ...]
-
-    @property
-    def mean_recall(self) -> float:
-        """Mean of the six recalls, 0 to 100; mR in papers."""
-        return mean(self.image_to_text + self.text_to_image)
-
-    @property
-    def sum_of_recalls(self) -> float:
-        """Sum of the six recalls, 0 to 600."""
-        return sum(self.image_to_text + self.text_to_image)
+    retrieval: RetrievalMetrics
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**lists, "mean_recall": self.mean_recall, "sum_of_recalls": self.sum_of_recalls}
+        recalls = {name: list(getattr(self.retrieval, name).recalls) for name in DIRECTIONS}
+        sums = {name: getattr(self.retrieval, name) for name in ("mean_recall", "sum_of_recalls")}
+        return {"split": self.split, "portion": self.portion, "languages": list(self.languages), **recalls, **sums}
 
 
 def averages(scores: Sequence[Score]) -> list[Average]:
@@ -61,14 +52,8 @@ def averages(scores: Sequence[Score]) -> list[Average]:
     for score in scores:
         groups.setdefault((score.split, score.portion), []).append(score)
     return [
-        Average(
-            split=split,
-            portion=portion,
-            languages=tuple(score.language for score in group),
-            image_to_text=mean_over_folds([score.retrieval.image_to_text.recalls for score in group]),
-            text_to_image=mean_over_folds([score.retrieval.text_to_image.recalls for score in group]),
-        )
-        for (split, portion), group in groups.items()
+        Average(*place, tuple(score.language for score in group), mean_over_folds([score.retrieval for score in group]))
+        for place, group in groups.items()
         if len(group) > 1
     ]
 
@@ -156,23 +141,22 @@ def _interval_row(name: str, intervals: MetricIntervals) -> Row:
 
 def _average_table(scores: Sequence[Score]) -> Table:
     """Return a table of means and sums of recalls; no rows for a single score."""
-    means = {(average.split, average.portion): average for average in averages(scores)}
+    means = {(average.split, average.portion): average.retrieval for average in averages(scores)}
     rows: list[Row] = []
     for index, score in enumerate(scores if len(scores) > 1 else ()):
         group, following = (score.split, score.portion), [(other.split, other.portion) for other in scores[index + 1 :]]
-        recalls = score.retrieval.image_to_text.recalls, score.retrieval.text_to_image.recalls
-        rows.append((f"{score.portion} {score.language} {score.split}", *_means(recalls, score.retrieval)))
+        rows.append((f"{score.portion} {score.language} {score.split}", *_means(score.retrieval)))
         if group in means and group not in following:
-            average = means[group]
             name = Cell(f"{score.portion} mean {score.split}", style="bold")
-            rows.append((name, *_means((average.image_to_text, average.text_to_image), average)))
+            rows.append((name, *_means(means[group])))
     columns = number_columns("image to text", "text to image", "mR", "sum", spec=".1f")
     notes = ["means of R@1, R@5 and R@10 in percent; mR: of all six; sum: of all six, 0 to 600"]
     return Table(["captions", *columns], rows, notes=notes)
 
 
-def _means(recalls: Sequence[Sequence[float]], whole: RetrievalMetrics | Average) -> list[float]:
-    return [*map(mean, recalls), whole.mean_recall, whole.sum_of_recalls]
+def _means(metrics: RetrievalMetrics) -> list[float]:
+    recalls = metrics.image_to_text.recalls, metrics.text_to_image.recalls
+    return [*map(mean, recalls), metrics.mean_recall, metrics.sum_of_recalls]
 
 
 def _cross_lingual_table(scores: Sequence[Score]) -> Table:

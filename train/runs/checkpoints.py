@@ -218,9 +218,6 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise unusable(location, f"{missing[0]} is missing")
     if unknown := sorted(map(str, content.keys() - known)):
         raise unusable(location, f"{unknown[0]!r} is unknown")
-    for name in ("optimizer", "sampler"):
-        if not isinstance(content[name], (dict, type(None))):
-            raise unusable(location, f"{name} is of type {type(content[name]).__name__}")
     model = content["model"]
     if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
         raise unusable(location, "model does not map names to tensors")
@@ -229,7 +226,7 @@ def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
         raise unusable(location, "tokens are not text")
     hints = hints_of(Checkpoint)
     try:
-        for name in known - {"model", "optimizer", "sampler", "tokens"}:
+        for name in known - {"model", "tokens"}:
             content[name] = convert(content[name], hints[name], name, error=DatasetError)
         EncodedParameters.from_json(content["captions"])
     except (DatasetError, ValueError) as error:

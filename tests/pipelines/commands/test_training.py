@@ -328,7 +328,7 @@ def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, to
     _, means, across, _ = score_tables(scores, title="")
     for average in averages(scores):
         (row,) = (row for row in means.values if row[0] == f"{average.portion} mean test")
-        assert row[-2:] == [average.mean_recall, average.sum_of_recalls]
+        assert row[-2:] == [average.retrieval.mean_recall, average.retrieval.sum_of_recalls]
     for score in scores:
         (row,) = (row for row in means.values if row[0] == f"{score.portion} {score.language} test")
         assert row[-2:] == [score.retrieval.mean_recall, score.retrieval.sum_of_recalls]

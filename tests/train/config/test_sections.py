@@ -1,3 +1,4 @@
+import re
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -181,6 +182,22 @@ def test_override_below_a_value_is_refused(tmp_path):
         load_config(str(tmp_path / "a.toml"), {"loss.margin.x": "1"})
     with pytest.raises(UsageError, match=r"unknown key loss\.x"):
         load_config(str(tmp_path / "a.toml"), {"loss.x": "1"})
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("loss", {"hinges": "mean"}, "loss.hinges is 'mean', expected one of 'sum', 'max'"),
+        ("model", {"similarity": "dot"}, "model.similarity is 'dot', expected one of 'cosine', 'order'"),
+        ("optimizer", {"learning_rate": float("inf")}, "optimizer.learning_rate is inf, expected a finite number"),
+        ("schedule", {"batch_size": 2**70}, "schedule.batch_size is beyond 64 bits"),
+        ("schedule", {"max_steps": 2.5}, "schedule.max_steps is 2.5, expected a whole number"),
+    ],
+)
+def test_values_of_a_program_are_checked(section, values, message):
+    config = from_toml(SMALL, "a.toml")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        replace(config, **{section: replace(getattr(config, section), **values)})
 
 
 def test_lasting_configuration_excludes_the_budget():
