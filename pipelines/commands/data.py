@@ -153,11 +153,11 @@ def features(
 ) -> None:
     """Extract features of images into shards.
 
-    IMAGES is a folder, searched for images, or else for archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a
-    [b]table[/b] (CSV, TSV, JSON lines or Parquet) with the columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with
-    image bytes; or one image; local, gs:// or s3://.
+    IMAGES is a folder of images or archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a [b]table[/b] (CSV, TSV, JSON
+    lines or Parquet) with columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with image bytes; or one image; local, gs:// or s3://.
 
-    imagepivot extractors lists the extractors, such as resnet50-pool, timm:NAME and open_clip:NAME.
+    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
+    timm:NAME, open_clip:NAME and detectron2:CONFIG+WEIGHTS.
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """

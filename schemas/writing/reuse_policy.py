@@ -12,7 +12,7 @@ from schemas.options import Opt
 
 Overwrite: TypeAlias = Annotated[bool, Opt("Replace any existing dataset in OUTPUT.")]
 _EXISTING = "Existing dataset in OUTPUT"
-Verify: TypeAlias = Annotated[bool, Opt("Verify the digests of existing shards, and rewrite damaged ones.", panel=_EXISTING)]
+Verify: TypeAlias = Annotated[bool, Opt("Verify digests of shards, and rewrite damaged ones.", panel=_EXISTING)]
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def test_vectors_without_matching_configuration_are_refused(toy, toy_words, toy_
 )
 def test_rows_with_vectors_need_their_dataset(toy_regions, toy_words, toy_tokens, tmp_path, row, field, lacking, unread):
     option = field.replace("_", "-")
-    lacking = f"{lacking} (--{option} FOLDER, which imagepivot {option} makes)"
+    command = {"token_features": "text-features"}.get(field, option)
+    lacking = f"{lacking} (--{option} FOLDER, which imagepivot {command} makes)"
     location = getattr(toy_words if field == "word_vectors" else toy_tokens, field)
     toy, vectors = toy_regions, replace(toy_regions, **{field: location})
     without, given = (huang(corpus, tmp_path / "o", "mha-d", row) for corpus in (toy, vectors))

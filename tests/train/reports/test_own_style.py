@@ -29,7 +29,7 @@ def drawn_files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_pictures_do_not_follow_the_settings_of_the_user(toy, write_run, tmp_path):
     run = write_run()
-    job = FiguresJob(run, "", toy.captions, toy.features, split="test", device="cpu")
+    job = FiguresJob(run, str(tmp_path), toy.captions, toy.features, split="test", device="cpu")
 
     def draw(name: str) -> dict[str, bytes]:
         output = tmp_path / name
