@@ -154,7 +154,8 @@ def features(
     """Extract features of images into shards.
 
     IMAGES is a folder of images or archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a [b]table[/b] (CSV, TSV, JSON
-    lines or Parquet) with columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with image bytes; or one image; local, gs:// or s3://.
+    lines or Parquet) with columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with image bytes; or one image;
+    local, gs:// or s3://.
 
     The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
     timm:NAME, open_clip:NAME and detectron2:CONFIG+WEIGHTS.
