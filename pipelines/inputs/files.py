@@ -27,6 +27,9 @@ from schemas.storage.storage_errors import storage_errors
 from schemas.text import HEAD, MAX_LINE, decode_line, mark_length, not_utf8, read_line
 from schemas.vector_files import FileDigest
 
+KARPATHY_FORM = "a 'dataset_*.json' of Karpathy's splits"
+"""Description of such a file in messages."""
+
 _CHUNK = 1 << 18
 _REMOTE_CHUNK = 16 << 20  # Bytes per request, which an object store answers after as long as several MB take.
 _HEX2 = rb"[0-9a-fA-F]{2}"

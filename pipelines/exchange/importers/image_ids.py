@@ -8,8 +8,7 @@ from typing import Any, get_args
 
 from pipelines.exchange.image_lists import CAPTION_NUMBER, apply_rule, lines_of, local_file, make_image_id
 from pipelines.exchange.jobs import KarpathyKey, ListIdRule
-from pipelines.inputs.captions.json_formats import KARPATHY_FORM
-from pipelines.inputs.files import inventory, iter_json
+from pipelines.inputs.files import KARPATHY_FORM, inventory, iter_json
 from pipelines.inputs.ids import image_id_of
 from schemas.errors import InputError
 from schemas.storage.folder import Folder

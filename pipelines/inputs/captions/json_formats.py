@@ -27,13 +27,12 @@ from pipelines.inputs.captions.base import (
     find_files,
     require_selected,
 )
-from pipelines.inputs.files import iter_json
+from pipelines.inputs.files import KARPATHY_FORM, iter_json
 from pipelines.inputs.ids import IdRule, KeyHashes, id_of_path, image_id_of
 from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 
-KARPATHY_FORM = "a 'dataset_*.json' of Karpathy's splits"
 _COCO_FORM = "one of COCO's 'captions_*.json'"
 _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
 _COCO_FILE = r"captions_.+\.json(\.gz)?"
