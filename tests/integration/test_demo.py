@@ -66,9 +66,8 @@ def test_datasets_fit_together(demo, folder):
 def test_model_is_trained_and_queried(demo, folder, imagepivot):
     run = open_run(folder / "run")
     assert (run.model.languages, run.untrained) == (("en", "de", "fr", "cs"), ())
-    assert (
-        len(re.findall("^(cs|de|en|fr) translation +2 images", demo.stdout, flags=re.MULTILINE)) == 2 * 4
-    )  # Recalls, and all correct items.
+    lines = re.findall("^(cs|de|en|fr) translation +2 images", demo.stdout, flags=re.MULTILINE)
+    assert len(lines) == 2 * 2 * 4  # Recalls, and all correct items; of the run, and of the joint model.
     assert re.search("one query in each language: scene-000[01]9, among 2 held-out scenes", demo.stdout)
     assert "The features have random weights" not in demo.stdout
 
