@@ -352,7 +352,7 @@ def run_quickly(line: str, folder: Path) -> str:
     return done.stdout
 
 
-VARYING = re.compile(r"[\d.,]+ (?=(?:B|[kMG]B|s|min)\b)|(?<=\d )0\.\d+$", flags=re.MULTILINE)  # Sizes, seconds, scores.
+VARYING = re.compile(r"(\d+ min )?[\d.,]+ (?=(?:B|[kMG]B|s)\b)|(?<=\d )0\.\d+$", flags=re.MULTILINE)  # Sizes, seconds, scores.
 
 
 def masked(output: str) -> str:
