@@ -244,8 +244,8 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     Raises:
         UsageError: the name is unknown, the extractor does not support ``unpooled``, or a required package is not installed.
     """
-    for point in entry_points(group=ENTRY_POINTS) if name not in ENTRIES else ():
-        if point.name == name:
+    if name not in ENTRIES and ":" not in name:  # Registered names have no colons.
+        for point in entry_points(group=ENTRY_POINTS, name=name):
             point.load()
     if name.startswith(_TIMM):
         module = import_module("extractors.whole_image.timm_models", name)

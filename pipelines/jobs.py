@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from extractors.request import ExtractorRequest, Precision, StoredType, WeightsRequest
+from extractors.tokens.request import OPEN_CLIP, SENTENCE
 from schemas.errors import InputError, UsageError
 from schemas.keys import AUTO, ShardsRequest, check_language, check_shards_request
 from schemas.options import SEVERAL_MACHINES, Device, Opt, Options
@@ -284,7 +285,7 @@ class TextFeaturesJob(Options):
         per_token = {"--sub-words": self.sub_words != "mean", "--max-length": self.max_length is not None}
         per_caption = {"--prefix": bool(self.prefix), "--space": bool(self.space)}
         refused = per_token if self.encodes_captions else per_caption
-        if not self.model.startswith("open_clip:"):
+        if not self.model.startswith(OPEN_CLIP):
             refused["--weights"] = self.weights != "default"
         if names := [name for name, is_given in refused.items() if is_given]:
             raise UsageError(f"{names[0]} does not fit --model {self.model!r}, a model with other options: leave it out")
@@ -292,7 +293,7 @@ class TextFeaturesJob(Options):
     @property
     def encodes_captions(self) -> bool:
         """Whether the model has a vector per caption, not per token."""
-        return self.model.startswith(("open_clip:", "sentence:"))
+        return self.model.startswith((OPEN_CLIP, SENTENCE))
 
     @property
     def max_tokens(self) -> int:

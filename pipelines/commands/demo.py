@@ -64,8 +64,8 @@ def demo(
     targets: tuple[str, ...] = ("evaluation",) if has_run else ("encoded", "features")
     if all_:
         targets += ("pool", "crops", "picture")
-        if has_run and find_spec("open_clip"):
-            targets += ("comparison",)
+        if find_spec("open_clip"):
+            targets += ("comparison",) if has_run else ()
         else:
             print_remark("Scores of a joint model such as CLIP beside those of the run: pip install 'imagepivot[clip]'")
     settings = {"steps.scenes.scenes": str(scenes), "steps.scenes.seed": str(seed)}

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from extractors.tokens.request import OPEN_CLIP
 from pipelines.jobs import TextFeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
@@ -66,7 +67,7 @@ def extract_text_features(job: TextFeaturesJob, execution: Execution = Execution
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 
-    is_open_clip = job.model.startswith("open_clip:")
+    is_open_clip = job.model.startswith(OPEN_CLIP)
     return run_per_shard(
         output,
         TextFeatureExtractor(job, captions, output, meter, threads),

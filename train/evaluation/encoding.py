@@ -17,8 +17,16 @@ from train.data.features import ImageFeatures, norms_of
 from train.evaluation.compatibility import check_vectors
 from train.evaluation.evaluation import embed_images, eval_mode
 from train.evaluation.sentences import Tokenize, embed_sentences, sentence_language
-from train.models.retrieval_model import Encoded
+from train.models.retrieval_model import Encoded, RetrievalModel
 from train.runs.run import Run
+
+
+def embed_arrays(
+    model: RetrievalModel, features: np.ndarray, spec: FeatureSpec, l2: bool, num_regions: np.ndarray | None = None
+) -> np.ndarray:
+    """Embed images from arrays of their features: float32 ``[N, E]``."""
+    images = ImageFeatures(features, norms_of(features), np.arange(len(features)), spec, l2, num_regions)
+    return embed_images(model, images).values.cpu().numpy()
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -62,9 +70,7 @@ class EncodingRun(Run):
             raise UsageError(
                 f"features have shape {list(features.shape)}, expected {['N', *shape]}: extract them as for the run"
             )
-        rows, l2 = np.arange(len(features)), self.config.data.l2_features
-        images = ImageFeatures(features, norms_of(features), rows, FeatureSpec("", shape), l2, num_regions)
-        return embed_images(self.model, images).values.cpu().numpy()
+        return embed_arrays(self.model, features, FeatureSpec("", shape), self.config.data.l2_features, num_regions)
 
     def similarity(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
         """Return the scores ``[A, B]`` of vectors of images and texts, or two of a kind."""

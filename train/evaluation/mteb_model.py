@@ -15,8 +15,9 @@ from mteb.types import PromptType
 
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters
-from train.data.features import VECTORS, ImageFeatures, norms_of
-from train.evaluation.evaluation import embed_images, eval_mode
+from train.data.features import VECTORS
+from train.evaluation.encoding import embed_arrays
+from train.evaluation.evaluation import eval_mode
 from train.evaluation.pairs import JointSpace
 from train.evaluation.sentences import TextEncoder, Tokenize, embed_sentences, sentence_language
 from train.models.retrieval_model import Encoded, RetrievalModel
@@ -112,7 +113,4 @@ class MtebModel:
             raise UsageError("the task has images: give mteb_model(run, extractor) the extractor of the run's features")
         columns = extractor.extract_columns(extractor.collate([extractor.preprocess(image.convert("RGB")) for image in images]))
         values = columns[VECTORS[extractor.description.kind]]
-        features = ImageFeatures(
-            values, norms_of(values), np.arange(len(values)), extractor.spec, self._l2, columns.get("num_regions")
-        )
-        return embed_images(self._model, features).values.cpu().numpy()
+        return embed_arrays(self._model, values, extractor.spec, self._l2, columns.get("num_regions"))
