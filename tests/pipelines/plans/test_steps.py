@@ -91,6 +91,10 @@ features = "features"
 splits = "test"
 device = "cpu"
 
+[steps.comparison]
+command = "compare"
+runs = ["run", "evaluation"]
+
 [steps.embeddings]
 command = "embed"
 run = "run"
@@ -171,8 +175,8 @@ def first(tmp_path_factory) -> Path:
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Return content and modification time of every file but those that view and tables draw again, and temporary ones."""
-    drawn = ("picture.png", "gella2017.md", "gella2017.json", "gella2017.png")
+    """Return content and modification time of every file but those that view, compare and tables draw again, and temporary ones."""
+    drawn = ("picture.png", "comparison.png", "gella2017.md", "gella2017.json", "gella2017.png")
     paths = (
         path for path in folder.rglob("*") if path.is_file() and path.name not in drawn and TEMPORARY_MARK not in path.name
     )
