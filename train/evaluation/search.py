@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,11 +23,10 @@ from schemas.vocabulary import UNK
 from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluation import Count, eval_mode, no_progress
-from train.evaluation.pairs import JointSpace
-from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, encode_sentences, load_encoder
+from train.evaluation.encoding import JointModel, compare_vectors
+from train.evaluation.evaluation import Count, no_progress
+from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, embed_sentences, load_encoder
 from train.jobs import SearchJob
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
@@ -152,26 +151,22 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
         raise UsageError(
             f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
-    return _best_hits(run.model, encode_sentences(run, [tokens], language), gallery, top)
+    return _best_hits(gallery, compare_vectors(run.model, gallery.embeddings, embed_sentences(run, [tokens], language)), top)
 
 
 def _search_vectors(encoder: TextEncoder, job: SearchJob) -> list[Hit]:
     location = job.embeddings or job.features
-    dataset, device = open_dataset(location, kind="features"), choose_device(job.device)
+    dataset = open_dataset(location, kind="features")
     images = FeaturesParameters.from_json(dataset.manifest.parameters)
-    # A declared space has no encoders on record: whoever searches it names one.
-    texts = replace(encoder.parameters, space=images.space)
-    model = JointSpace(texts, images, places=(encoder.name, location)).to(device)
-    vectors = torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device)
-    gallery = Gallery(dataset.image_ids(), model.encode_images(ImageBatch(vectors)).values)
-    return _best_hits(model, model.encode_texts(encoder.encode([job.query], job.language)), gallery, job.top)
+    model = JointModel(encoder, images, place=location, device=choose_device(job.device))
+    gallery = Gallery(dataset.image_ids(), torch.from_numpy(model.encode_images(dataset.numpy())))
+    query = model.encode_text([job.query], language=job.language)
+    return _best_hits(gallery, model.similarity(gallery.embeddings, query), job.top)
 
 
-def _best_hits(model: RetrievalModel, query: Encoded, gallery: Gallery, top: int) -> list[Hit]:
-    with eval_mode(model):
-        scores = model.scores(Encoded(gallery.embeddings), query)[:, 0]
-    best = torch.argsort(scores, descending=True, stable=True)[:top]
-    return [Hit(gallery.image_ids[row], score) for row, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
+def _best_hits(gallery: Gallery, scores: np.ndarray, top: int) -> list[Hit]:
+    best = np.argsort(-scores[:, 0], kind="stable")[:top]
+    return [Hit(gallery.image_ids[row], score) for row, score in zip(best, scores[best, 0].tolist(), strict=True)]
 
 
 def _check_language(run: Run, language: str) -> None:
