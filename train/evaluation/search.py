@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +56,14 @@ class Hit:
     score: float
 
 
+class Answer(NamedTuple):
+    """A sentence, its language and its best images, best first."""
+
+    query: str
+    language: str
+    hits: Sequence[Hit]
+
+
 @takes_fields(SearchJob)
 def search(
     job: SearchJob,
@@ -63,7 +72,7 @@ def search(
     on_progress: Count = no_progress,
     on_warning: Remark = logger.warning,
 ) -> list[Hit]:
-    """Open a run and search images with it.
+    """Open a run and search images for a sentence; `search_sentences` takes several.
 
     ``tokenize`` follows the text recipe of the run's captions; a query of tokens needs none. ``report_unknown`` receives the tokens
     that are not in the vocabulary, if any. ``on_warning`` receives a sentence about features of random weights.
@@ -72,27 +81,49 @@ def search(
         The best images, best first.
 
     Raises:
-        UsageError: the run does not know the language or any token, or the query needs ``tokenize``.
+        UsageError: the run does not know the language or any token, the query needs ``tokenize``, or there are several.
         DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
+    if len(job.queries) != 1:
+        raise UsageError(f"search takes one sentence, found {len(job.queries)}: call it once for each")
+    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning)
+    return list(answer.hits)
+
+
+def search_sentences(
+    job: SearchJob,
+    tokenize: Tokenize | None,
+    report_unknown: Callable[[Sequence[str]], None],
+    on_progress: Count,
+    on_warning: Remark,
+) -> list[Answer]:
+    """Open a run and search images for all sentences of a job, see `search`."""
     if not job.tokenized and tokenize is None:
         raise UsageError(
-            f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
+            f"the query {job.queries[0][0]!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
             "that, or give tokens with spaces between them and --tokenized"
         )
     run = open_run(job.run, device=choose_device(job.device))
     check_reads_text(run)
-    languages = run.model.languages
-    language = job.language or (languages[0] if len(languages) == 1 else "")
-    _check_language(run, language)
-    tokens = job.query.split() if job.tokenized or tokenize is None else tokenize(job.query, language, run.text, job.truecaser)
+    known = run.model.languages
+    queries = [(query, language or (known[0] if len(known) == 1 else "")) for query, language in job.queries]
+    for _, language in queries:
+        _check_language(run, language)
+    sentences = [
+        query.split() if job.tokenized or tokenize is None else tokenize(query, language, run.text, job.truecaser)
+        for query, language in queries
+    ]
     gallery = embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
-    hits = search_gallery(run, tokens, language, gallery, top=job.top)
+    answers = [
+        Answer(query, language, search_gallery(run, tokens, language, gallery, top=job.top))
+        for (query, language), tokens in zip(queries, sentences, strict=True)
+    ]
     if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):
         on_warning(remark)
+    tokens = dict.fromkeys(token for sentence in sentences for token in sentence)
     if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
         report_unknown(unknown)
-    return hits
+    return answers
 
 
 def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:

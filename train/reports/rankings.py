@@ -31,15 +31,20 @@ class Ranking:
 
     Attributes:
         hits: the best images, best first.
-        rank: rank of the right image, from 1; ties count against it.
+        rank: rank of the right image, from 1; ties count against it; 0 if no image is known to be right.
     """
 
     example: int
     caption: ShownCaption
     hits: tuple[Hit, ...]
-    rank: int
-    right: Hit
-    images: int
+    rank: int = 0
+    right: Hit | None = None
+    images: int = 0
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the right image is not among the best."""
+        return self.rank > len(self.hits)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -110,7 +115,7 @@ def plot_rankings(
         DatasetError: the picture cannot be written.
     """
     top = max(len(ranking.hits) for ranking in rankings)
-    missed = any(ranking.rank > len(ranking.hits) for ranking in rankings)
+    missed = any(ranking.is_missed for ranking in rankings)
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
     behind = _TEXT + top * _STEP
     width = behind + missed * (_APART + _STEP) + _EDGE
@@ -122,13 +127,13 @@ def plot_rankings(
         y -= _HEAD + _CELL + start * _APART
         _write_query(figure, ranking, y, start=start)
         shown = [(_TEXT + index * _STEP, hit, str(index + 1)) for index, hit in enumerate(ranking.hits)]
-        if ranking.rank > len(ranking.hits):
+        if ranking.right is not None and ranking.is_missed:
             shown.append((behind + _APART, ranking.right, f"right: {ranking.rank:,}"))
         for x, hit, title in shown:
             # Anchored at the upper edge, to align the titles.
             panel = figure.add_axes((x / width, y / height, _CELL / width, _CELL / height), anchor="N")
             draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
-            framed = hit.image_id == ranking.right.image_id
+            framed = ranking.right is not None and hit.image_id == ranking.right.image_id
             weight, color = ("bold", "black") if framed else ("normal", GREY)
             panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
             if framed:
@@ -163,8 +168,9 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
     _typeset(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
-    rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
-    _typeset(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
+    if ranking.rank:
+        rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
+        _typeset(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
 
 
 def _typeset(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
