@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from schemas.drawing.charts import GREY, SMALL, TINY, plain, save
 from schemas.drawing.style import Axes, Figure, Rectangle, own_style
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
@@ -22,7 +23,6 @@ from train.evaluation.evaluation import Count, embed_captions, no_progress, scor
 from train.evaluation.search import Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, ShownCaption, SizedPixels
-from train.runs.curves import GREY, SMALL, TINY, plain, save
 
 
 @dataclass(frozen=True)
