@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _PANELS = {
     "Data": (
         *(data.captions, data.vocabulary, data.encode, data.word_vectors, data.token_features),
-        *(datasets.inspect, datasets.validate, datasets.duplicates),
+        *(datasets.inspect, datasets.validate, datasets.duplicates, looking.report),
     ),
     "Features": (data.features, data.extractors, datasets.view, doctor.doctor),
     "Training": (training.train, training.reproduce, build.build_, demo.demo),

@@ -43,7 +43,7 @@ _EXTRAS["all"] = frozenset.union(*(_EXTRAS[name] for name in ("pipelines", "trai
 _NEEDS = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "import", "export"), "text"),
     **dict.fromkeys(("token-features", "features", "build"), "pipelines"),
-    **dict.fromkeys(("view", "demo"), "all"),
+    **dict.fromkeys(("view", "demo", "report"), "all"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
     "duplicates": "duplicates",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from html import escape as escape_html
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,16 +15,17 @@ from schemas.console import events
 from schemas.console.progress import Monitoring
 from schemas.console.tables import Cell, Column, Row, Table, render_tables
 from schemas.errors import UsageError
-from schemas.keys import CaptionKey
 from schemas.options import Opt
 from train.jobs import SearchJob
 from train.progress import CountDisplay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from PIL import Image
+    import numpy as np
 
+    from pipelines.looking.exhibits import Photos
+    from pipelines.looking.pages import Chapter
     from schemas.dataset import Dataset
     from schemas.storage.folder import Folder
     from train.evaluation.search import Answer
@@ -50,7 +50,7 @@ def search(
     that support it. OUTPUT holds all its pictures.
     """
     import_modules(imports)
-    target = _sheet_place(output) if output else None
+    target = _page_place(output, _SHEETS) if output else None
     if captions and (target is None or not target[1].endswith(".html")):
         raise UsageError("--captions shows captions in a page: give --output with a name that ends in .html, or leave it out")
     from pipelines.text.queries import tokenize_query
@@ -65,33 +65,44 @@ def search(
             job, tokenize_query, lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"), count, print_remark
         )
     events.record(counts={"hits": sum(len(answer.hits) for answer in answers)})
-    pictures: dict[str, Image.Image] = {}
-    links: dict[str, str] = {}
-    if source is not None:
-        from pipelines.looking.exhibits import file_addresses, readable_pictures, wanted_refs
+    ids, links = {hit.image_id for answer in answers for hit in answer.hits}, dict[str, str]()
+    if images or target is not None:
+        from pipelines.looking.exhibits import Photos, caption_lines
 
-        refs = wanted_refs(source, {hit.image_id for answer in answers for hit in answer.hits})
-        links = file_addresses(source, refs)
-        pictures = dict(readable_pictures(source, refs)) if target is not None else {}
+        photos = Photos(source)
+        photos.check_ids(ids)
+        links = photos.links(ids)
     if as_json:
-        typer.echo(_hits_of_all(answers).to_json())
+        rows = [(*hit, answer.query, answer.language) for answer in answers for hit in answer.hits]
+        typer.echo(Table(("image_id", "score", "query", "language"), rows).to_json())
     else:
         render_tables(console, [_hits_table(answer, links, has_title=len(answers) > 1) for answer in answers])
-    if target is not None:
-        if target[1].endswith(".html"):
-            _write_sheet(job.run, answers, pictures, dataset, *target)
-        else:
-            _draw_sheet(answers, pictures, *target)
-        print_remark(f"written: {output}", style="")
+    if target is None:
+        return
+    if target[1].endswith(".html"):
+        from pipelines.looking.pages import write_page
+        from pipelines.looking.sheet import sheet_of
+
+        lines = {} if dataset is None else caption_lines(dataset, ids)
+        write_page(*target, f"Images that {job.run} finds", [sheet_of(answers, photos.addresses(ids), lines)])
+    else:
+        import numpy as np
+
+        from train.reports.rankings import plot_answers
+
+        plot_answers(
+            answers, {image_id: (np.asarray(picture), picture.size) for image_id, picture in photos.pictures(ids)}, *target
+        )
+    print_remark(f"written: {output}", style="")
 
 
-def _sheet_place(output: str) -> tuple[Folder, str]:
-    """Return folder and name of a sheet, after a check of its packages and folder."""
+def _page_place(output: str, extensions: tuple[str, ...]) -> tuple[Folder, str]:
+    """Return folder and name of an output, after a check of its packages and folder."""
     from schemas.storage.folder import file_at
 
     folder, name = file_at(output)
-    if not name.endswith(_SHEETS):
-        raise UsageError(f"--output is {output!r}, expected a file that ends in {', '.join(_SHEETS)}")
+    if not name.endswith(extensions):
+        raise UsageError(f"--output is {output!r}, expected a file that ends in {', '.join(extensions)}")
     # First: a missing package fails before the work.
     importlib.import_module("pipelines.looking.pages" if name.endswith(".html") else "train.reports.rankings")
     folder.check_writable()
@@ -107,42 +118,76 @@ def _hits_table(answer: Answer, links: Mapping[str, str], *, has_title: bool) ->
     return Table((Column("", ""), "image_id", Column("score", ".3f")), rows, title)
 
 
-def _hits_of_all(answers: Sequence[Answer]) -> Table:
-    """Return the hits of all answers, with their queries if several."""
-    rows = [(hit.image_id, hit.score, answer.query, answer.language) for answer in answers for hit in answer.hits]
-    width = 2 if len(answers) == 1 else 4
-    return Table(("image_id", Column("score", ".3f"), "query", "language")[:width], [row[:width] for row in rows])
-
-
-def _write_sheet(
-    run: str,
-    answers: Sequence[Answer],
-    pictures: Mapping[str, Image.Image],
-    captions: Dataset | None,
-    folder: Folder,
-    name: str,
+@command("report captions vocabulary features runs/c2c --images photos --output report.html")
+def report(
+    locations: Annotated[tuple[str, ...], Opt("Folders of datasets and runs, and of [i]evaluate --output[/i].")],
+    output: Annotated[str, Opt("Write this .html file.")] = "report.html",
+    images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
+    duplicates: Annotated[str, Opt("Show the groups in this file of [i]duplicates --output[/i].")] = "",
+    seed: Annotated[int, Opt("Seed the maps of features.", min_=0)] = 0,
+    reading: ImageOptions = ImageOptions(),
 ) -> None:
-    from pipelines.looking.exhibits import caption_lines, jpeg_address
+    """Describe datasets and runs on one page, which holds all its pictures.
+
+    Captions: languages, lengths, frequent and unknown tokens, images without captions. Vocabularies: overlap. Features
+    and regions: norms, constant and zero dimensions, failures, a map. Runs: curves, scores with intervals, worst errors, and tests
+    in words. What is missing or suspicious comes first in each chapter.
+    """
+    target = _page_place(output, (".html",))
+    from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import write_page
-    from pipelines.looking.sheet import Found, sheet_of
+    from pipelines.looking.report import dataset_chapters, duplicates_chapter
+    from schemas.dataset import open_dataset
+    from schemas.duplicates import read_duplicates
 
-    results = [Found(answer.query, answer.language, [(hit.image_id, hit.score) for hit in answer.hits]) for answer in answers]
-    ids = {image_id for result in results for image_id, _ in result.hits}
-    lines = {} if captions is None else caption_lines(captions, ids)
-    addresses = {image_id: jpeg_address(picture) for image_id, picture in pictures.items()}
-    write_page(folder, name, f"Images that {run} finds", [sheet_of(results, addresses, lines)])
+    runs = [location for location in locations if _is_run(location)]
+    datasets = [open_dataset(location) for location in locations if location not in runs]
+    photos = Photos(reading.open(images) if images else None)
+    groups = read_duplicates(duplicates, needs_splits=False)[0] if duplicates else []
+
+    def map_vectors(vectors: np.ndarray) -> np.ndarray:
+        from train.reports.embedding_maps import plane_of
+
+        return plane_of(vectors, perplexity=min(30.0, max(1.0, len(vectors) / 10)), seed=seed)
+
+    chapters = [*dataset_chapters(datasets, photos, map_vectors)]
+    if duplicates:
+        chapters.append(duplicates_chapter(duplicates, groups, photos))
+    if runs:
+        captions = next((dataset for dataset in datasets if dataset.kind == "captions"), None)
+        chapters += _run_chapters(runs, captions, photos)
+    write_page(*target, f"Report of {', '.join(locations)}", chapters)
+    print_remark(f"written: {output}", style="")
 
 
-def _draw_sheet(answers: Sequence[Answer], pictures: Mapping[str, Image.Image], folder: Folder, name: str) -> None:
-    import numpy as np
+def _run_chapters(runs: Sequence[str], captions: Dataset | None, photos: Photos) -> Iterator[Chapter]:
+    """Yield a chapter that compares runs, and one with retrievals of each."""
+    from pipelines.looking.charts import chart_of
+    from pipelines.looking.errors import retrieval_strips
+    from pipelines.looking.pages import Chapter
+    from schemas.storage.folder import Folder
+    from train.evaluation.ranks import RANKS, read_ranks
+    from train.reports.comparison import compare_runs
+    from train.reports.verdict import published_table, verdict
+    from train.runs.curves import plot_curves
 
-    from train.reports.figure_examples import ShownCaption
-    from train.reports.rankings import Ranking, plot_rankings
+    comparison = compare_runs(runs)
+    curves = []
+    for run in comparison.runs:
+        if run.history.entries:
+            best = run.history.best or {}
+            ending = f"{run.history.last_step:,} steps, the best evaluation at step {best.get('step', 0):,}"
+            curves.append(chart_of(plot_curves(run.history), f"curves of {run.name}", f"Losses and recalls: {ending}"))
+    tables = [published_table(comparison), *comparison.to_tables()]
+    yield Chapter("runs", [*tables, *curves], [*verdict(comparison), *comparison.notes])
+    for run in comparison.runs:
+        if Folder(run.folder).stat(RANKS) is not None:
+            yield Chapter(f"retrieval: {run.name}", retrieval_strips(read_ranks(run.folder), captions, photos))
 
-    rankings = []
-    for number, answer in enumerate(answers, start=1):
-        tokens = ("<start>", escape_html(answer.query), "<end>")
-        caption = ShownCaption(0, CaptionKey("", answer.language, "", 0), tokens)
-        rankings.append(Ranking(number, caption, tuple(answer.hits)))
-    pixels = {image_id: (np.asarray(picture), picture.size) for image_id, picture in pictures.items()}
-    plot_rankings(rankings, pixels, folder, name, note="")
+
+def _is_run(location: str) -> bool:
+    from schemas.storage.folder import Folder
+    from train.reports.score_report import EVALUATION
+    from train.runs.run import is_run
+
+    return is_run(location) or Folder(location).stat(EVALUATION) is not None

@@ -6,12 +6,13 @@ A page holds its style and pictures and no script; its Content-Security-Policy a
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from schemas.console.tables import Table
@@ -20,6 +21,8 @@ from schemas.storage.folder import Folder
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _MAX_TEXT = 600
+
+MAP_SIDE, PICTURE_SIDE = 900, 54
 
 
 class TextLine(NamedTuple):
@@ -48,11 +51,11 @@ class Exhibit(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """Pictures below a heading."""
+    """Pictures below a heading; the layout is ``wide``, ``pairs`` or empty."""
 
     heading: TextLine
     exhibits: Sequence[Exhibit]
-    note: str = ""
+    layout: str = ""
 
 
 class Chart(NamedTuple):
@@ -68,7 +71,33 @@ class Chart(NamedTuple):
         return data_address("image/svg+xml", self.svg)
 
 
-Block: TypeAlias = Table | Strip | Chart
+class PictureMap(NamedTuple):
+    """Images at points of a plane, as dots and, without overlaps, as pictures.
+
+    ``dots`` and ``pictures`` have the coordinates of their centres in a square of `MAP_SIDE`, pictures after id and address.
+    """
+
+    title: str
+    dots: Sequence[tuple[float, float]]
+    pictures: Sequence[tuple[str, str, float, float]]
+
+    @classmethod
+    def of(cls, title: str, image_ids: Sequence[str], points: np.ndarray, addresses: Mapping[str, str]) -> PictureMap:
+        """Place images by points ``[N, 2]``; a picture that would cover another is a dot."""
+        low, high = points.min(0), points.max(0)
+        inner = MAP_SIDE - PICTURE_SIDE
+        places = ((points - low) / np.where(high > low, high - low, 1) * inner + PICTURE_SIDE / 2).round(1)
+        dots, pictures, taken = [], [], np.empty((0, 2))
+        for image_id, place in zip(image_ids, places, strict=True):
+            if image_id in addresses and (np.abs(taken - place).max(1) >= PICTURE_SIDE).all():
+                taken = np.vstack([taken, place])
+                pictures.append((image_id, addresses[image_id], *place.tolist()))
+            else:
+                dots.append(tuple(place.tolist()))
+        return cls(title, dots, pictures)
+
+
+Block: TypeAlias = Table | Strip | Chart | PictureMap
 
 
 @dataclass(frozen=True)
@@ -109,6 +138,8 @@ def write_page(folder: Folder, name: str, title: str, chapters: Sequence[Chapter
     page = environment.get_template("page.html").render(
         title=title,
         chapters=chapters,
+        map_side=MAP_SIDE,
+        picture_side=PICTURE_SIDE,
         style=style,
         policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
     )

@@ -28,7 +28,7 @@ TESTS = {
     "fasttext": ["pipelines/text/test_word_vectors.py"],
     "bert": ["extractors/tokens", "pipelines/text/test_token_features.py"],
     "duplicates": ["pipelines/datasets"],
-    "all": ["pipelines/exchange", "pipelines/commands"],
+    "all": ["pipelines/exchange", "pipelines/commands", "pipelines/looking"],
 }
 WITHOUT_TORCH = {"", "stores", "text"}
 QUICK = "not slow and not cluster and not gpu and not engines and not containers and not packaging"

@@ -42,8 +42,7 @@ class Gallery:
     embeddings: Tensor
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """Image in the result of a search; a higher score is more similar.
 
     Examples:

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 
 from schemas.drawing.charts import GREY, SMALL, TINY, plain, save
 from schemas.drawing.style import Axes, Figure, Rectangle, own_style
+from schemas.keys import CaptionKey
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
 from train.evaluation.evaluation import Count, embed_captions, no_progress, scores_between, take_rows
-from train.evaluation.search import Hit
+from train.evaluation.search import Answer, Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, ShownCaption, SizedPixels
 
@@ -140,6 +142,15 @@ def plot_rankings(
                 panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
     _typeset(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
+
+
+def plot_answers(answers: Sequence[Answer], pictures: Mapping[str, SizedPixels], folder: Folder, name: str) -> None:
+    """Draw a row for each answer of a search."""
+    rankings = []
+    for number, (query, language, hits) in enumerate(answers, start=1):
+        tokens = ("<start>", escape(query), "<end>")  # As Moses escapes them.
+        rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), tokens), tuple(hits)))
+    plot_rankings(rankings, pictures, folder, name, note="")
 
 
 def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:

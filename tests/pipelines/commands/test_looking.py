@@ -1,8 +1,6 @@
-import base64
 import io
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -10,52 +8,17 @@ from PIL import Image
 from rich.console import Console
 
 from schemas.dataset import open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
 from tests.builders import write_rows
+from tests.pages import Page, colour_of, pixels_of, write_photos
 from train.evaluation.search import embed_gallery, search_gallery
 from train.runs.run import open_run
-
-
-class Page(HTMLParser):
-    """Elements of a page with their attributes, and its text without tags."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements, self.text = [], ""
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        self.text += data
-
-    def all(self, name: str) -> list[dict]:
-        return [attributes for tag, attributes in self.elements if tag == name]
-
-
-def page_at(path) -> Page:
-    return Page(path.read_text(encoding="utf-8"))
-
-
-def pixels_of(address: str) -> np.ndarray:
-    header, _, data = address.partition(",")
-    assert header == "data:image/jpeg;base64"
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
-
-
-def colour_of(image_id: str) -> tuple[int, int, int]:
-    return tuple(np.random.default_rng(sum(map(ord, image_id))).integers(0, 256, 3).tolist())
 
 
 @pytest.fixture
 def photos(toy, tmp_path):
     """Write a picture of one colour for each image."""
-    folder = tmp_path / "photos of all"
-    folder.mkdir()
-    for image_id in open_dataset(toy.features).image_ids():
-        Image.new("RGB", (40, 30), colour_of(image_id)).save(folder / f"{image_id}.png")
-    return folder
+    return write_photos(tmp_path / "photos of all", open_dataset(toy.features).image_ids())
 
 
 HOSTILE = "<script>alert(1)</script> \u202eevil\x1b[31m &amp; " + "word " * 20_000
@@ -80,7 +43,8 @@ def test_search_lists_images(command, tokenizer, write_run, toy, tmp_path):
     run = open_run(folder)
     gallery = embed_gallery(run, toy.features)
     hits = search_gallery(run, ["en1", "en2", "enraw"], "en", gallery, top=4)
-    expected = [{"image_id": hit.image_id, "score": pytest.approx(hit.score)} for hit in hits]
+    query = {"query": "1 2", "language": "en"}
+    expected = [{"image_id": hit.image_id, "score": pytest.approx(hit.score), **query} for hit in hits]
     arguments = ("search", folder, "1 2", "--language", "en", "--top", "4")
     out, notes = command(*arguments, "--features", toy.features, "--json")
     assert json.loads(out) == expected
@@ -120,7 +84,7 @@ def test_sheet_shows_queries_in_their_languages(command, tokenizer, write_run, t
     german = search_gallery(run, ["de3", "deraw"], "de", gallery, top=3)
     hits = [*english, *german]
     assert re.findall(r"^\d +(\S+)", printed, flags=re.MULTILINE) == [hit.image_id for hit in hits]
-    page = page_at(target)
+    page = Page(target)
     for image, hit in zip(page.all("img"), hits, strict=True):
         np.testing.assert_allclose(pixels_of(image["src"])[15, 20], colour_of(hit.image_id), atol=6)
         assert image["alt"].startswith(f"{hit.image_id}: ")
@@ -134,7 +98,7 @@ def test_sheet_disarms_hostile_captions(command, tokenizer, write_run, toy, capt
     target = tmp_path / "found.html"
     query = ("search", write_run(), "1 <b>&amp;</b>", "--language", "en", "--features", toy.features)
     command(*query, "--captions", captions, "--output", target)
-    html, page = target.read_text(encoding="utf-8"), page_at(target)
+    html, page = target.read_text(encoding="utf-8"), Page(target)
     assert not page.all("script")
     assert "\u202e" not in html
     assert "\x1b" not in html
@@ -194,3 +158,46 @@ def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
     query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
     rows = json.loads(command(*query)[0])
     assert [(row["query"], row["language"]) for row in rows] == [("1", "en")] * 2 + [("2", "en")] * 2
+
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy, photos, captions, tmp_path):
+    target = tmp_path / "report.html"
+    datasets = (captions, toy.captions, toy.vocabulary, toy.features)
+    command("report", *datasets, finished_run[0], "--images", photos, "--output", target)
+    page = Page(target)
+    assert [link["href"] for link in page.all("a")] == [f"#chapter-{number}" for number in range(1, 7)]
+    assert [section["id"] for section in page.all("section")] == [f"chapter-{number}" for number in range(1, 7)]
+    for title in (
+        f"captions: {captions}",
+        f"encoded: {toy.captions}",
+        f"vocabulary: {toy.vocabulary}",
+        "runs",
+        "retrieval: run",
+    ):
+        assert page.text.count(title) >= 2
+    assert all(image["alt"] for image in page.all("img"))
+    [curves] = [image["alt"] for image in page.all("img") if image["alt"].startswith("curves of run")]
+    best = finished_run[1].progress
+    assert f"{best.step:,} steps, the best evaluation at step {best.best_step:,}" in curves
+    assert len(page.all("image")) > 0
+
+
+@pytest.mark.slow
+def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
+    for name in ("a.html", "b.html"):
+        command("report", toy.vocabulary, toy.features, "--output", tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_report_refuses_before_the_work(command, toy, tmp_path):
+    with pytest.raises(UsageError, match=r"--output is 'report.pdf', expected a file that ends in .html"):
+        command("report", toy.features, "--output", "report.pdf")
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        command("report", tmp_path, "--output", tmp_path / "report.html")
+    with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
+        command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
