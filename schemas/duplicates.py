@@ -50,11 +50,11 @@ def duplicates_csv(duplicates: Iterable[Duplicate]) -> str:
     return Table(_COLUMNS, [astuple(duplicate) for duplicate in duplicates]).to_csv()
 
 
-def read_duplicates(location: str) -> tuple[list[Duplicate], str]:
+def read_duplicates(location: str, *, needs_splits: bool = True) -> tuple[list[Duplicate], str]:
     """Read a list, and return it with the SHA-256 of the file.
 
     Raises:
-        InputError: the file does not exist, is no such list, or has no splits.
+        InputError: the file does not exist, is no such list, or has no splits that are needed.
     """
     folder, name = file_at(location)
     try:
@@ -63,7 +63,7 @@ def read_duplicates(location: str) -> tuple[list[Duplicate], str]:
         if tuple(header) != _COLUMNS:
             raise ValueError(f"its columns are {','.join(header)[:80]!r}, expected {','.join(_COLUMNS)!r}")
         duplicates = [Duplicate(int(row[0]), row[1], float(row[2]), *row[3:]) for row in rows]
-        if rows and not any(duplicate.split for duplicate in duplicates):
+        if needs_splits and rows and not any(duplicate.split for duplicate in duplicates):
             raise ValueError("it has no splits")
     except (FileNotFoundError, ValueError, TypeError, IndexError, csv.Error) as error:
         is_missing = isinstance(error, FileNotFoundError)

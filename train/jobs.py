@@ -303,8 +303,11 @@ class SearchJob(Options):
     """
 
     run: RunFolder
-    query: Annotated[str, Opt("Sentence to search for.")]
-    language: Annotated[str, Opt("Set the language of QUERY. Default: that of a run with a single one.")] = ""
+    query: Annotated[tuple[str, ...] | str, Opt("Sentences to search for.")]
+    language: Annotated[
+        str,
+        Opt("Set the language of all sentences, or of each, e.g. [i]en,de[/i]. Default: that of a run with a single one."),
+    ] = ""
     features: Annotated[str, Opt("Search the images of these features.")] = ""
     embeddings: Annotated[str, Opt("Search the embeddings that imagepivot embed wrote, instead of --features.")] = ""
     top: Annotated[int, Opt("List this many images.", min_=1)] = 10
@@ -315,6 +318,16 @@ class SearchJob(Options):
     def _check(self) -> None:
         if bool(self.features) == bool(self.embeddings):
             raise UsageError("search needs images: give either --features or --embeddings")
+        queries, languages = len(self.queries), self.language.count(",") + 1
+        if languages not in (1, queries):
+            raise UsageError(f"--language names {languages} languages for {queries} sentences: name one, or one per sentence")
+
+    @property
+    def queries(self) -> list[tuple[str, str]]:
+        """The sentences, each with its language; empty for that of the run."""
+        sentences = (self.query,) if isinstance(self.query, str) else self.query
+        languages = self.language.split(",")
+        return list(zip(sentences, languages * len(sentences) if len(languages) == 1 else languages, strict=False))
 
 
 @dataclass(frozen=True, repr=False)

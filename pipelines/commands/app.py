@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from pipelines.commands import build, data, datasets, demo, doctor, training
+from pipelines.commands import build, data, datasets, demo, doctor, looking, training
 from pipelines.commands.exit_codes import run
 from pipelines.commands.results import console, print_line, print_remark
 from schemas.console import events
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 _PANELS = {
     "Data": (
         *(data.captions, data.vocabulary, data.encode, data.word_vectors, data.text_features),
-        *(datasets.inspect, datasets.validate, datasets.duplicates),
+        *(datasets.inspect, datasets.validate, datasets.duplicates, looking.report),
     ),
     "Features": (data.features, data.extractors, datasets.view, doctor.doctor),
     "Training": (training.train, training.reproduce, build.build_, demo.demo),
-    "Results": (training.evaluate, training.compare, training.embed, training.search, training.sts, training.figures),
+    "Results": (training.evaluate, training.compare, training.embed, looking.search, training.sts, training.figures),
     "Exchange": (datasets.import_, datasets.export, datasets.publish, datasets.diff),
 }
 """Commands by panel of ``--help``."""

@@ -28,7 +28,7 @@ _EXTRAS = {
     "extractors": _MODELS,
     "pipelines": _MODELS | _TEXT,
     "train": frozenset({"torch", "matplotlib", "scipy", "tensorboard"}),
-    "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl"}),
+    "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl", "jinja2"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
     "fasttext": frozenset({"gensim"}),
@@ -44,7 +44,7 @@ _EXTRAS["all"] = frozenset.union(*(_EXTRAS[name] for name in ("pipelines", "trai
 _NEEDS = {
     **dict.fromkeys(("captions", "vocabulary", "encode", "word-vectors", "import", "export"), "text"),
     **dict.fromkeys(("text-features", "features", "build"), "pipelines"),
-    **dict.fromkeys(("view", "demo"), "all"),
+    **dict.fromkeys(("view", "demo", "report"), "all"),
     **dict.fromkeys(("train", "evaluate", "compare", "embed", "search", "sts", "reproduce"), "train"),
     "figures": "figures",
     "duplicates": "duplicates",

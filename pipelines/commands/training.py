@@ -16,13 +16,13 @@ from pipelines.commands.results import AsJson, console, notes, print_dataset, pr
 from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.progress import Monitoring
-from schemas.console.tables import Column, Table, render_tables
+from schemas.console.tables import render_tables
 from schemas.errors import DatasetError
 from schemas.escapes import counted, escape_text, to_json
 from schemas.options import Opt
 from schemas.parameters import untrained_remark
 from schemas.process.shutdown import shutdown_notice
-from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, SearchJob, StsJob, TrainJob
+from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, StsJob, TrainJob
 from train.progress import CountDisplay, TrainingDisplay, format_score
 
 if TYPE_CHECKING:
@@ -207,37 +207,6 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
     for manifest in manifests:
         folder = "images" if manifest.kind == "features" else "captions"
         print_dataset(manifest, f"{job.output}/{folder}")
-
-
-@command('search runs/c2c "ein Hund im Schnee" --language de --features features')
-def search(job: SearchJob, imports: Imports = (), as_json: AsJson = False, monitoring: Monitoring = Monitoring()) -> None:
-    """List the best images for a sentence in any language of a run.
-
-    The sentence is tokenized by the recipe of the captions that the run was trained on. In place of a RUN, open_clip:NAME,
-    open_clip:FOLDER or sentence:FOLDER searches images of the same joint model.
-    """
-    import_modules(imports)
-    from pipelines.text.queries import load_text_encoder, tokenize_query
-    from schemas.dataset import open_dataset
-    from train.evaluation.search import search as search_images
-
-    total = open_dataset(job.features).manifest.rows if job.features else None
-    with CountDisplay(notes, "search", unit="images", total=total, monitoring=monitoring) as count:
-        hits = search_images(
-            job,
-            tokenize_query,
-            lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"),
-            count,
-            print_remark,
-            load_text_encoder,
-        )
-    events.record(counts={"hits": len(hits)})
-    ranks = [(rank, hit.image_id, hit.score) for rank, hit in enumerate(hits, start=1)]
-    table = Table((Column("", ""), "image_id", Column("score", ".3f")), ranks)
-    if as_json:
-        typer.echo(table.to_json())
-    else:
-        table.render(console)
 
 
 @command("sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")

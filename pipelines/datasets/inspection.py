@@ -165,9 +165,10 @@ def _vocabulary_statistics(statistics: Mapping[str, Any]) -> list[Table]:
         for index, language in enumerate(languages)
     ]
     columns = ["language", "split", *number_columns(SPECIALS[UNK]), *number_columns("reserved tokens", spec=",")]
+    width = len(columns) if reserved else len(columns) - 1
     return [
         _statistics_table(["language", *number_columns(*names)], [*counted_tokens, (), *totals]),
-        Table(columns[: None if reserved else -1], unknown, "unknown tokens", has_borders=True),
+        Table(columns[:width], [row[:width] for row in unknown], "unknown tokens", has_borders=True),
         Table(["", *number_columns(*languages[:-1], spec=".1%")], overlaps[1:], "Jaccard"),
     ]
 

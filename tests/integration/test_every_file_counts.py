@@ -45,7 +45,8 @@ KEEPS_NOTHING = {
     "extractors": "only prints",
     "inspect": "only prints",
     "publish": "compares the manifests of both, which state every file",
-    "search": "only prints",
+    "report": "describes anew",
+    "search": "searches and draws anew",
     "validate": "only prints",
     "view": "draws anew",
 }

@@ -89,6 +89,7 @@ COMMANDS = {
     "diff": "diff captions other",
     "diff features": "diff features few",
     "duplicates": "duplicates features captions --output {out}/duplicates.csv",
+    "report": "report captions encoded vocabulary features few --images photos --output {out}/report.html",
     "duplicates as json": "duplicates features captions --json",
     "duplicates, refused": "duplicates features captions --images photos",
     "captions": "captions safe.jsonl {out}/captions --format table --recipe raw --shards 1",
@@ -116,7 +117,7 @@ def run(imagepivot, line: str, folder: Path, out: Path) -> str:
     assert shown
     assert UNSAFE.findall(shown) == [], ascii(shown)
     for path in out.rglob("*"):
-        if path.suffix in (".json", ".jsonl", ".md", ".toml") and not path.name.startswith("_"):
+        if path.suffix in (".html", ".json", ".jsonl", ".md", ".toml") and not path.name.startswith("_"):
             assert UNSAFE.findall(path.read_text(encoding="utf-8")) == [], path
     return shown
 
@@ -154,6 +155,8 @@ RUN_COMMANDS = (
     "inspect {out}/embeddings/captions",
     "search {out}/run dog --tokenized --features features --device cpu",
     "search {out}/run dog --tokenized --features features --device cpu --json",
+    "search {out}/run dog --tokenized --features features --device cpu --captions captions --output {out}/found.html",
+    "report {out}/run captions --output {out}/report.html",
     "figures {out}/run {out}/figures --captions encoded --features features --device cpu --split {split} --only retrieval,map",
     "figures {out}/run {out}/figures --captions encoded --features features --device cpu --split {split} --images photos",
     "train config.toml {out}/few --captions encoded --features few --vocabulary vocabulary --device cpu",

@@ -43,6 +43,7 @@ LINES = {
     "publish": "publish features OUT",
     "diff": "diff features features",
     "duplicates": "duplicates features captions",
+    "report": "report features --output report.html",
     "view": "view features photos --image 1 -o drawing.png",
     "evaluate": "evaluate run --captions encoded --features features",
     "compare": "compare run",

@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pipelines.datasets.view import LabelledBox, draw_boxes
-from schemas.drawing import fonts
+from schemas.drawing import charts, fonts
 from schemas.drawing.fonts import FontWarning
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from tests.builders import write_rows
-from train.runs import curves
 
 SHIPPED = Path(mpl.get_data_path(), "fonts", "ttf")
 STIX = str(SHIPPED / "STIXNonUni.ttf")
@@ -32,7 +31,7 @@ def draw(folder: Path, text: str, name: str = "a.png") -> bytes:
     figure = Figure(figsize=(3, 2))
     figure.subplots().set_xticks([0, 1], [text, "b"])
     figure.text(0.1, 0.5, text)
-    curves.save(figure, Folder(str(folder)), name)
+    charts.save(figure, Folder(str(folder)), name)
     return (folder / name).read_bytes()
 
 

@@ -32,7 +32,7 @@ TESTS = {
     "bert": ["extractors/tokens", "pipelines/text/test_text_features.py"],
     "clip": ["extractors/tokens"],
     "duplicates": ["pipelines/datasets"],
-    "all": ["pipelines/exchange", "pipelines/commands"],
+    "all": ["pipelines/exchange", "pipelines/commands", "pipelines/looking"],
 }
 WITHOUT_TORCH = {"", "stores", "text"}
 QUICK = "not slow and not cluster and not gpu and not engines and not containers and not packaging"

@@ -70,6 +70,7 @@ NEEDS = {
     "reproduce kadar2018 out --captions encoded --features features --vocabulary vocabulary": "train",
     "figures run out --captions encoded --features features": "figures",
     "duplicates features": "duplicates",
+    "report features": "all",
 }
 BARE = {"inspect", "validate", "doctor", "publish", "diff", "export", "word-vectors"}
 

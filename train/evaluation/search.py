@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from train.evaluation.encoding import JointModel, compare_vectors
 from train.evaluation.evaluation import Count, no_progress
 from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, embed_sentences, load_encoder
 from train.jobs import SearchJob
+from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
@@ -41,8 +44,7 @@ class Gallery:
     embeddings: Tensor
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """Image in the result of a search; a higher score is more similar.
 
     Examples:
@@ -55,6 +57,48 @@ class Hit:
     score: float
 
 
+class Answer(NamedTuple):
+    """A sentence, its language and its best images, best first."""
+
+    query: str
+    language: str
+    hits: Sequence[Hit]
+
+
+@dataclass(frozen=True)
+class ImageSearch:
+    """A model that reads queries, and images, which are read with the first answer.
+
+    Attributes:
+        languages: known languages; empty for a model that reads any.
+        encode: encodes a sentence in a language, float32 ``[1, E]``.
+    """
+
+    model: RetrievalModel
+    languages: Sequence[str]
+    encode: Callable[[str, str], np.ndarray]
+    load_gallery: Callable[[], Gallery]
+
+    @cached_property
+    def gallery(self) -> Gallery:
+        """The images, in the order of their dataset."""
+        return self.load_gallery()
+
+    def language_of(self, language: str) -> str:
+        """Return the language of a sentence; for an empty one the only known language.
+
+        Raises:
+            UsageError: the language is unknown, or empty where several are known.
+        """
+        chosen = language or (self.languages[0] if len(self.languages) == 1 else "")
+        _check_language(chosen, self.languages)
+        return chosen
+
+    def best(self, query: np.ndarray, top: int) -> list[Hit]:
+        """Return the best images for an encoded query, best first."""
+        return _best_hits(self.model, query, self.gallery, top)
+
+
 @takes_fields(SearchJob)
 def search(
     job: SearchJob,
@@ -64,7 +108,7 @@ def search(
     on_warning: Remark = logger.warning,
     load: LoadEncoder | None = None,
 ) -> list[Hit]:
-    """Open a run, or load a pretrained text encoder, and search images with it.
+    """Open a run, or load a text encoder, and search images with a sentence.
 
     An encoder, from ``load``, searches vectors of images in its space. ``tokenize`` follows the text recipe of the run's captions;
     a query of tokens needs none. ``report_unknown`` receives the tokens that are not in the vocabulary, if any. ``on_warning``
@@ -74,29 +118,63 @@ def search(
         The best images, best first.
 
     Raises:
-        UsageError: the run does not know the language or any token, or the query needs ``tokenize``.
+        UsageError: the run does not know the language or any token, the query needs ``tokenize``, or there are several.
         DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
+    if len(job.queries) != 1:
+        raise UsageError(f"search takes one sentence, found {len(job.queries)}: call it once for each")
+    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning, load)
+    return list(answer.hits)
+
+
+def search_sentences(
+    job: SearchJob,
+    tokenize: Tokenize | None,
+    report_unknown: Callable[[Sequence[str]], None],
+    on_progress: Count,
+    on_warning: Remark,
+    load: LoadEncoder | None,
+) -> list[Answer]:
+    """Open a model and search images for all sentences of a job, see `search`."""
+    images = open_search(job, tokenize, report_unknown, on_progress, on_warning, load)
+    queries = [(query, images.language_of(language)) for query, language in job.queries]
+    # Before the images are read: a sentence that no model understands fails at once.
+    encoded = [images.encode(*query) for query in queries]
+    return [Answer(*query, images.best(vector, job.top)) for query, vector in zip(queries, encoded, strict=True)]
+
+
+def open_search(
+    job: SearchJob,
+    tokenize: Tokenize | None,
+    report_unknown: Callable[[Sequence[str]], None],
+    on_progress: Count,
+    on_warning: Remark,
+    load: LoadEncoder | None,
+) -> ImageSearch:
+    """Open the model of a job, which then reads any sentence, see `search`."""
     if job.run.startswith(ENCODERS):
-        return _search_vectors(load_encoder(load, job.run, job.device), job)
-    if not job.tokenized and tokenize is None:
-        raise UsageError(
-            f"the query {job.query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
-            "that, or give tokens with spaces between them and --tokenized"
-        )
+        return _open_pair(load_encoder(load, job.run, job.device), job)
     run = open_run(job.run, device=choose_device(job.device))
     check_reads_text(run)
-    languages = run.model.languages
-    language = job.language or (languages[0] if len(languages) == 1 else "")
-    _check_language(run, language)
-    tokens = job.query.split() if job.tokenized or tokenize is None else tokenize(job.query, language, run.text, job.truecaser)
-    gallery = embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
-    hits = search_gallery(run, tokens, language, gallery, top=job.top)
     if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):
         on_warning(remark)
-    if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
-        report_unknown(unknown)
-    return hits
+
+    def encode(query: str, language: str) -> np.ndarray:
+        if not job.tokenized and tokenize is None:
+            raise UsageError(
+                f"the query {query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
+                "that, or give tokens with spaces between them and --tokenized"
+            )
+        tokens = query.split() if job.tokenized or tokenize is None else tokenize(query, language, run.text, job.truecaser)
+        encoded = _encode_tokens(run, tokens, language)
+        if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
+            report_unknown(unknown)
+        return encoded
+
+    def load_gallery() -> Gallery:
+        return embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
+
+    return ImageSearch(run.model, run.model.languages, encode, load_gallery)
 
 
 def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:
@@ -143,34 +221,40 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
         UsageError: the model does not know the language or any of the tokens, or ``top`` is less than 1.
     """
     check_reads_text(run)
-    _check_language(run, language)
+    _check_language(language, run.model.languages)
     if top < 1:
         raise UsageError(f"--top is {top}, expected 1 or more")
+    return _best_hits(run.model, _encode_tokens(run, tokens, language), gallery, top)
+
+
+def _encode_tokens(run: Run, tokens: Sequence[str], language: str) -> np.ndarray:
     ids = run.vocabulary.encode(tokens)
     if all(token == UNK for token in ids[1:-1]):
         raise UsageError(
             f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
-    return _best_hits(gallery, compare_vectors(run.model, gallery.embeddings, embed_sentences(run, [tokens], language)), top)
+    return embed_sentences(run, [tokens], language)
 
 
-def _search_vectors(encoder: TextEncoder, job: SearchJob) -> list[Hit]:
+def _open_pair(encoder: TextEncoder, job: SearchJob) -> ImageSearch:
     location = job.embeddings or job.features
     dataset = open_dataset(location, kind="features")
     images = FeaturesParameters.from_json(dataset.manifest.parameters)
     model = JointModel(encoder, images, place=location, device=choose_device(job.device))
-    gallery = Gallery(dataset.image_ids(), torch.from_numpy(model.encode_images(dataset.numpy())))
-    query = model.encode_text([job.query], language=job.language)
-    return _best_hits(gallery, model.similarity(gallery.embeddings, query), job.top)
+
+    def load_gallery() -> Gallery:
+        return Gallery(dataset.image_ids(), torch.from_numpy(model.encode_images(dataset.numpy())))
+
+    return ImageSearch(model.model, (), lambda query, language: model.encode_text([query], language=language), load_gallery)
 
 
-def _best_hits(gallery: Gallery, scores: np.ndarray, top: int) -> list[Hit]:
-    best = np.argsort(-scores[:, 0], kind="stable")[:top]
-    return [Hit(gallery.image_ids[row], score) for row, score in zip(best, scores[best, 0].tolist(), strict=True)]
+def _best_hits(model: RetrievalModel, query: np.ndarray, gallery: Gallery, top: int) -> list[Hit]:
+    scores = compare_vectors(model, gallery.embeddings, query)[:, 0]
+    best = np.argsort(-scores, kind="stable")[:top]
+    return [Hit(gallery.image_ids[row], score) for row, score in zip(best, scores[best].tolist(), strict=True)]
 
 
-def _check_language(run: Run, language: str) -> None:
-    known = run.model.languages
-    if language not in known:
+def _check_language(language: str, known: Sequence[str]) -> None:
+    if known and language not in known:
         given = f"--language is {language!r}" if language else "--language is missing"
         raise UsageError(f"{given}, expected a language of the run: {', '.join(known)}")

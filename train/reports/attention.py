@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from schemas.dataset import Dataset
+from schemas.drawing.charts import SMALL, TINY, plain, save
 from schemas.drawing.style import Axes, Figure, Rectangle, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
@@ -26,7 +27,6 @@ from train.evaluation.evaluation import eval_mode
 from train.models.retrieval_model import ImageBatch
 from train.reports.figure_examples import Example, ShownCaption, SizedPixels
 from train.reports.rankings import draw_picture
-from train.runs.curves import SMALL, TINY, plain, save
 from train.runs.run import Run
 
 

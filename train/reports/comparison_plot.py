@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from schemas.drawing.charts import SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
 from schemas.drawing.style import Line2D, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder, file_at
 from train.reports.compared_runs import SUM
 from train.reports.comparison import ComparedRow, Comparison
-from train.runs.curves import SMALL, TINY, draw_chance, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
+from train.runs.curves import draw_chance
 
 FORMATS = (".png", ".pdf", ".svg")
 

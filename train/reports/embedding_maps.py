@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from schemas.drawing.charts import SMALL, TINY, plain, save, style_of
 from schemas.drawing.style import Figure, LineCollection, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
@@ -20,7 +21,6 @@ from train.data.captions import Captions
 from train.evaluation.evaluation import Count, embed_captions, no_progress
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, first_captions, images_in_all_languages
-from train.runs.curves import SMALL, TINY, plain, save, style_of
 
 _PERPLEXITY = 30.0  # Scikit-learn's default; a tenth of the points where they are few, so that more than one group can show.
 

@@ -103,7 +103,7 @@ def draw_figures(
     figures = Figures(
         (), refused, rule, results.get("retrieval", ()), results.get("map"), results.get("attention", ()), data.untrained
     )
-    shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right)}
+    shown = {hit.image_id for ranking in figures.rankings for hit in (*ranking.hits, ranking.right) if hit}
     attended = {image.image_id for image in figures.attention}
     pictures: Mapping[str, SizedPixels] = {}
     if job.images:

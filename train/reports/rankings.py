@@ -9,20 +9,22 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from schemas.drawing.charts import GREY, SMALL, TINY, plain, save
 from schemas.drawing.style import Axes, Figure, Rectangle, own_style
+from schemas.keys import CaptionKey
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
 from train.evaluation.evaluation import Count, embed_captions, no_progress, scores_between, take_rows
-from train.evaluation.search import Hit
+from train.evaluation.search import Answer, Hit
 from train.models.retrieval_model import Encoded, RetrievalModel
 from train.reports.figure_examples import Example, ShownCaption, SizedPixels
-from train.runs.curves import GREY, SMALL, TINY, plain, save
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,20 @@ class Ranking:
 
     Attributes:
         hits: the best images, best first.
-        rank: rank of the right image, from 1; ties count against it.
+        rank: rank of the right image, from 1; ties count against it; 0 if no image is known to be right.
     """
 
     example: int
     caption: ShownCaption
     hits: tuple[Hit, ...]
-    rank: int
-    right: Hit
-    images: int
+    rank: int = 0
+    right: Hit | None = None
+    images: int = 0
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the right image is not among the best."""
+        return self.rank > len(self.hits)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -110,7 +117,7 @@ def plot_rankings(
         DatasetError: the picture cannot be written.
     """
     top = max(len(ranking.hits) for ranking in rankings)
-    missed = any(ranking.rank > len(ranking.hits) for ranking in rankings)
+    missed = any(ranking.is_missed for ranking in rankings)
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
     behind = _TEXT + top * _STEP
     width = behind + missed * (_APART + _STEP) + _EDGE
@@ -122,19 +129,28 @@ def plot_rankings(
         y -= _HEAD + _CELL + start * _APART
         _write_query(figure, ranking, y, start=start)
         shown = [(_TEXT + index * _STEP, hit, str(index + 1)) for index, hit in enumerate(ranking.hits)]
-        if ranking.rank > len(ranking.hits):
+        if ranking.right is not None and ranking.is_missed:
             shown.append((behind + _APART, ranking.right, f"right: {ranking.rank:,}"))
         for x, hit, title in shown:
             # Anchored at the upper edge, to align the titles.
             panel = figure.add_axes((x / width, y / height, _CELL / width, _CELL / height), anchor="N")
             draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
-            framed = hit.image_id == ranking.right.image_id
+            framed = ranking.right is not None and hit.image_id == ranking.right.image_id
             weight, color = ("bold", "black") if framed else ("normal", GREY)
             panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
             if framed:
                 panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
     _typeset(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
+
+
+def plot_answers(answers: Sequence[Answer], pictures: Mapping[str, SizedPixels], folder: Folder, name: str) -> None:
+    """Draw a row for each answer of a search."""
+    rankings = []
+    for number, (query, language, hits) in enumerate(answers, start=1):
+        tokens = ("<start>", escape(query), "<end>")  # As Moses escapes them.
+        rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), tokens), tuple(hits)))
+    plot_rankings(rankings, pictures, folder, name, note="")
 
 
 def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_wh: tuple[int, int] | None = None) -> None:
@@ -163,8 +179,9 @@ def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> 
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
     _typeset(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
-    rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
-    _typeset(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
+    if ranking.rank:
+        rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
+        _typeset(figure, _INDENT, y, rank, fontsize=TINY, va="bottom", color=FRAME if ranking.rank == 1 else GREY)
 
 
 def _typeset(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:

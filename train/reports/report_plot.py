@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from schemas.drawing.charts import save
 from schemas.drawing.style import Axes, Figure, own_style
 from schemas.storage.folder import Folder
 from train.reports.reproduce_report import PaperReport, Section
-from train.runs.curves import save
 
 _COLOURS = {"image_to_text": "tab:blue", "text_to_image": "tab:orange"}
 _MEASURE = "recall_at_10"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas.drawing.charts import GREY, SMALL, TINY, new_figure, plain, save, style_of
 from schemas.drawing.style import own_style
 from schemas.storage.folder import Folder
-from train.runs.curves import GREY, SMALL, TINY, new_figure, plain, save, style_of
 from train.sts.similarity import StsResult
 
 _TITLE, _LABEL = 17, 32  # Maximum characters above a panel and along its height.

@@ -20,7 +20,7 @@ from schemas.writing.reuse_policy import FailureLimit
 
 COMMANDS = (
     *("captions", "vocabulary", "encode", "word-vectors", "text-features", "features", "extractors", "import", "export"),
-    *("inspect", "view", "validate", "publish", "diff", "duplicates", "doctor", "build", "demo"),
+    *("inspect", "view", "validate", "publish", "diff", "duplicates", "report", "doctor", "build", "demo"),
     *("train", "evaluate", "compare", "embed", "search", "sts", "figures", "reproduce"),
 )
 ROOT = Path(cli.__file__).parents[1]

@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
-from pipelines.commands import app as cli
-from pipelines.commands import results
 from schemas.console import events
 from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
@@ -27,27 +25,12 @@ from train.config.sections import from_toml, load_config
 from train.evaluation.evaluation import chance
 from train.evaluation.ranks import read_ranks, write_ranks
 from train.evaluation.scores import evaluate
-from train.evaluation.search import embed_gallery, search_gallery
 from train.jobs import StsJob
 from train.loop.training_data import load_training_inputs
 from train.reports.comparison import compare_runs
 from train.reports.score_report import averages, evaluation_report, score_tables
 from train.runs.run import open_run
 from train.sts.similarity import sts
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """Run a command; return its standard output and standard error."""
-    for console in (results.console, results.notes):
-        monkeypatch.setattr(console, "_width", 140)
-
-    def run(*arguments: object) -> tuple[str, str]:
-        cli.app([str(argument) for argument in arguments], standalone_mode=False)
-        printed = capsys.readouterr()
-        return printed.out, printed.err
-
-    return run
 
 
 def scores_of(text: str) -> dict:
@@ -61,19 +44,6 @@ def steps(monkeypatch) -> ForkedSteps:
     forked = ForkedSteps()
     monkeypatch.setattr("schemas.process.steps.run_command", forked)
     return forked
-
-
-@pytest.fixture
-def tokenizer(monkeypatch) -> list:
-    """Tokenize without a recipe's steps, and note languages and truecasers."""
-    asked = []
-
-    def tokenize(text, language, recipe, truecaser) -> list[str]:
-        asked.append((language, truecaser))
-        return [f"{language}{word}" for word in f"{text} {recipe.recipe} {truecaser}".split()]
-
-    monkeypatch.setattr("pipelines.text.queries.tokenize_query", tokenize)
-    return asked
 
 
 def data_of(corpus) -> tuple[str, ...]:
@@ -370,41 +340,6 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
     queries = sum(score.retrieval.text_to_image.queries for score in scores)
     assert counts == {"scores": len(scores)}
     assert queries < last["done"] <= queries + len(scores) * images
-
-
-@pytest.mark.slow
-def test_search_lists_images(command, tokenizer, write_run, toy, tmp_path):
-    folder = write_run()
-    run = open_run(folder)
-    gallery = embed_gallery(run, toy.features)
-    hits = search_gallery(run, ["en1", "en2", "enraw"], "en", gallery, top=4)
-    expected = [{"image_id": hit.image_id, "score": pytest.approx(hit.score)} for hit in hits]
-    arguments = ("search", folder, "1 2", "--language", "en", "--top", "4")
-    out, notes = command(*arguments, "--features", toy.features, "--json")
-    assert json.loads(out) == expected
-    assert "not in the vocabulary: enraw" in notes  # The tokenizer got the recipe of the run's captions.
-    command("embed", folder, tmp_path / "e", "--features", toy.features)
-    assert json.loads(command(*arguments, "--embeddings", tmp_path / "e", "--json")[0]) == expected
-    tokenized = command("search", folder, "en1 en2", "--language", "en", "--tokenized", "--features", toy.features)
-    assert search_gallery(run, ["en1", "en2"], "en", gallery)[0].image_id in tokenized[0].splitlines()[1]
-    assert tokenized[1] == ""
-
-
-def test_search_needs_no_language_for_a_run_with_one(command, tokenizer, write_run, toy):
-    folder = write_run(languages=("de",))
-    out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
-    run = open_run(folder)
-    expected = search_gallery(run, ["de1", "deraw", "de2"], "de", embed_gallery(run, toy.features))
-    assert [hit["image_id"] for hit in json.loads(out)] == [hit.image_id for hit in expected]
-
-
-def test_search_reports_missing_options(command, write_run, toy):
-    folder = write_run()
-    with pytest.raises(UsageError, match="--language is missing, expected a language of the run: en, de"):
-        command("search", folder, "1", "--features", toy.features)
-    for places in ((), ("--features", toy.features, "--embeddings", "e")):
-        with pytest.raises(UsageError, match="give either --features or --embeddings"):
-            command("search", folder, "1", "--language", "en", *places)
 
 
 # --- reproduce -------------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 import pytest
 from matplotlib.figure import Figure
 
+from schemas.drawing import charts
+from schemas.drawing.charts import Style, draw_series, new_figure, plain, running_mean, style_of
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY
-from train.runs import curves
-from train.runs.curves import Style, draw_curves, draw_series, new_figure, plain, running_mean, style_of
+from train.runs.curves import draw_curves
 from train.runs.history import History
 
 
@@ -14,7 +15,7 @@ from train.runs.history import History
 def drawn(monkeypatch, tmp_path):
     """Draw a history, and return the figure that was saved."""
     saved: list[Figure] = []
-    monkeypatch.setattr(curves, "save", lambda figure, folder, name: saved.append(figure))
+    monkeypatch.setattr("train.runs.curves.save", lambda figure, folder, name: saved.append(figure))
 
     def draw(history: History) -> Figure:
         draw_curves(history, Folder(str(tmp_path)), "curves.png")
@@ -117,5 +118,5 @@ def test_labels_are_taken_as_they_are(tmp_path):
         draw_series(panel, [1], [1.0], style_of(0), label=plain(label))
     texts = [text.get_text() for text in panel.legend().texts]
     assert [text.replace(r"\$", "$").strip() for text in texts] == ["a$b", "$x$", "_hidden", "50%"]
-    curves.save(figure, Folder(str(tmp_path)), "a.png")
+    charts.save(figure, Folder(str(tmp_path)), "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000

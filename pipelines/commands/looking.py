@@ -1,0 +1,199 @@
+"""Commands that show datasets and runs to people."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.commands.binding import command
+from pipelines.commands.imports import Imports, import_modules
+from pipelines.commands.results import AsJson, console, notes, print_remark
+from pipelines.jobs import ImageOptions
+from schemas.console import events
+from schemas.console.progress import Monitoring
+from schemas.console.tables import Cell, Column, Row, Table, render_tables
+from schemas.errors import UsageError
+from schemas.options import Opt
+from train.jobs import SearchJob
+from train.progress import CountDisplay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+
+    from pipelines.looking.exhibits import Photos
+    from pipelines.looking.pages import Chapter
+    from schemas.dataset import Dataset
+    from schemas.storage.folder import Folder
+    from train.evaluation.search import Answer
+
+_SHEETS = (".html", ".png", ".pdf")
+
+
+@command('search runs/c2c "ein Hund im Schnee" --language de --features features --images photos --output found.html')
+def search(
+    job: SearchJob,
+    images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
+    captions: Annotated[str, Opt("Show the captions of this dataset below the images of a .html.")] = "",
+    output: Annotated[str, Opt("Write the queries and their images to this .html, .png or .pdf file.")] = "",
+    reading: ImageOptions = ImageOptions(),
+    imports: Imports = (),
+    as_json: AsJson = False,
+    monitoring: Monitoring = Monitoring(),
+) -> None:
+    """List the best images for sentences in any languages of a run.
+
+    A sentence is tokenized by the recipe of the captions that the run was trained on. In place of a RUN, open_clip:NAME,
+    open_clip:FOLDER or sentence:FOLDER searches images of the same joint model. With --images, ids link to files on terminals that
+    support it. OUTPUT holds all its pictures.
+    """
+    import_modules(imports)
+    target = _page_place(output, _SHEETS) if output else None
+    if captions and (target is None or not target[1].endswith(".html")):
+        raise UsageError("--captions shows captions in a page: give --output with a name that ends in .html, or leave it out")
+    from pipelines.text.queries import load_text_encoder, tokenize_query
+    from schemas.dataset import open_dataset
+    from train.evaluation.search import search_sentences
+
+    dataset = open_dataset(captions, kind="captions") if captions else None
+    source = reading.open(images) if images else None
+    total = open_dataset(job.features).manifest.rows if job.features else None
+    with CountDisplay(notes, "search", unit="images", total=total, monitoring=monitoring) as count:
+        answers = search_sentences(
+            job,
+            tokenize_query,
+            lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"),
+            count,
+            print_remark,
+            load_text_encoder,
+        )
+    events.record(counts={"hits": sum(len(answer.hits) for answer in answers)})
+    ids, links = {hit.image_id for answer in answers for hit in answer.hits}, dict[str, str]()
+    if images or target is not None:
+        from pipelines.looking.exhibits import Photos, caption_lines
+
+        photos = Photos(source)
+        photos.check_ids(ids)
+        links = photos.links(ids)
+    if as_json:
+        rows = [(*hit, answer.query, answer.language) for answer in answers for hit in answer.hits]
+        typer.echo(Table(("image_id", "score", "query", "language"), rows).to_json())
+    else:
+        render_tables(console, [_hits_table(answer, links, has_title=len(answers) > 1) for answer in answers])
+    if target is None:
+        return
+    if target[1].endswith(".html"):
+        from pipelines.looking.pages import write_page
+        from pipelines.looking.sheet import sheet_of
+
+        lines = {} if dataset is None else caption_lines(dataset, ids)
+        write_page(*target, f"Images that {job.run} finds", [sheet_of(answers, photos.addresses(ids), lines)])
+    else:
+        import numpy as np
+
+        from train.reports.rankings import plot_answers
+
+        plot_answers(
+            answers, {image_id: (np.asarray(picture), picture.size) for image_id, picture in photos.pictures(ids)}, *target
+        )
+    print_remark(f"written: {output}", style="")
+
+
+def _page_place(output: str, extensions: tuple[str, ...]) -> tuple[Folder, str]:
+    """Return folder and name of an output, after a check of its packages and folder."""
+    from schemas.storage.folder import file_at
+
+    folder, name = file_at(output)
+    if not name.endswith(extensions):
+        raise UsageError(f"--output is {output!r}, expected a file that ends in {', '.join(extensions)}")
+    # First: a missing package fails before the work.
+    importlib.import_module("pipelines.looking.pages" if name.endswith(".html") else "train.reports.rankings")
+    folder.check_writable()
+    return folder, name
+
+
+def _hits_table(answer: Answer, links: Mapping[str, str], *, has_title: bool) -> Table:
+    rows: list[Row] = [
+        (rank, Cell(hit.image_id, style=f"link {links[hit.image_id]}" if hit.image_id in links else ""), hit.score)
+        for rank, hit in enumerate(answer.hits, start=1)
+    ]
+    title = f"{answer.language}: {answer.query}" if has_title else ""
+    return Table((Column("", ""), "image_id", Column("score", ".3f")), rows, title)
+
+
+@command("report captions vocabulary features runs/c2c --images photos --output report.html")
+def report(
+    locations: Annotated[tuple[str, ...], Opt("Folders of datasets and runs, and of [i]evaluate --output[/i].")],
+    output: Annotated[str, Opt("Write this .html file.")] = "report.html",
+    images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
+    duplicates: Annotated[str, Opt("Show the groups in this file of [i]duplicates --output[/i].")] = "",
+    seed: Annotated[int, Opt("Seed the maps of features.", min_=0)] = 0,
+    reading: ImageOptions = ImageOptions(),
+) -> None:
+    """Describe datasets and runs on one page, which holds all its pictures.
+
+    Captions: languages, lengths, frequent and unknown tokens, images without captions. Vocabularies: overlap. Features
+    and regions: norms, constant and zero dimensions, failures, a map. Runs: curves, scores with intervals, worst errors, and tests
+    in words. What is missing or suspicious comes first in each chapter.
+    """
+    target = _page_place(output, (".html",))
+    from pipelines.looking.exhibits import Photos
+    from pipelines.looking.pages import write_page
+    from pipelines.looking.report import dataset_chapters, duplicates_chapter
+    from schemas.dataset import open_dataset
+    from schemas.duplicates import read_duplicates
+
+    runs = [location for location in locations if _is_run(location)]
+    datasets = [open_dataset(location) for location in locations if location not in runs]
+    photos = Photos(reading.open(images) if images else None)
+    groups = read_duplicates(duplicates, needs_splits=False)[0] if duplicates else []
+
+    def map_vectors(vectors: np.ndarray) -> np.ndarray:
+        from train.reports.embedding_maps import plane_of
+
+        return plane_of(vectors, perplexity=min(30.0, max(1.0, len(vectors) / 10)), seed=seed)
+
+    chapters = [*dataset_chapters(datasets, photos, map_vectors)]
+    if duplicates:
+        chapters.append(duplicates_chapter(duplicates, groups, photos))
+    if runs:
+        captions = next((dataset for dataset in datasets if dataset.kind == "captions"), None)
+        chapters += _run_chapters(runs, captions, photos)
+    write_page(*target, f"Report of {', '.join(locations)}", chapters)
+    print_remark(f"written: {output}", style="")
+
+
+def _run_chapters(runs: Sequence[str], captions: Dataset | None, photos: Photos) -> Iterator[Chapter]:
+    """Yield a chapter that compares runs, and one with retrievals of each."""
+    from pipelines.looking.charts import chart_of
+    from pipelines.looking.errors import retrieval_strips
+    from pipelines.looking.pages import Chapter
+    from schemas.storage.folder import Folder
+    from train.evaluation.ranks import RANKS, read_ranks
+    from train.reports.comparison import compare_runs
+    from train.reports.verdict import published_table, verdict
+    from train.runs.curves import plot_curves
+
+    comparison = compare_runs(runs)
+    curves = []
+    for run in comparison.runs:
+        if run.history.entries:
+            best = run.history.best or {}
+            ending = f"{run.history.last_step:,} steps, the best evaluation at step {best.get('step', 0):,}"
+            curves.append(chart_of(plot_curves(run.history), f"curves of {run.name}", f"Losses and recalls: {ending}"))
+    tables = [published_table(comparison), *comparison.to_tables()]
+    yield Chapter("runs", [*tables, *curves], [*verdict(comparison), *comparison.notes])
+    for run in comparison.runs:
+        if Folder(run.folder).stat(RANKS) is not None:
+            yield Chapter(f"retrieval: {run.name}", retrieval_strips(read_ranks(run.folder), captions, photos))
+
+
+def _is_run(location: str) -> bool:
+    from schemas.storage.folder import Folder
+    from train.reports.score_report import EVALUATION
+    from train.runs.run import is_run
+
+    return is_run(location) or Folder(location).stat(EVALUATION) is not None

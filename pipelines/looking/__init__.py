@@ -1,0 +1,1 @@
+"""Pages for people: sheets of search results, reports of datasets and runs."""

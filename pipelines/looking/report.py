@@ -1,0 +1,58 @@
+"""Report of datasets, a chapter for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pipelines.datasets.inspection import describe_dataset, statistics_tables
+from pipelines.looking.captions import describe_captions
+from pipelines.looking.exhibits import Photos
+from pipelines.looking.features import describe_duplicates, describe_failures, describe_features
+from pipelines.looking.pages import Block, Chapter
+from schemas.dataset import Dataset
+from schemas.duplicates import Duplicate
+from schemas.parameters import untrained_remark
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_OF_IMAGES = ("features", "regions")
+
+
+def dataset_chapters(
+    datasets: Sequence[Dataset], photos: Photos, map_vectors: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[Chapter]:
+    """Yield a chapter for each dataset.
+
+    Captions are compared with the images of the other datasets and of ``photos``.
+    ``map_vectors`` maps vectors ``[N, D]`` to a plane, for maps of features.
+    """
+    vocabulary = next((dataset.vocabulary() for dataset in datasets if dataset.kind == "vocabulary"), None)
+    images: Mapping[str, Sequence[str]] = {
+        dataset.folder.location: dataset.image_ids() for dataset in datasets if dataset.kind in _OF_IMAGES
+    }
+    if photos.source is not None:
+        images = {**images, photos.source.location: list(photos.refs)}
+    for dataset in datasets:
+        blocks: list[Block] = []
+        remarks: list[str] = []
+        if dataset.kind == "captions":
+            blocks, remarks = describe_captions(dataset, photos, vocabulary, images)
+        elif dataset.kind in _OF_IMAGES:
+            blocks, remarks = describe_features(dataset, photos, map_vectors)
+        else:
+            blocks = [*statistics_tables(dataset.manifest)]
+        if remark := untrained_remark(dataset.untrained):
+            remarks = [remark, *remarks]
+        overview = describe_dataset(dataset, rows=0)[0]
+        yield Chapter(
+            f"{dataset.kind}: {dataset.folder.location}",
+            [*blocks, *describe_failures(dataset, photos), overview],
+            remarks,
+        )
+
+
+def duplicates_chapter(location: str, duplicates: Sequence[Duplicate], photos: Photos) -> Chapter:
+    """Return a chapter about a list of duplicates."""
+    return Chapter(f"duplicates: {location}", describe_duplicates(duplicates, photos))

@@ -1,0 +1,203 @@
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from schemas.dataset import open_dataset
+from schemas.errors import DatasetError, InputError, UsageError
+from tests.builders import write_rows
+from tests.pages import Page, colour_of, pixels_of, write_photos
+from train.evaluation.search import embed_gallery, search_gallery
+from train.runs.run import open_run
+
+
+@pytest.fixture
+def photos(toy, tmp_path):
+    """Write a picture of one colour for each image."""
+    return write_photos(tmp_path / "photos of all", open_dataset(toy.features).image_ids())
+
+
+HOSTILE = "<script>alert(1)</script> \u202eevil\x1b[31m &amp; " + "word " * 20_000
+
+
+@pytest.fixture
+def captions(toy, tmp_path):
+    """Write raw captions: a hostile English one and a German one of each image."""
+    rows = [
+        {"image_id": image_id, "language": language, "portion": "comparable", "index": 0, "split": "test"}
+        | {"text": text, "tokens": ["a"]}
+        for image_id in open_dataset(toy.features).image_ids()
+        for language, text in (("de", f"Straße {image_id}"), ("en", HOSTILE))
+    ]
+    write_rows(tmp_path / "captions", "captions", rows, parameters={})
+    return tmp_path / "captions"
+
+
+@pytest.mark.slow
+def test_search_lists_images(command, tokenizer, write_run, toy, tmp_path):
+    folder = write_run()
+    run = open_run(folder)
+    gallery = embed_gallery(run, toy.features)
+    hits = search_gallery(run, ["en1", "en2", "enraw"], "en", gallery, top=4)
+    query = {"query": "1 2", "language": "en"}
+    expected = [{"image_id": hit.image_id, "score": pytest.approx(hit.score), **query} for hit in hits]
+    arguments = ("search", folder, "1 2", "--language", "en", "--top", "4")
+    out, notes = command(*arguments, "--features", toy.features, "--json")
+    assert json.loads(out) == expected
+    assert "not in the vocabulary: enraw" in notes  # The tokenizer got the recipe of the run's captions.
+    command("embed", folder, tmp_path / "e", "--features", toy.features)
+    assert json.loads(command(*arguments, "--embeddings", tmp_path / "e", "--json")[0]) == expected
+    tokenized = command("search", folder, "en1 en2", "--language", "en", "--tokenized", "--features", toy.features)
+    assert search_gallery(run, ["en1", "en2"], "en", gallery)[0].image_id in tokenized[0].splitlines()[1]
+    assert tokenized[1] == ""
+
+
+def test_search_needs_no_language_for_a_run_with_one(command, tokenizer, write_run, toy):
+    folder = write_run(languages=("de",))
+    out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
+    run = open_run(folder)
+    expected = search_gallery(run, ["de1", "deraw", "de2"], "de", embed_gallery(run, toy.features))
+    assert [hit["image_id"] for hit in json.loads(out)] == [hit.image_id for hit in expected]
+
+
+def test_search_reports_missing_options(command, write_run, toy):
+    folder = write_run()
+    with pytest.raises(UsageError, match="--language is missing, expected a language of the run: en, de"):
+        command("search", folder, "1", "--features", toy.features)
+    for places in ((), ("--features", toy.features, "--embeddings", "e")):
+        with pytest.raises(UsageError, match="give either --features or --embeddings"):
+            command("search", folder, "1", "--language", "en", *places)
+
+
+@pytest.mark.slow
+def test_sheet_shows_queries_in_their_languages(command, tokenizer, write_run, toy, photos, captions, tmp_path):
+    folder = write_run()
+    run, target = open_run(folder), tmp_path / "found.html"
+    sheet = ("--images", photos, "--captions", captions, "--output", target)
+    printed, _ = command("search", folder, "1 2", "3", "--language", "en,de", "--features", toy.features, "--top", 3, *sheet)
+    gallery = embed_gallery(run, toy.features)
+    english = search_gallery(run, ["en1", "en2", "enraw"], "en", gallery, top=3)
+    german = search_gallery(run, ["de3", "deraw"], "de", gallery, top=3)
+    hits = [*english, *german]
+    assert re.findall(r"^\d +(\S+)", printed, flags=re.MULTILINE) == [hit.image_id for hit in hits]
+    page = Page(target)
+    for image, hit in zip(page.all("img"), hits, strict=True):
+        np.testing.assert_allclose(pixels_of(image["src"])[15, 20], colour_of(hit.image_id), atol=6)
+        assert image["alt"].startswith(f"{hit.image_id}: ")
+    assert [text["lang"] for text in page.all("bdi") if "lang" in text] == ["en"] * 4 + ["de"] * 4
+    assert all(f"rank {rank}, score {hit.score:.3f}" in page.text for rank, hit in enumerate(english, start=1))
+    assert all(f"Straße {hit.image_id}" in page.text for hit in german)
+
+
+@pytest.mark.slow
+def test_sheet_disarms_hostile_captions(command, tokenizer, write_run, toy, captions, tmp_path):
+    target = tmp_path / "found.html"
+    query = ("search", write_run(), "1 <b>&amp;</b>", "--language", "en", "--features", toy.features)
+    command(*query, "--captions", captions, "--output", target)
+    html, page = target.read_text(encoding="utf-8"), Page(target)
+    assert not page.all("script")
+    assert "\u202e" not in html
+    assert "\x1b" not in html
+    assert page.text.count(r"<script>alert(1)</script> \u202eevil\x1b[31m &amp; word") == 10
+    assert "1 <b>&amp;</b>" in page.text
+    assert len(html) < 30_000
+    [policy] = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+    assert page.text.count("no picture") == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "start"), [("found.png", b"\x89PNG"), ("found.pdf", b"%PDF")])
+def test_sheet_is_drawn_as_a_picture(command, tokenizer, write_run, toy, photos, tmp_path, name, start):
+    folder = write_run()
+    query = ("search", folder, "1", "2", "--language", "en", "--features", toy.features, "--top", 2)
+    command(*query, "--images", photos, "--output", tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+    if name == "found.png":
+        run = open_run(folder)
+        gallery = embed_gallery(run, toy.features)
+        ids = [hit.image_id for word in "12" for hit in search_gallery(run, [f"en{word}", "enraw"], "en", gallery, top=2)]
+        colours = np.asarray(Image.open(tmp_path / name).convert("RGB")).reshape(-1, 3)
+        assert all((np.abs(colours - np.array(colour_of(image_id))).max(1) <= 2).sum() > 5_000 for image_id in ids)
+
+
+@pytest.mark.slow
+def test_ids_link_to_their_files_on_terminals(command, tokenizer, write_run, toy, photos, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("pipelines.commands.looking.console", Console(file=stream, force_terminal=True, width=140))
+    query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--top", 2)
+    command(*query, "--images", photos)
+    links = re.findall(r"\x1b\]8;[^;]*;([^\x1b]+)\x1b\\(?:\x1b\[[\d;]*m)?([\w-]+)", stream.getvalue())
+    assert len(links) == 2
+    assert links == [((photos / f"{image_id}.png").as_uri(), image_id) for _, image_id in links]
+
+
+def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_path):
+    query = ("search", write_run(), "1", "--language", "en", "--features", toy.features)
+    with pytest.raises(UsageError, match=r"--output is 'found.txt', expected a file that ends in .html, .png, .pdf"):
+        command(*query, "--output", "found.txt")
+    with pytest.raises(UsageError, match="--captions shows captions in a page: give --output"):
+        command(*query, "--captions", "captions")
+    with pytest.raises(UsageError, match="--language names 2 languages for 1 sentences"):
+        command(*query[:-4], "--language", "en,de", "--features", toy.features)
+
+
+@pytest.mark.slow
+def test_search_names_images_of_other_ids(command, tokenizer, write_run, toy, tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "other.png")
+    with pytest.raises(InputError, match=r"has no image of the ids wanted, e.g. '.*': its ids look like 'other'"):
+        command("search", write_run(), "1", "--language", "en", "--features", toy.features, "--images", tmp_path / "*.png")
+
+
+@pytest.mark.slow
+def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
+    query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
+    rows = json.loads(command(*query)[0])
+    assert [(row["query"], row["language"]) for row in rows] == [("1", "en")] * 2 + [("2", "en")] * 2
+
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy, photos, captions, tmp_path):
+    target = tmp_path / "report.html"
+    datasets = (captions, toy.captions, toy.vocabulary, toy.features)
+    command("report", *datasets, finished_run[0], "--images", photos, "--output", target)
+    page = Page(target)
+    assert [link["href"] for link in page.all("a")] == [f"#chapter-{number}" for number in range(1, 7)]
+    assert [section["id"] for section in page.all("section")] == [f"chapter-{number}" for number in range(1, 7)]
+    for title in (
+        f"captions: {captions}",
+        f"encoded: {toy.captions}",
+        f"vocabulary: {toy.vocabulary}",
+        "runs",
+        "retrieval: run",
+    ):
+        assert page.text.count(title) >= 2
+    assert all(image["alt"] for image in page.all("img"))
+    [curves] = [image["alt"] for image in page.all("img") if image["alt"].startswith("curves of run")]
+    best = finished_run[1].progress
+    assert f"{best.step:,} steps, the best evaluation at step {best.best_step:,}" in curves
+    assert len(page.all("image")) > 0
+
+
+@pytest.mark.slow
+def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
+    for name in ("a.html", "b.html"):
+        command("report", toy.vocabulary, toy.features, "--output", tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_report_refuses_before_the_work(command, toy, tmp_path):
+    with pytest.raises(UsageError, match=r"--output is 'report.pdf', expected a file that ends in .html"):
+        command("report", toy.features, "--output", "report.pdf")
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        command("report", tmp_path, "--output", tmp_path / "report.html")
+    with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
+        command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,79 @@
+from itertools import groupby
+
+import pyarrow as pa
+import pytest
+
+from pipelines.looking.errors import chosen_queries, retrieval_strips
+from pipelines.looking.exhibits import Photos
+from schemas.dataset import open_dataset
+from tests.builders import write_rows
+from train.evaluation.ranks import read_ranks
+
+NO_PHOTOS = Photos()
+
+
+def by_group(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
+    """Queries by direction and language, the right item of the lowest rank first, without those in first place."""
+    rows = [row for row in rows if row["rank"] > 1]
+    rows.sort(key=lambda row: (row["direction"], row["language"], -row["rank"], row["query_id"]))
+    return {key: list(group) for key, group in groupby(rows, lambda row: (row["direction"], row["language"]))}
+
+
+@pytest.fixture
+def ranks(finished_run):
+    return read_ranks(finished_run[0])
+
+
+def named(key: tuple[str, str], kind: str = "worst errors") -> str:
+    return f"{kind}, {key[0].replace('_', ' ')}, val, {key[1]}, comparable"
+
+
+def test_worst_errors_are_those_of_the_ranks(ranks):
+    expected = by_group(ranks.to_pylist())
+    found = {title: rows for title, rows in chosen_queries(ranks, 5) if title.startswith("worst")}
+    assert found == {named(key): rows[:5] for key, rows in expected.items()}
+    assert len(found) == 4
+    assert all(found[named(key)][0]["rank"] == max(row["rank"] for row in rows) for key, rows in expected.items())
+
+
+def test_examples_are_taken_whatever_their_ranks(ranks):
+    better = ranks.set_column(
+        ranks.column_names.index("rank"), ranks.schema.field("rank"), pa.array([1] * len(ranks), pa.int32())
+    )
+    before, after = (dict(chosen_queries(table)) for table in (ranks, better))
+    assert set(after) == {title for title in before if title.startswith("examples")}, "no errors are left"
+    for title, rows in after.items():
+        assert [row["query_id"] for row in rows] == [row["query_id"] for row in before[title]]
+        assert len({row["query_id"] for row in rows}) == 4
+
+
+@pytest.mark.slow
+def test_errors_show_captions_and_what_stood_above(ranks, tmp_path):
+    expected, rows = by_group(ranks.to_pylist()), []
+    for caption_id in {row["query_id"] for row in ranks.to_pylist() if row["direction"] == "text_to_image"}:
+        image_id, language, portion, index = caption_id.split("/")
+        key = {"image_id": image_id, "language": language, "portion": portion, "index": int(index), "split": "val"}
+        rows.append({**key, "text": f"text of {caption_id}", "tokens": ["a"]})
+    write_rows(tmp_path / "captions", "captions", rows)
+    strips = {strip.heading.text: strip for strip in retrieval_strips(ranks, open_dataset(tmp_path / "captions"), NO_PHOTOS)}
+    for key, errors in expected.items():
+        strip = strips[named(key)]
+        right, above = strip.exhibits[::2], strip.exhibits[1::2]
+        assert [exhibit.mark for exhibit in right] == [f"rank {row['rank']}" for row in errors[:4]]
+        assert [exhibit.image_id for exhibit in right] == [row["image_id"] for row in errors[:4]]
+        assert all("above it" in exhibit.title for exhibit in above)
+        wrong = [row["best_wrong"] for row in errors[:4]]
+        if key[0] == "text_to_image":
+            assert [exhibit.lines[0].text for exhibit in right] == [f"text of {row['query_id']}" for row in errors[:4]]
+            assert [exhibit.image_id for exhibit in above] == wrong
+            assert all(line.text.startswith(f"text of {e.image_id}/{key[1]}/") for e in above for line in e.lines)
+        else:
+            assert [exhibit.lines[0].text for exhibit in above] == [f"text of {caption_id}" for caption_id in wrong]
+            assert [exhibit.image_id for exhibit in above] == [caption_id.split("/")[0] for caption_id in wrong]
+
+
+def test_errors_without_captions_show_their_ids(ranks):
+    key = ("text_to_image", "de")
+    [strip] = [strip for strip in retrieval_strips(ranks, None, NO_PHOTOS) if strip.heading.text == named(key)]
+    expected = by_group(ranks.to_pylist())[key]
+    assert [exhibit.lines[0].text for exhibit in strip.exhibits[::2]] == [row["query_id"] for row in expected[:4]]
