@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ NUMBERS = ("width", "height", "num_regions")
 LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
-def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write one ``part-00000.tar`` ... per shard, with ``IMAGE_ID.feature.npy``.
 
     Features are written as stored, always as the same bytes. Regions also have ``IMAGE_ID.boxes.npy`` and
@@ -58,7 +57,6 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
     if captions is not None and skipped:
         hint = normalization_hint(skipped, pc.unique(captions["image_id"]).to_pylist())
         staging.on_warning(f"skipped {counted(len(skipped), 'image')} without a chosen caption{hint and f': {hint}'}")
-    return staging.paths(names)
 
 
 def _sample_rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
