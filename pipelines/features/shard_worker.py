@@ -18,6 +18,7 @@ from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import FirstImages, LoadedExtractor, Tally, read_image
 from pipelines.features.ref_chunks import RefChunk, from_chunks
+from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
@@ -195,8 +196,9 @@ class ShardExtractor:
         self.meter.start_shard(shard)
         refs, copied = from_chunks(chunk for chunk in chunks if chunk)
         images = self.job.open_images()
-        if self.copies is not None:
-            images = StagedImages(images, self.copies.folder, {copy.uri: copy for copy in copied})
+        if self.copies is not None and isinstance(images, ImagesInParquet):
+            staged = {copy.uri: copy for copy in copied}
+            images = StagedImages(images.folder, images.pattern, images.ids, staging=self.copies.folder, staged=staged)
         assert self._pool is not None, "it is not set up"
         with self._pool.extractor() as loaded:
             tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
