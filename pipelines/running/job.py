@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import ShardWork, write_missing
+from pipelines.running.per_shard import ShardWorker
 from pipelines.running.process_pool import Map, open_workers
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
@@ -124,28 +124,26 @@ def run_job(job: DatasetJob) -> Manifest:
 
 
 def run_per_shard(
-    output: OutputDataset,
-    work: ShardWork,
-    policy: ReusePolicy,
-    execution: Execution,
-    *,
-    libraries: tuple[str, ...],
-    **settings: Any,
+    worker: ShardWorker, policy: ReusePolicy, execution: Execution, *, libraries: tuple[str, ...], **settings: Any
 ) -> Manifest:
-    """Write each missing shard from the same shard of the inputs.
+    """Write each missing shard from the same shard of the inputs, without a shuffle.
 
-    ``work`` writes one shard. The settings are other fields of `DatasetJob`; result and errors are those of `run_job`.
+    The settings are other fields of `DatasetJob`; result and errors are those of `run_job`.
     """
+    output = worker.output
 
     def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
         from pipelines.running.transforms import CommitDataset, WriteShards, spread_shards
 
         shards = spread_shards(pipeline, output.missing(finished), check)
-        written = shards | "WriteShards" >> WriteShards(output, work)
+        written = shards | "WriteShards" >> WriteShards(worker)
         _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
 
-    write = partial(write_missing, output, work)
-    return run_job(DatasetJob(output, policy, execution, build, write, libraries=libraries, **settings))
+    def run_here(finished: frozenset[int], run: Map) -> None:
+        for _ in run(worker, output.missing(finished)):
+            pass
+
+    return run_job(DatasetJob(output, policy, execution, build, run_here, libraries=libraries, **settings))
 
 
 def _write_template(job: DatasetJob) -> NoReturn:

@@ -252,7 +252,7 @@ class EncodeCaptions(WriteShards):
     def __init__(
         self, captions: Dataset, vocabulary: Dataset, max_length: int, output: OutputDataset, meter: Meter = Meter()
     ) -> None:
-        super().__init__(output, ShardEncoder(captions, vocabulary, max_length, meter))
+        super().__init__(ShardEncoder(captions, vocabulary, max_length, output, meter))
 
 
 class ExtractTokenFeatures(WriteShards):
@@ -272,4 +272,4 @@ class ExtractTokenFeatures(WriteShards):
     def __init__(
         self, job: TextFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter = Meter(), threads: int = 0
     ) -> None:
-        super().__init__(output, TextFeatureExtractor(job, captions, output, meter, threads))
+        super().__init__(TextFeatureExtractor(job, captions, output, meter, threads))

@@ -16,7 +16,7 @@ step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any, TypeAlias
@@ -40,13 +40,6 @@ Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 _MAX_RANGES = 20
 
 
-def write_shards(output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]) -> None:
-    """Write shards sequentially in this process."""
-    for index in indices:
-        with open_shard(output, index) as shard:
-            write_shard(index, shard)
-
-
 def write_dataset(
     output: OutputDataset,
     write_shard: Callable[[int, ShardWriter], object],
@@ -63,7 +56,9 @@ def write_dataset(
     """
 
     def write_missing(finished: frozenset[int]) -> None:
-        write_shards(output, output.missing(finished), write_shard)
+        for index in output.missing(finished):
+            with open_shard(output, index) as shard:
+                write_shard(index, shard)
 
     return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
 
