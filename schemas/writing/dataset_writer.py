@@ -65,7 +65,7 @@ def write_dataset(
 
 def complete_dataset(
     output: OutputDataset,
-    write_missing: Callable[[frozenset[int]], bool | None],
+    write_missing: Callable[[frozenset[int]], Manifest | None],
     policy: ReusePolicy = ReusePolicy(),
     *,
     task: ArrayTask | None = None,
@@ -79,7 +79,7 @@ def complete_dataset(
 
     Args:
         output: the dataset.
-        write_missing: function that writes all shards except those with the given indices, and returns whether it committed.
+        write_missing: function that writes all shards except those with the given indices, and returns the manifest if it commits.
         policy: reuse of existing shards.
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
@@ -107,9 +107,7 @@ def complete_dataset(
         finished = state.finished_shards()
         state.clear()
         del state  # It holds the states of all shards.
-        if write_missing(finished):
-            return Manifest.read(output.folder)
-        return commit(output, libraries=libraries, statistics=statistics)
+        return write_missing(finished) or commit(output, libraries=libraries, statistics=statistics)
 
 
 def read_compatible(
@@ -139,7 +137,7 @@ def _probe(folder: Folder) -> None:
 def _complete_task(
     output: OutputDataset,
     task: ArrayTask,
-    write_missing: Callable[[frozenset[int]], bool | None],
+    write_missing: Callable[[frozenset[int]], object],
     policy: ReusePolicy,
     check: Callable[[], object],
     libraries: tuple[str, ...],
