@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.inputs.captions.base import CaptionSource, Part, Selection
 from pipelines.jobs import CaptionsJob
@@ -29,11 +29,6 @@ from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
-
-if TYPE_CHECKING:
-    import apache_beam as beam
-
-    from pipelines.running.preflight import PreflightCheck
 
 _COMPRESSED = (".gz", ".parquet")
 _COMPRESSION = 4
@@ -61,10 +56,10 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     execution = execution.for_text(_text_bytes(inputs), _BYTES_OF_WORKER)
     output = replace(plan_captions(job, inputs, models), max_failures=execution.commit_limit)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> beam.PCollection:
+    def build(*arguments: Any) -> Any:
         from pipelines.text.transforms import build_captions
 
-        return build_captions(pipeline, finished, check, job=job, output=output, models=models, meter=meter)
+        return build_captions(*arguments, job=job, output=output, models=models, meter=meter)
 
     def run_here(finished: frozenset[int], run: Map) -> tuple[str, ...]:
         steps = load_recipe(job.recipe)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
@@ -34,11 +34,6 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAME
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
-
-if TYPE_CHECKING:
-    import apache_beam as beam
-
-    from pipelines.running.preflight import PreflightCheck
 
 _MANY_UNKNOWN = 0.5  # A share of tokens.
 
@@ -115,10 +110,10 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         notes=job.notes.to_json(),
     ).made_from(captions)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> beam.PCollection:
+    def build(*arguments: Any) -> Any:
         from pipelines.text.transforms import build_counts
 
-        return build_counts(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter)
+        return build_counts(*arguments, job=job, captions=captions, output=output, meter=meter)
 
     def run_here(finished: frozenset[int], run: Map) -> tuple[str, ...]:
         if finished:
