@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pipelines.exchange.exporters.arrays import feature_column
 from pipelines.exchange.exporters.base import Staging, read_selected_captions
 from pipelines.exchange.jobs import ExportJob
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, dicts_of_rows
 from schemas.errors import DatasetError
 from schemas.escapes import counted
 from schemas.keys import normalization_hint
@@ -61,10 +61,7 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> None
 
 def _sample_rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
     for batch in dataset.shard_batches(shard):
-        table = pa.Table.from_batches([batch])
-        columns = {name: dataset.values(table[name], name) for name in table.column_names}
-        for index in range(len(table)):
-            row: dict[str, Any] = {name: values[index] for name, values in columns.items()}
+        for row in dicts_of_rows(pa.Table.from_batches([batch]), dataset.spec):
             *folders, name = row["image_id"].split("/")
             if "" in (*folders, name) or {".", ".."} & set(folders) or "." in name:
                 raise DatasetError(
