@@ -105,15 +105,14 @@ class FeaturesPlan:
             output = replace(output, sample_outputs=None)
         execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
-        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> beam.PCollection:
             from pipelines.features.transforms import ExtractFeatures
-            from pipelines.running.transforms import CommitDataset
 
             self.remark_on_shards()
             kept: Kept = ()
             if listing.cached is not None and not execution.template:  # A template lists images itself.
                 kept = listing.cached.share(output.folder)
-            shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
+            return pipeline | "ExtractFeatures" >> ExtractFeatures(
                 job,
                 output,
                 finished=finished,
@@ -123,8 +122,6 @@ class FeaturesPlan:
                 copies=temporary.enter_context(staging_area(job, execution, output.folder)),
                 kept=kept,
             )
-            if job.task is None:
-                _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
         def run_here(finished: frozenset[int], run: Map) -> None:
             self.remark_on_shards()

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.utils.shared import Shared
 
-from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
+from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs
 from pipelines.features.shard_worker import ShardExtractor
 from pipelines.features.stage_images import copy_images, row_group_batches, select_refs
 from pipelines.inputs.images.archives import ImagesInParquet
@@ -27,22 +26,8 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
-from pipelines.running.transforms import CreateAfterPreflight, check_root
+from pipelines.running.transforms import CreateAfterPreflight, WriteShardFn, check_root
 from schemas.writing.output import OutputDataset
-
-
-class _ExtractShardFn(beam.DoFn):
-    def __init__(self, extractor: ShardExtractor) -> None:
-        self._extractor = extractor
-        self._shared = Shared()
-
-    def setup(self) -> None:
-        self._extractor.set_up(self._shared.acquire)
-
-    def process(self, element: tuple[int, Iterable[RefChunk]]) -> Iterator[int]:
-        shard, chunks = element
-        self._extractor.extract(shard, chunks)
-        yield shard
 
 
 def _list_images(
@@ -103,7 +88,7 @@ class ExtractFeatures(beam.PTransform):
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares digests of versions; without them the graph is small.
         output = replace(self.output, version_digests=None)
-        extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, gpus=gpus, copies=self.copies)))
+        extract = beam.ParDo(WriteShardFn(ShardExtractor(self.job, output, self.meter, gpus=gpus, copies=self.copies)))
         # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]
         # Row groups cross the parts of a listing, and each is copied once: one worker lists them all.

@@ -16,7 +16,7 @@ step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any, TypeAlias
@@ -40,13 +40,6 @@ Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 _MAX_RANGES = 20
 
 
-def write_shards(output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]) -> None:
-    """Write shards sequentially in this process."""
-    for index in indices:
-        with open_shard(output, index) as shard:
-            write_shard(index, shard)
-
-
 def write_dataset(
     output: OutputDataset,
     write_shard: Callable[[int, ShardWriter], object],
@@ -63,14 +56,16 @@ def write_dataset(
     """
 
     def write_missing(finished: frozenset[int]) -> None:
-        write_shards(output, output.missing(finished), write_shard)
+        for index in output.missing(finished):
+            with open_shard(output, index) as shard:
+                write_shard(index, shard)
 
     return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
 
 
 def complete_dataset(
     output: OutputDataset,
-    write_missing: Callable[[frozenset[int]], bool | None],
+    write_missing: Callable[[frozenset[int]], Manifest | None],
     policy: ReusePolicy = ReusePolicy(),
     *,
     task: ArrayTask | None = None,
@@ -84,7 +79,7 @@ def complete_dataset(
 
     Args:
         output: the dataset.
-        write_missing: function that writes all shards except those with the given indices, and returns whether it committed.
+        write_missing: function that writes all shards except those with the given indices, and returns the manifest if it commits.
         policy: reuse of existing shards.
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
@@ -112,9 +107,7 @@ def complete_dataset(
         finished = state.finished_shards()
         state.clear()
         del state  # It holds the states of all shards.
-        if write_missing(finished):
-            return Manifest.read(output.folder)
-        return commit(output, libraries=libraries, statistics=statistics)
+        return write_missing(finished) or commit(output, libraries=libraries, statistics=statistics)
 
 
 def read_compatible(
@@ -144,7 +137,7 @@ def _probe(folder: Folder) -> None:
 def _complete_task(
     output: OutputDataset,
     task: ArrayTask,
-    write_missing: Callable[[frozenset[int]], bool | None],
+    write_missing: Callable[[frozenset[int]], object],
     policy: ReusePolicy,
     check: Callable[[], object],
     libraries: tuple[str, ...],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -38,7 +37,7 @@ _FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
 
-def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``regions.tsv`` with the used regions of each image."""
     if dataset.kind != "regions":
         raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
@@ -48,7 +47,6 @@ def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
             for row in range(batch.num_rows):
                 file.write(_tsv_line(batch, row, _COLUMNS[job.columns]))
             staging.meter.add(images=batch.num_rows)
-    return staging.paths(["regions.tsv"])
 
 
 def _tsv_line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:

@@ -302,3 +302,23 @@ def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[
         listed = ", ".join(map(repr, names[:10])) or "no files"
         raise InputError(f"no {hint} in {location!r}; it holds {listed}. Name the file itself, or the folder that holds it")
     return folder, matches
+
+
+def find_splits(location: str, pattern: str, form: str) -> tuple[Folder, dict[str, str]]:
+    """Return the folder and the files by split, of one file or of a folder's files.
+
+    The group of the regex is the split; ``form`` describes the names of files in messages.
+
+    Raises:
+        InputError: the folder contains none, a file name does not contain a split, or two contain the same.
+    """
+    folder, names = find_files(location, pattern, hint=repr(form))
+    splits: dict[str, str] = {}
+    for name in names:
+        place, match = repr(folder.path_of(name)), re.fullmatch(pattern, name)
+        if match is None:
+            raise InputError(f"{place} is not named {form!r}, so its split is unknown: rename it")
+        split = check_label(match[1], ours="split", place=place, advice=f"rename it {form!r}")
+        if splits.setdefault(split, name) != name:
+            raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
+    return folder, splits
