@@ -453,7 +453,7 @@ class _Loop:
         progress = replace(self.progress, stop_reason="", losses=LossSums())
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=progress)
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.batches.position()
+            optimizer, sampler = self.optimizer.state_dict(), self.batches.position
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)
