@@ -35,7 +35,7 @@ from torch.nn.functional import leaky_relu
 from schemas.process.devices import upload
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders
+from train.models.encoders import ImageEncoder, SentenceEncoderModel, SentenceEncoders
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
 from train.models.similarity import l2_normalize
 
@@ -328,12 +328,7 @@ class Scan(SentenceEncoderModel):
         self._config = config
         self._words_attend = config.attention == "t2i"
         self.images = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
-        self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: TEXT_ENCODERS[config.text_encoder](config.word_dim, config.embed_dim),
-            shared=config.shared_encoder,
-        )
+        self.sentences = SentenceEncoders(config, dimensions, config.text_encoder)
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Encode features ``[B, R, D]`` as unit vectors ``[B, R, E]``."""
