@@ -220,22 +220,16 @@ def read_features(
 
     Args:
         dataset: a dataset of kind ``features`` or ``regions``.
-        image_ids: distinct images.
+        image_ids: distinct images with features, see `missing_images`.
         l2: divide each feature by its Euclidean norm; zeros stay zeros.
         memory_map: folder for a memory-mapped copy of the whole dataset, shared by later calls and other processes.
         advice: advice in the error message about memory.
 
     Raises:
-        DatasetError: the dataset is of another kind, lacks an image, or a feature is not finite.
+        DatasetError: the dataset is of another kind, or a feature is not finite.
         UsageError: the features are too large for memory without ``memory_map``.
     """
     spec = feature_spec(dataset)
-    missing = missing_images(dataset, image_ids)
-    if len(missing):
-        examples = ", ".join(image_ids[n] for n in missing[:5].tolist()) + (", ..." if len(missing) > 5 else "")
-        raise DatasetError(
-            f"{dataset.folder.location!r} lacks the features of {len(missing):,} of {len(image_ids):,} images: {examples}"
-        )
     indices = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string()))
     rows, record = indices.to_numpy().astype(np.int64), _record(dataset)
     if memory_map is None:
