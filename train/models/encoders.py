@@ -58,8 +58,6 @@ class WordEmbedding(nn.Embedding):
         self.ids = range(vocabulary_size) if ids is None else tuple(ids)
         rows = None
         if ids is not None:
-            if UNK not in ids:
-                raise ValueError(f"the ids of a language lack <unk> ({UNK})")
             rows = torch.full((vocabulary_size,), list(ids).index(UNK))
             rows[torch.tensor(ids)] = torch.arange(len(ids))
         self.rows: Tensor | None
