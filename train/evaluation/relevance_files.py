@@ -21,7 +21,6 @@ import numpy as np
 from schemas.conversion import convert
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import file_at
-from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
 from schemas.vocabulary import SPECIALS
 from train.data.captions import Captions
@@ -146,8 +145,7 @@ def _read_annotations(location: str) -> Annotations:
 def _read_json(location: str) -> Any:
     folder, name = file_at(location)
     try:
-        with storage_errors(location):
-            return json.loads(decode_text(folder.read(name), location))
+        return json.loads(decode_text(folder.read(name), location))
     except FileNotFoundError as error:
         raise InputError(f"{location!r} does not exist: give the path of a JSON file") from error
     except (json.JSONDecodeError, RecursionError) as error:

@@ -126,7 +126,6 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     known, languages = check_members(runs), job.languages
     files = read_relevance(job.relevance, job.annotations, runs[0].vocabulary.tokens)
     definitions: dict[str, RightItems] = {OWN_CAPTIONS: captions_of_images, **files}
-    check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     if not job.members:
         subject, knows = "this pair", "the vectors are of"

@@ -275,7 +275,7 @@ class _Loop:
                 for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:
-                    log.write("feature_outliers", 0, outliers.to_dict())
+                    log.write("feature_outliers", 0, vars(outliers))
                 if self.start.untrained:
                     log.write("untrained", 0, {"features": list(self.start.untrained)})
                 if self.start.started_from:
@@ -453,7 +453,7 @@ class _Loop:
         progress = replace(self.progress, stop_reason="", losses=LossSums())
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=progress)
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.batches.position()
+            optimizer, sampler = self.optimizer.state_dict(), self.batches.position
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)

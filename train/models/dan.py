@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from train.config.models import DanConfig
 from train.data.batches import CaptionBatch
 from train.models.encoders import (
-    BidirectionalLSTM,
     SentenceEncoderModel,
     SentenceEncoders,
     apply_where_present,
     compute_head_weights,
-    widen_bfloat16,
 )
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
 
@@ -170,26 +168,19 @@ class Dan(SentenceEncoderModel):
         self.width = (config.attention_steps + 1) * config.embed_dim
         self.attention = AttentionSteps(dimensions.feature_shape[1], config, mapped=True)
         self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
-            lambda: AttentionSteps(config.embed_dim, config, mapped=False),
+            config, dimensions, "bilstm", lambda: AttentionSteps(config.embed_dim, config, mapped=False)
         )
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        return Encoded(widen_bfloat16(self.attention(Encoded(images.features, images.mask))))
+        return self._embedding(self.attention(Encoded(images.features, images.mask)))
 
-    def pool_states(self, states: Encoded, language: str) -> Encoded:
-        """Return the embeddings ``[N, E]`` of captions, in their order."""
-        return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_sum_directions(states))))
+    def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return the sums of both directions of the LSTM, ``[N, T, H]``."""
+        means = super().token_states(captions, language)
+        return Encoded(2 * means.values, means.mask)
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
         """Return the attention weights of each step over regions and tokens."""
-        regions, words = Encoded(images.features, images.mask), _sum_directions(self.token_states(captions, language))
+        regions, words = Encoded(images.features, images.mask), self.token_states(captions, language)
         return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
-
-
-def _sum_directions(states: Encoded) -> Encoded:
-    """Convert the mean of both directions ``[N, T, H]`` to their sum."""
-    return Encoded(2 * states.values, states.mask)

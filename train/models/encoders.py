@@ -15,6 +15,7 @@ word vector, ``E`` width of the joint space.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -57,8 +58,6 @@ class WordEmbedding(nn.Embedding):
         self.ids = range(vocabulary_size) if ids is None else tuple(ids)
         rows = None
         if ids is not None:
-            if UNK not in ids:
-                raise ValueError(f"the ids of a language lack <unk> ({UNK})")
             rows = torch.full((vocabulary_size,), list(ids).index(UNK))
             rows[torch.tensor(ids)] = torch.arange(len(ids))
         self.rows: Tensor | None
@@ -220,28 +219,33 @@ class SentenceEncoder(nn.Module):
 
 
 class SentenceEncoders(nn.ModuleList):
-    """The sentence encoders of a model: one for each language, or one for all."""
+    """The sentence encoders of a model: one for each language, or one for all.
+
+    ``config`` is the section of a kind in this package, and ``text_encoder`` a key of `TEXT_ENCODERS`. By default, ``hidden_size``
+    is the width of the joint space.
+    """
 
     def __init__(
         self,
+        config: Any,
         dimensions: Dimensions,
-        word_dim: int,
-        build_reader: Callable[[], nn.Module],
+        text_encoder: str,
         build_pooling: Callable[[], Callable[[Encoded], Tensor]] = lambda: pool,
         *,
-        shared: bool = False,
+        hidden_size: int = 0,
     ) -> None:
         self.languages = dimensions.languages
-        self.shared = shared
+        self.shared = config.mixes_languages
+        build_reader = partial(TEXT_ENCODERS[text_encoder], config.word_dim, hidden_size or config.embed_dim)
 
         def build_words(language: str) -> WordEmbedding | PrecomputedTokens:
             if dimensions.token_width:
                 return PrecomputedTokens()
-            return WordEmbedding(dimensions.vocabulary_size, word_dim, ids=dimensions.language_ids.get(language))
+            return WordEmbedding(dimensions.vocabulary_size, config.word_dim, ids=dimensions.language_ids.get(language))
 
         super().__init__(
             SentenceEncoder(build_words(language), build_reader(), build_pooling())
-            for language in self.languages[: 1 if shared else None]
+            for language in self.languages[: 1 if self.shared else None]
         )
 
     def of(self, language: str) -> SentenceEncoder:
@@ -359,6 +363,13 @@ class SentenceEncoderModel(RetrievalModel):
     def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
         """Return the states of the text encoder: ``[B, T, H]``, or the last, ``[B, H]``."""
         return self.sentences.of(language).states(captions)
+
+    def pool_states(self, states: Encoded, language: str) -> Encoded:
+        """Return the embeddings ``[B, E]`` of captions, in their order."""
+        return self._embedding(self.sentences.of(language).pooling(states))
+
+    def _embedding(self, pooled: Tensor) -> Encoded:
+        return Encoded(widen_bfloat16(pooled))
 
     def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
         """Encode captions in one language, in their order."""

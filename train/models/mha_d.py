@@ -13,7 +13,6 @@ from torch.nn.functional import linear
 from train.config.models import MhaDConfig
 from train.data.batches import CaptionBatch
 from train.models.encoders import (
-    BidirectionalLSTM,
     ImageEncoder,
     SentenceEncoderModel,
     SentenceEncoders,
@@ -86,20 +85,11 @@ class MhaD(SentenceEncoderModel):
         self.heads = config.num_heads
         self.regions = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
         self.attention = MultiHeadAttention(config)
-        self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
-            lambda: MultiHeadAttention(config),
-        )
+        self.sentences = SentenceEncoders(config, dimensions, "bilstm", lambda: MultiHeadAttention(config))
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        return _embedding(self.attention(self._regions(images)))
-
-    def pool_states(self, states: Encoded, language: str) -> Encoded:
-        """Return the embeddings ``[N, E]`` of captions, in their order."""
-        return _embedding(self.sentences.of(language).pooling(states))
+        return self._embedding(self.attention(self._regions(images)))
 
     def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
         """Return the attention weights of each head over regions and tokens."""
@@ -110,6 +100,5 @@ class MhaD(SentenceEncoderModel):
         """Return the regions of images in the joint space, ``[N, R, H]``."""
         return Encoded(apply_where_present(self.regions, images.features, images.mask), images.mask)
 
-
-def _embedding(heads: Tensor) -> Encoded:
-    return Encoded(l2_normalize(widen_bfloat16(heads)))
+    def _embedding(self, pooled: Tensor) -> Encoded:
+        return Encoded(l2_normalize(widen_bfloat16(pooled)))
