@@ -374,7 +374,8 @@ class Dataset:
             if shard.metadata.num_rows != entry.rows:
                 raise damaged(path, f"has {shard.metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
             if not shard.schema.equals(self.schema):
-                raise damaged(path, f"has other columns than a shard of {self.kind}")
+                stored, expected = (columns.to_string(show_field_metadata=False) for columns in (shard.schema, self.schema))
+                raise damaged(path, f"has the columns {stored!r}, expected {expected!r}")
             yield shard
 
     def read_file(self, entry: FileEntry) -> bytes:
