@@ -133,7 +133,6 @@ class Dataset:
         """Read all rows of one shard, sorted by key."""
         with self._open_shard(index) as shard:
             table = shard.read(columns)
-            _check_rows(table.num_rows, shard)
             return table if columns is None else table.select(list(columns))
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -154,12 +153,8 @@ class Dataset:
         Raises:
             DatasetError: the shard is missing or damaged.
         """
-        done, batch_size = 0, batch_size or batch_rows(self.schema)
         with self._open_shard(index) as shard:
-            for batch in shard.batches(columns, batch_size):
-                done += batch.num_rows
-                yield batch
-            _check_rows(done, shard)
+            yield from shard.batches(columns, batch_size or batch_rows(self.schema))
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows; polars, DuckDB and pandas accept the table."""
@@ -414,7 +409,6 @@ class Dataset:
                 values = batch.column(0).flatten().to_numpy(zero_copy_only=True)
                 target[done : done + len(batch)] = values.reshape(-1, target.shape[1])
                 done += len(batch)
-            _check_rows(done, shard)
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
         return _vectors_shape(column, rows, self.schema.field(column).type.list_size, self.spec)
@@ -449,8 +443,3 @@ def _vectors_shape(name: str, rows: int, width: int, spec: FeatureSpec | None) -
     if name in ("feature", "features", "embedding") and spec is not None:
         return (rows, *spec.shape)
     return (rows, width // 4, 4) if name == "boxes" else (rows, width)
-
-
-def _check_rows(rows: int, shard: ShardRows) -> None:
-    if rows != shard.metadata.num_rows:
-        raise ValueError(f"it has {rows:,} rows, its footer says {shard.metadata.num_rows:,}")
