@@ -18,16 +18,19 @@ from torch import Tensor, nn
 from extractors.base import Description, Extractor
 from extractors.computing.compile import warm_up_compile
 from extractors.computing.cpu_parallel import FORWARD_IMAGES, passes_share_threads, run_in_chunks
-from extractors.computing.devices import cast_layers, download, pinned_empty, precision_context
+from extractors.computing.devices import AUTOCAST_DTYPES, cast_layers, download, pinned_empty, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
-from extractors.computing.oom import BatchLimits, run_parts_with_oom_retry
-from extractors.images.preprocessing import Preprocessing, cropped_pixels, resize_and_crop
+from extractors.computing.oom import BatchLimits, run_with_oom_retry
+from extractors.images.preprocessing import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
 from extractors.options import ExtractorOptions
 from schemas.process.devices import upload
 
 
 class FixedSizeExtractor(Extractor):
     """Extractor with one input size, and ``forward_images`` per forward on a CPU."""
+
+    _normalize: Normalizer
+    _network: nn.Module
 
     def __init__(
         self,
@@ -61,9 +64,16 @@ class FixedSizeExtractor(Extractor):
         batch = pinned_empty((len(rows), *rows[0].shape), rows[0].dtype, self._device)
         return torch.stack(rows, out=batch).permute(0, 3, 1, 2)
 
-    @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device."""
+        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device.
+
+        16-bit precisions use ``torch.autocast``.
+        """
+        values = self._normalize(upload(pixels, self._device).contiguous(memory_format=torch.channels_last))
+        dtype = AUTOCAST_DTYPES.get(self._precision)
+        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
+            features = self._network(values)
+        return (features if isinstance(features, Tensor) else features[0]).to(torch.float32)  # CoCa also returns tokens.
 
     def warm_up_compile(self, *, enabled: bool) -> None:
         """Compile a model on a CPU now if ``enabled``; on a GPU the first batch does so."""
@@ -95,7 +105,7 @@ class FixedSizeExtractor(Extractor):
 
     def _launch(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
         with precision_context(self._precision, self._device), torch.inference_mode():
-            wait = download(run_parts_with_oom_retry(self.forward, batch, self._limits))
+            wait = download(run_with_oom_retry(self.forward, batch, self._limits))
         return lambda: {"feature": self.spec.rounded(wait().numpy())}
 
 
@@ -143,7 +153,7 @@ class CenterCropExtractor(CropExtractor):
         super().__init__(description, preprocessing, settings, device, forward_images)
         graph = trace_and_fold(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
-        self._trunk = optimize_for_inference(
+        self._network = optimize_for_inference(
             graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
         )
         self.warm_up_compile(enabled=settings.compile)
@@ -155,4 +165,4 @@ class CenterCropExtractor(CropExtractor):
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, S, S]`` on any device."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
-        return self.features(self._trunk(self._normalize(pixels).to(self._dtype)))
+        return self.features(self._network(self._normalize(pixels).to(self._dtype)))

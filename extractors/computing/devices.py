@@ -111,22 +111,19 @@ class _CastCachingConv2d(_CastCaching, nn.Conv2d):
 _CAST_CACHING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
 
 
-def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """Start asynchronous copies of results from a GPU to pinned memory.
-
-    Args:
-        parts: ``[B, ...]`` each, on the GPU of `precision_context`; at least one.
+def download(values: Tensor) -> Callable[[], Tensor]:
+    """Start an asynchronous copy from the GPU of `precision_context` to pinned memory.
 
     Returns:
-        Function that waits for the copies and returns the concatenated parts.
+        Function that waits for the copy and returns it.
     """
-    copies = [part.to("cpu", non_blocking=True) for part in parts]
+    copy = values.to("cpu", non_blocking=True)
     end = torch.cuda.Event(blocking=True)  # Blocking sync: do not spin, other threads need the core.
     end.record()
 
     def wait() -> Tensor:
         end.synchronize()
-        return copies[0] if len(copies) == 1 else torch.cat(copies)
+        return copy
 
     return wait
 

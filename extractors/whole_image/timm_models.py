@@ -49,7 +49,6 @@ from extractors.weights.checkpoints import Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.process.devices import upload
 
 _PREFIX = "timm:"
 _BATCH = 32
@@ -71,7 +70,7 @@ class TimmModel(FixedSizeExtractor):
         model.load_state_dict(weights.state)
         network = (MapModel(model) if settings.unpooled else model).eval().requires_grad_(False).to(device)
         network = self._optimize(network.to(memory_format=torch.channels_last), settings, device)
-        self._model = UnpooledModel(model, network, _grid(name)[0]) if settings.unpooled else network
+        self._network = UnpooledModel(model, network, _grid(name)[0]) if settings.unpooled else network
         self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
         self.warm_up_compile(enabled=settings.compile)
 
@@ -103,13 +102,6 @@ class TimmModel(FixedSizeExtractor):
         if self._preprocessing is not None:
             return resize_and_crop(image, self._preprocessing, single_threaded=True)
         return self.preprocess(image)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device."""
-        values = self._normalize(upload(pixels, self._device).contiguous(memory_format=torch.channels_last))
-        dtype = AUTOCAST_DTYPES.get(self._precision)
-        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            return self._model(values).to(torch.float32)
 
 
 def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:
