@@ -50,13 +50,19 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     """
     folder = Folder(os.fspath(path))
     dataset = Dataset(folder=folder, manifest=Manifest.read(folder))
-    if kind is not None and dataset.kind != kind:
-        expected = "encoded captions" if kind == "encoded" else kind
-        raise DatasetError(
-            f"{folder.location!r} holds {dataset.kind}, expected {expected}: give a folder that imagepivot "
-            f"{_COMMANDS.get(kind, kind)} wrote"
-        )
+    if kind is not None:
+        check_kind(dataset, kind)
     return dataset
+
+
+def check_kind(dataset: Dataset, *kinds: str) -> None:
+    """Raise a `DatasetError` for a dataset of none of these kinds."""
+    if dataset.kind not in kinds:
+        expected = " or ".join("encoded captions" if kind == "encoded" else kind for kind in kinds)
+        commands = " or ".join(dict.fromkeys(_COMMANDS.get(kind, kind) for kind in kinds))
+        raise DatasetError(
+            f"{dataset.folder.location!r} holds {dataset.kind}, expected {expected}: give a folder that imagepivot {commands} wrote"
+        )
 
 
 class NoRowError(KeyError):
@@ -334,8 +340,7 @@ class Dataset:
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocabulary of a dataset of kind ``vocabulary``."""
-        if self.kind != "vocabulary":
-            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
+        check_kind(self, "vocabulary")
         table = self.table()
         try:
             return Vocabulary.from_table(table)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, check_kind
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from train.data.batches import CaptionBatch, TokenVectors, token_positions
@@ -119,11 +119,7 @@ def read_captions(dataset: Dataset, *, split: str | Sequence[str], portions: Map
         DatasetError: the dataset is of another kind, or lacks these captions.
         UsageError: a portion of a language is repeated.
     """
-    if dataset.kind not in _CONTENT:
-        raise DatasetError(
-            f"{dataset.folder.location!r} holds {dataset.kind}, expected encoded captions: run 'imagepivot encode' on them "
-            "and give its output"
-        )
+    check_kind(dataset, *_CONTENT)
     splits = (split,) if isinstance(split, str) else tuple(split)
     for wanted in portions.values():
         if len(set(wanted)) < len(wanted):

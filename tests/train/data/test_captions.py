@@ -183,7 +183,7 @@ def test_repeated_portions_are_refused(toy):
 
 
 def test_other_kinds_are_refused(toy):
-    with pytest.raises(DatasetError, match="holds features, expected encoded captions: run 'imagepivot encode'"):
+    with pytest.raises(DatasetError, match="holds features, expected encoded captions or embeddings: give"):
         read_captions(open_dataset(toy.features), split="val", portions=ALL_PORTIONS)
 
 
