@@ -27,24 +27,23 @@ from schemas.process.devices import upload
 
 
 class FixedSizeExtractor(Extractor):
-    """Extractor with one input size, and ``forward_images`` per forward on a CPU."""
+    """Extractor with one input size.
 
+    Attributes:
+        forward_images: images per forward on a CPU.
+    """
+
+    forward_images = FORWARD_IMAGES
     _normalize: Normalizer
     _network: nn.Module
 
     def __init__(
-        self,
-        description: Description,
-        size_hw: tuple[int, int],
-        settings: ExtractorOptions,
-        device: torch.device,
-        forward_images: int = FORWARD_IMAGES,
+        self, description: Description, size_hw: tuple[int, int], settings: ExtractorOptions, device: torch.device
     ) -> None:
         super().__init__(description, device)
         self._input_shape = (3, *size_hw)
         self._precision = settings.precision
         self._device = device
-        self._forward_images = forward_images
         self._limits = BatchLimits()
 
     @property
@@ -78,7 +77,7 @@ class FixedSizeExtractor(Extractor):
     def warm_up_compile(self, *, enabled: bool) -> None:
         """Compile a model on a CPU now if ``enabled``; on a GPU the first batch does so."""
         if enabled and self._device.type == "cpu":
-            warm_up_compile(self.forward, torch.zeros(self._forward_images, *self._input_shape, dtype=torch.uint8))
+            warm_up_compile(self.forward, torch.zeros(self.forward_images, *self._input_shape, dtype=torch.uint8))
 
     def extract(self, batch: Tensor) -> np.ndarray:
         """Run the model on uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
@@ -90,7 +89,7 @@ class FixedSizeExtractor(Extractor):
         if not len(batch):
             return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
-            return self.spec.rounded(run_in_chunks(self.forward, batch, self._forward_images).numpy())
+            return self.spec.rounded(run_in_chunks(self.forward, batch, self.forward_images).numpy())
         return self._launch(batch)()["feature"]
 
     def extract_async(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
@@ -113,14 +112,9 @@ class CropExtractor(FixedSizeExtractor):
     """Extractor on a square crop of an image, or on the image resized to a square."""
 
     def __init__(
-        self,
-        description: Description,
-        preprocessing: Preprocessing,
-        settings: ExtractorOptions,
-        device: torch.device,
-        forward_images: int = FORWARD_IMAGES,
+        self, description: Description, preprocessing: Preprocessing, settings: ExtractorOptions, device: torch.device
     ) -> None:
-        super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
+        super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device)
         self._preprocessing = preprocessing
         self._normalize = preprocessing.normalizer(device)
 
@@ -148,13 +142,12 @@ class CenterCropExtractor(CropExtractor):
         preprocessing: Preprocessing,
         settings: ExtractorOptions,
         device: torch.device,
-        forward_images: int = FORWARD_IMAGES,
     ) -> None:
-        super().__init__(description, preprocessing, settings, device, forward_images)
+        super().__init__(description, preprocessing, settings, device)
         graph = trace_and_fold(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
         self._network = optimize_for_inference(
-            graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
+            graph, (self.forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
         )
         self.warm_up_compile(enabled=settings.compile)
 

@@ -38,7 +38,6 @@ from schemas.features import FeatureSpec
 
 _SIDE = 14  # Rows and columns of a feature map.
 _BATCH = 8  # Images are four times as large as those of other extractors.
-_FORWARD_IMAGES = 1  # Images per forward on a CPU: VGG19's first feature maps take 100 MB each.
 
 PREPROCESSING = Preprocessing(resize_short=None, crop=448, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
@@ -86,9 +85,11 @@ ARCHITECTURES = {
 class FeatureMapExtractor(CenterCropExtractor):
     """Network up to its last feature map, for images squashed to 448×448 pixels."""
 
+    forward_images = 1  # VGG19's first feature maps take 100 MB each.
+
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         trunk = ARCHITECTURES[settings.spec.name].load(weights).trunk()
-        super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
+        super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device)
 
     def features(self, maps: Tensor) -> Tensor:
         """Flatten maps in row-major order: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``."""

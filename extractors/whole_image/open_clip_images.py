@@ -22,15 +22,15 @@ from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
-_FORWARD_IMAGES = 4  # Images per forward on a CPU.
-
 
 class OpenClipImages(CropExtractor):
     """Image encoder of open_clip; 16-bit precisions use ``torch.autocast``."""
 
+    forward_images = 4
+
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         model = settings.spec.name.removeprefix(models.PREFIX)
-        super().__init__(describe(settings, weights), _preprocessing(model), settings, device, _FORWARD_IMAGES)
+        super().__init__(describe(settings, weights), _preprocessing(model), settings, device)
         network = models.load_network(model, weights).visual.to(device, memory_format=torch.channels_last)
         cache_casts(network, AUTOCAST_DTYPES.get(settings.precision))
         self._network = compile_model(network, device, enabled=settings.compile)
