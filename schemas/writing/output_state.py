@@ -32,7 +32,7 @@ from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, other_version
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import FileInfo, Folder
-from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
+from schemas.writing.output import OutputDataset, is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
 from schemas.writing.records import Record, read_record, record_name
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import publishing
@@ -405,7 +405,7 @@ class OutputState:
             name
             for name in self.entries
             if (is_of_shard(name) and name not in retained)
-            or is_leftover(name)
+            or is_temporary(name)
             or (name in old and not self.output.is_other_file(name))
         ]
         folder.map(folder.delete, obsolete)
