@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from extractors.base import Description, Extractor
 from extractors.computing.compile import warm_up_compile
 from extractors.computing.cpu_parallel import FORWARD_IMAGES, passes_share_threads, run_in_chunks
-from extractors.computing.devices import AUTOCAST_DTYPES, cast_layers, download, pinned_empty, precision_context
+from extractors.computing.devices import AUTOCAST_DTYPES, cast_layers, download, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
 from extractors.images.preprocessing import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
@@ -60,7 +60,8 @@ class FixedSizeExtractor(Extractor):
         rows = [image.permute(1, 2, 0) for image in images]  # [H, W, 3]
         if not self.on_gpu:
             return torch.stack(rows).permute(0, 3, 1, 2)
-        batch = pinned_empty((len(rows), *rows[0].shape), rows[0].dtype, self._device)
+        with torch.cuda.device(self._device):  # See `precision_context`. The memory is reused only after pending copies.
+            batch = torch.empty(len(rows), *rows[0].shape, dtype=rows[0].dtype, pin_memory=True)
         return torch.stack(rows, out=batch).permute(0, 3, 1, 2)
 
     def forward(self, pixels: Tensor) -> Tensor:

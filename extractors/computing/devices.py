@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Condition
 from typing import Any
@@ -108,12 +108,6 @@ def download(values: Tensor) -> Callable[[], Tensor]:
         return copy
 
     return wait
-
-
-def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialized pinned memory, reused only after pending copies."""
-    with torch.cuda.device(device):  # See `precision_context`.
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 @contextmanager
