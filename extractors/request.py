@@ -128,10 +128,11 @@ class ExtractorRequest(Options):
 
     def _describe(self) -> tuple[Description, Path | None, FileStamp | None]:
         module, settings = self._resolve()
-        from extractors.computing.devices import check_precision
+        from extractors.computing.devices import PRECISIONS
         from extractors.weights.resolve import store_weights
+        from schemas.process.devices import check_precision
 
-        check_precision(self.precision)
+        check_precision(self.precision, None, PRECISIONS)
         weights = module.find_weights(settings.spec, self.weights)
         description = replace(module.describe(settings, weights), remark=weights.remark)
         store_weights(self._weights_key(module, settings), weights)

@@ -34,7 +34,7 @@ from pipelines.running.meter import Meter
 from pipelines.running.process_pool import by_key
 from schemas.console.events import Remark
 from schemas.console.tables import Row, Table, number_columns
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.duplicates import KINDS, Duplicate
 from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import sha256_of_bytes
@@ -88,8 +88,7 @@ def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: Rema
         ModuleNotFoundError: there are more than `MAX_EXACT` images, and faiss of the extra ``duplicates`` is not installed.
     """
     features, captions = open_dataset(job.features), list[dict[str, Any]]()
-    if features.kind not in ("features", "regions"):
-        raise DatasetError(f"{job.features!r} holds {features.kind}, expected features or regions")
+    check_kind(features, "features", "regions")
     if job.captions:
         rows = open_dataset(job.captions, kind="captions").table([*_LABELS, "text"]).to_pylist()
         captions = sorted(rows, key=itemgetter(*KEY_COLUMNS["captions"]))

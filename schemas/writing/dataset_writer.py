@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from schemas.console import events
@@ -30,7 +31,7 @@ from schemas.manifest import FileEntry, Manifest, ShardEntries, ShardEntry
 from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
-from schemas.writing.output import PROBE_NAME, OutputDataset, is_leftover
+from schemas.writing.output import PROBE_NAME, OutputDataset, is_temporary
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
@@ -239,13 +240,9 @@ def _check_update(output: OutputDataset, policy: ReusePolicy) -> None:
 
 def _ranges(indices: Collection[int], limit: int | None = _MAX_RANGES) -> str:
     """Format sorted indices as schedulers do, e.g. ``0-3,7``."""
-    ranges: list[list[int]] = []
-    for index in indices:
-        if ranges and index == ranges[-1][1] + 1:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:limit])
+    runs = groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
+    ranges = [[index for _, index in pairs] for _, pairs in runs]
+    text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges[:limit])
     return text if limit is None or len(ranges) <= limit else f"{text} and more"
 
 
@@ -304,7 +301,7 @@ def commit(
         leftovers = [
             name
             for name in sorted(state.entries)
-            if is_leftover(name) or name in shards.stray or (output.is_other_file(name) and name not in files)
+            if is_temporary(name) or name in shards.stray or (output.is_other_file(name) and name not in files)
         ]
         folder.map(folder.delete, leftovers)
         publish_manifest(folder, manifest, state.entries)

@@ -173,15 +173,13 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Fi
     Raises:
         DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
     """
-    parts = (part.encode() for part in manifest.json_parts())
-    if folder.is_local:
-        with folder.replace(MANIFEST_NAME) as file:
-            file.writelines(parts)
-        return
     with folder.temporary(MANIFEST_NAME) as file:
-        file.writelines(parts)
+        file.writelines(part.encode() for part in manifest.json_parts())
         file.flush()
+        os.fsync(file.fileno())
         tag = folder.put(MANIFEST_NAME, Path(file.name), if_match=None)
+    if folder.is_local:
+        return
     if tag is None:
         other = b""
         with contextlib.suppress(FileNotFoundError):

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset as MapDataset
 from torch.utils.data import IterableDataset, get_worker_info
 
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.kinds import numpy_type
@@ -77,10 +77,8 @@ class PairSource:
             if isinstance(values, str):
                 raise UsageError(f"{name} is {values!r}, expected a list, e.g. [{values!r}]")
         texts, images = open_dataset(captions), open_dataset(features)
-        if texts.kind not in _CAPTIONS:
-            raise DatasetError(f"{texts.folder.location!r} holds {texts.kind}, expected captions, encoded or not")
-        if images.kind not in VECTORS:
-            raise DatasetError(f"{images.folder.location!r} holds {images.kind}, expected features or regions")
+        check_kind(texts, *_CAPTIONS)
+        check_kind(images, *VECTORS)
         available = [name for name in images.schema.names if name != "image_id"]
         if unknown := [name for name in columns if name not in available]:
             raise UsageError(f"{images.folder.location!r} has no column {unknown[0]!r}. It has: {', '.join(available)}")

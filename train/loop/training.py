@@ -21,6 +21,7 @@ from schemas.errors import UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
+from schemas.process.devices import check_precision
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
@@ -28,7 +29,7 @@ from schemas.user_code import user_code
 from schemas.writing.shard_writer import lock_folder
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
-from train.devices import check_training_precision, choose_device, computing
+from train.devices import PRECISIONS, choose_device, computing
 from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, TrainJob, TrainResult
 from train.loop.batch_loader import BatchLoader
@@ -113,7 +114,7 @@ def train(
     if not job.output or (job.corpus is None and training_inputs is None):
         missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
         raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")
-    check_training_precision(job.precision, device)
+    check_precision(job.precision, device, PRECISIONS)
     if job.compile:
         config.model.check_compile()
     if job.compile and device.type == "cpu":

@@ -18,7 +18,7 @@ from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import by_key
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, check_kind
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import normalization_hint
 from schemas.kinds import numpy_type
@@ -87,8 +87,7 @@ def feature_column(dataset: Dataset) -> str:
     Raises:
         DatasetError: the dataset has none.
     """
-    if dataset.kind not in ("features", "regions"):
-        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected features or regions")
+    check_kind(dataset, "features", "regions")
     return "feature" if dataset.kind == "features" else "features"
 
 
