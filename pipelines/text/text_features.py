@@ -68,17 +68,12 @@ def extract_text_features(job: TextFeaturesJob, execution: Execution = Execution
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 
     is_open_clip = job.model.startswith(OPEN_CLIP)
+    joint_libraries = ("open_clip_torch", "timm") if is_open_clip else ()
     return run_per_shard(
         TextFeatureExtractor(job, captions, output, meter, threads),
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         execution,
-        libraries=(
-            "apache-beam",
-            *(("open_clip_torch", "timm") if is_open_clip else ()),
-            "tokenizers",
-            "torch",
-            "transformers",
-        ),
+        libraries=("apache-beam", *joint_libraries, "tokenizers", "torch", "transformers"),
         extras=("text", "extractors", "bert", *(("clip",) if is_open_clip else ())),
         check_launcher=job.check_device if execution.is_local else None,
         check_worker=partial(_check_worker, job, output),
