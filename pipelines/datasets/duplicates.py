@@ -19,7 +19,7 @@ from functools import reduce
 from hashlib import blake2b
 from itertools import chain, combinations, groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
@@ -29,6 +29,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 import extractors
+from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.jobs import DuplicatesJob
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import by_key
@@ -42,9 +43,6 @@ from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 from schemas.options import takes_fields
 from schemas.writing.records import read_record
-
-if TYPE_CHECKING:
-    from pipelines.inputs.images.base import ImageRef, ImageSource
 
 MAX_EXACT = 100_000
 """Maximum number of vectors whose pairs are all compared."""

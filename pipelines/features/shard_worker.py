@@ -23,8 +23,7 @@ from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter, failure_counts
-from pipelines.running.per_shard import ShardWorker, Share
-from pipelines.running.process_pool import WORKER_INDEX
+from pipelines.running.process_pool import WORKER_INDEX, ShardWorker, Share
 from schemas.errors import InputError
 from schemas.escapes import counted, redact_address
 from schemas.parameters import FeaturesParameters

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import ShardWorker
-from pipelines.running.process_pool import Map, open_workers
+from pipelines.running.process_pool import Map, ShardWorker, open_workers
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest

@@ -9,8 +9,8 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
-from pipelines.running.per_shard import ShardWorker
 from pipelines.running.preflight import PreflightCheck
+from pipelines.running.process_pool import ShardWorker
 from schemas.errors import UsageError
 from schemas.writing.dataset_writer import Statistics, commit
 from schemas.writing.output import OutputDataset

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pipelines.inputs.captions.base import CaptionSource, Part, Selection
+from pipelines.inputs.captions.base import Selection
 from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import DatasetJob, run_job
@@ -86,17 +86,12 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
         return files
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    check = None if execution.is_local else partial(_read_first, source, parts)
+    # A broken table fails before Beam is loaded.
+    check = None if execution.is_local or not parts else lambda: next(source.tables(parts[0], Selection()), None)
     libraries = ("apache-beam", "sacremoses")
     return run_job(
         DatasetJob(output, policy, execution, build, run_here, check_launcher=check, libraries=libraries, meter=meter)
     )
-
-
-def _read_first(source: CaptionSource, parts: list[Part]) -> None:
-    """Read the first captions, so that a broken table fails before Beam is loaded."""
-    for part in parts[:1]:
-        next(iter(source.tables(part, Selection())), None)
 
 
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mapping[str, str] | None = None) -> OutputDataset:

@@ -14,7 +14,7 @@ from pipelines.jobs import EncodeJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import ShardWorker, Share
+from pipelines.running.process_pool import ShardWorker, Share
 from pipelines.text.token_counts import execution_for, open_captions_dataset
 from schemas.dataset import Dataset, open_dataset
 from schemas.kinds import CAPTIONS, ENCODED

@@ -23,7 +23,7 @@ from pipelines.jobs import TextFeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter, failure_counts
-from pipelines.running.per_shard import ShardWorker, Share
+from pipelines.running.process_pool import ShardWorker, Share
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions_dataset, sum_counters
 from schemas.console.tables import Column, Row, Table

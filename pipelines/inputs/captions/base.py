@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -195,48 +195,30 @@ class PathSource(CaptionSource):
         )
 
 
-class LabelCombinations:
-    """The combinations of language, portion and split in a file."""
+def record_labels(kinds: set[tuple[str, str, str]], kind: tuple[str, str, str], *, location: str) -> None:
+    """Add a combination of language, portion and split to those of a file.
 
-    def __init__(self, location: str) -> None:
-        self._location = location
-        self._seen: set[tuple[str, str, str]] = set()
-
-    def add(self, kind: tuple[str, str, str]) -> None:
-        """Record a combination.
-
-        Raises:
-            InputError: the file has too many for languages, portions and splits.
-        """
-        if kind in self._seen:
-            return
-        if len(self._seen) >= _MAX_COMBINATIONS:
-            raise InputError(
-                f"{self._location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, the latest "
-                f"{kind!r}: is one of them read from the wrong column?"
-            )
-        self._seen.add(kind)
-
-    def require(self, selection: Selection) -> None:
-        """Check that captions and all selected values occurred.
-
-        Raises:
-            InputError: no captions occurred, or a selected value did not.
-        """
-        if not self._seen:
-            raise InputError(f"{self._location!r} holds no captions: check the program that wrote it, or fetch it again")
-        require_selected(selection, self._seen, location=self._location)
+    Raises:
+        InputError: the file has too many for languages, portions and splits.
+    """
+    kinds.add(kind)
+    if len(kinds) > _MAX_COMBINATIONS:
+        raise InputError(
+            f"{location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, the latest "
+            f"{kind!r}: is one of them read from the wrong column?"
+        )
 
 
-def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]], *, location: str) -> None:
-    """Check that every value of a selection matches captions.
+def require_selected(selection: Selection, kinds: Collection[tuple[str, str, str]], *, location: str) -> None:
+    """Check that there are captions, and that every value of a selection matches some.
 
     ``kinds`` holds all combinations of language, portion and split. A value must match alone and together with the others.
 
     Raises:
-        InputError: a value matches no captions; the message names the existing values.
+        InputError: there are no captions, or a value matches none; the message names the existing values.
     """
-    kinds = set(kinds)
+    if not kinds:
+        raise InputError(f"{location!r} holds no captions: check the program that wrote it, or fetch it again")
     wanted = (selection.languages, selection.portions, selection.splits)
     nouns = ("in language", "of portion", "of split")
     for narrowed in (False, True):

@@ -17,7 +17,6 @@ from typing import Any
 from pipelines.inputs.captions.base import (
     COMPARABLE,
     RENAME,
-    LabelCombinations,
     Part,
     PathSource,
     RawCaption,
@@ -26,6 +25,7 @@ from pipelines.inputs.captions.base import (
     check_text,
     find_files,
     find_splits,
+    record_labels,
     require_selected,
 )
 from pipelines.inputs.files import KARPATHY_FORM, iter_json
@@ -69,15 +69,15 @@ class KarpathySource(PathSource):
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions image by image."""
         location = self.folder.path_of(part.name)
-        combinations = LabelCombinations(location)
+        kinds = set[tuple[str, str, str]]()
         for place, image in iter_json(self.folder, part.name, prefix="images.item", form=KARPATHY_FORM):
             image_id, split, texts = _parse_image(image, self.ids, place=place)
             if texts:
-                combinations.add((part.language, part.portion, split))
+                record_labels(kinds, (part.language, part.portion, split), location=location)
             if selection.takes(part.language, part.portion, split):
                 for index, text in enumerate(texts):
                     yield RawCaption(image_id, part.language, part.portion, index, split, text)
-        combinations.require(selection)
+        require_selected(selection, kinds, location=location)
 
 
 def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list[str]]:
