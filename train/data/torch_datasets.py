@@ -113,12 +113,6 @@ class PairSource:
             positions.append(pc.drop_null(indices).to_numpy())
         return pa.concat_tables(tables), np.concatenate(positions)
 
-    def pairs_by_shard(self, captions: pa.Table) -> np.ndarray:
-        """Count the captions by shard of their images' features, int64 ``[num_shards]``."""
-        counts = captions["image_id"].value_counts()
-        shards = [shard_of(image_id, self.features.num_shards) for image_id in counts.field("values").to_pylist()]
-        return np.bincount(shards, counts.field("counts"), self.features.num_shards).astype(np.int64)
-
     def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[MissingFeatures, ...], pa.Table]:
         """Return images without features, by split, and the captions of all other images."""
         image_ids = pc.unique(captions["image_id"])
@@ -329,7 +323,9 @@ class PairStream(IterableDataset[Pair]):
         shards = (source.captions_of(shard, ()) for shard in range(source.captions.num_shards))
         self.missing_features, complete = source.without_missing(pa.concat_tables(shards), allow_missing_features)
         self.num_pairs = len(complete)
-        self._counts = source.pairs_by_shard(complete)
+        counts, num_shards = complete["image_id"].value_counts(), source.features.num_shards
+        image_shards = [shard_of(image_id, num_shards) for image_id in counts.field("values").to_pylist()]
+        self._counts = np.bincount(image_shards, counts.field("counts"), num_shards).astype(np.int64)  # Pairs by shard.
         if not world_size <= min(len(self._counts), self.num_pairs):
             raise UsageError(
                 f"world_size is {world_size}, more than the {self.num_pairs:,} pairs or {len(self._counts)} shards of features: "

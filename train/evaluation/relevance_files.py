@@ -55,7 +55,8 @@ class FileRelevance:
         Raises:
             UsageError: two images have the same number.
         """
-        numbers = [_image_number(image_id) for image_id in captions.image_ids]
+        matches = (re.search(r"(?<!\d)\d+$", image_id) for image_id in captions.image_ids)
+        numbers = [int(match[0]) if match else -1 for match in matches]
         named = {image for image, _ in self.annotations}
         pictures: dict[int, int] = {}
         for position, image in enumerate(images.tolist()):
@@ -119,11 +120,6 @@ def _pairs_of(right: Mapping[str, Sequence[int]], queries: Mapping[Any, int], it
     pairs = [(queries[query], items.get(item, -1)) for query, item in listed if query in queries]
     first, second = np.array(pairs, np.int64).reshape(-1, 2).T
     return first, second
-
-
-def _image_number(image_id: str) -> int:
-    match = re.search(r"(?<!\d)\d+$", image_id)
-    return int(match[0]) if match else -1
 
 
 def _read_annotations(location: str) -> Annotations:

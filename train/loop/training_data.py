@@ -95,10 +95,7 @@ class TrainingInputs:
     def chance(self) -> dict[str, Chance]:
         """Return the recalls of a random ranking of the validation split by language."""
         captions = self.validation.captions
-        return {
-            name: Chance(**chance(captions, name), images=len(np.unique(captions.images[captions.rows_of(name)])))
-            for name in captions.language_names
-        }
+        return {name: chance(captions, name) for name in captions.language_names}
 
     def sampler(self, config: Config, seed: int) -> Sampler:
         """Build the sampler of a configuration.

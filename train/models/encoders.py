@@ -8,8 +8,8 @@ A sentence passes through three stages::
 `RetrievalModel.token_states` returns the states, and is never compiled; `RetrievalModel.pool_states` is the pooling, and can be
 compiled. In checkpoints the text encoder is the submodule ``reader``.
 
-Shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width, ``W`` width of a
-word vector, ``E`` width of the joint space.
+Shapes: ``B`` images or captions, ``R`` regions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width,
+``W`` width of a word vector, ``E`` width of the joint space.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from train.config.models import ModelConfig
 from train.data.batches import CaptionBatch
 from train.data.word_vectors import WordVectors
 from train.models.packed_rnn import bilstm_over_trie, build_trie, gru_over_trie
-from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, RetrievalModel
+from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import inner_product
 
 
@@ -398,9 +398,24 @@ def widen_bfloat16(values: Tensor) -> Tensor:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def compute_head_weights(image_heads: Any, regions: Encoded, word_heads: Any, words: Encoded) -> AttentionWeights:
-    """Return the weights of attention heads for an image and a caption."""
-    return AttentionWeights(
-        regions=image_heads.weights(regions)[0, :, regions.mask_or_ones[0]],
-        words=word_heads.weights(words)[0, :, words.mask_or_ones[0]],
-    )
+class AttentionPoolingModel(SentenceEncoderModel):
+    """A model that pools regions and tokens by attention, with ``weights`` of heads."""
+
+    attention: nn.Module
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        """Return embeddings ``[B, E]`` of images with the features ``[B, R, D]``."""
+        return self._embedding(self.attention(self._regions(images)))
+
+    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
+        """Return the attention weights of each head over regions and tokens."""
+        regions, words = self._regions(images), self.token_states(captions, language)
+        image_heads: Any = self.attention
+        word_heads: Any = self.sentences.of(language).pooling
+        return AttentionWeights(
+            regions=image_heads.weights(regions)[0, :, regions.mask_or_ones[0]],
+            words=word_heads.weights(words)[0, :, words.mask_or_ones[0]],
+        )
+
+    def _regions(self, images: ImageBatch) -> Encoded:
+        return Encoded(images.features, images.mask)

@@ -11,16 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from train.config.models import MhaDConfig
-from train.data.batches import CaptionBatch
-from train.models.encoders import (
-    ImageEncoder,
-    SentenceEncoderModel,
-    SentenceEncoders,
-    apply_where_present,
-    compute_head_weights,
-    widen_bfloat16,
-)
-from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
+from train.models.encoders import AttentionPoolingModel, ImageEncoder, SentenceEncoders, apply_where_present, widen_bfloat16
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.similarity import l2_normalize
 
 
@@ -66,7 +58,7 @@ class MultiHeadAttention(nn.Module):
         return torch.einsum("...ka,ka->...k", keys, queries.to(keys.dtype))
 
 
-class MhaD(SentenceEncoderModel):
+class MhaD(AttentionPoolingModel):
     """Regions and words in one space, pooled by `MultiHeadAttention`.
 
     An affine map encodes regions, and one bidirectional LSTM per language encodes words. Images and each language have their own
@@ -86,15 +78,6 @@ class MhaD(SentenceEncoderModel):
         self.regions = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
         self.attention = MultiHeadAttention(config)
         self.sentences = SentenceEncoders(config, dimensions, "bilstm", lambda: MultiHeadAttention(config))
-
-    def encode_images(self, images: ImageBatch) -> Encoded:
-        """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        return self._embedding(self.attention(self._regions(images)))
-
-    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return the attention weights of each head over regions and tokens."""
-        regions, words = self._regions(images), self.token_states(captions, language)
-        return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
 
     def _regions(self, images: ImageBatch) -> Encoded:
         """Return the regions of images in the joint space, ``[N, R, H]``."""
