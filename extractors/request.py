@@ -24,7 +24,7 @@ from extractors.description_cache import FileStamp, cache_folder, cached_descrip
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.registration import registered_extractor
 from schemas.errors import UsageError
-from schemas.features import DTYPES, FeatureSpec
+from schemas.features import FeatureSpec
 from schemas.options import Opt, Options
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.locations import absolute_location, is_remote, local_path
@@ -210,8 +210,6 @@ class ExtractorRequest(Options):
     def _entry(self) -> Entry:
         """Return the catalogue entry with the requested spec."""
         entry = entry_of(self.name, unpooled=self.unpooled)
-        if self.dtype not in DTYPES:
-            raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.keep_crops and not entry.crops:
             ten_crop = ", ".join(name for name in sorted(ENTRIES) if ENTRIES[name].crops)
             raise UsageError(

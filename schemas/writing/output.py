@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from schemas.dataset import Dataset
 from schemas.fingerprints import fingerprint_of, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
@@ -23,9 +24,6 @@ from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.vocabulary import TEXT_NAME
 from schemas.writing.reuse_policy import FailureLimit
-
-if TYPE_CHECKING:
-    from schemas.dataset import Dataset
 
 
 @dataclass(frozen=True)
