@@ -200,7 +200,11 @@ def test_report_shows_what_a_run_and_its_vectors_find(command, finished_run, toy
         text = Page(tmp_path / name).text
         shown = text[text.rindex("retrieval: ") :]
         assert "examples: 4 of the 9 images of split test with captions in de, en" in shown
-        chapters.append(re.findall(r"(rank \d+, score -?\d\.\d\d|right|image to text, ..|[✓✗] \S+)", shown))
+        chapters.append(
+            re.findall(
+                r"(rank \d+, score -?\d\.\d\d|right|image to text, ..|[✓✗] [\w-]+/../\w+/\d)", shown.rpartition("above it")[2]
+            )
+        )
     assert chapters[0] == chapters[1]
     assert chapters[0].count("right") >= 8
     assert "image to text, de" in chapters[0]
