@@ -22,8 +22,6 @@ from train.progress import CountDisplay
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
-
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import Chapter
     from schemas.dataset import Dataset
@@ -131,7 +129,6 @@ def report(
     output: Annotated[str, Opt("Write this .html file.")] = "report.html",
     images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
     duplicates: Annotated[str, Opt("Show the groups in this file of [i]duplicates --output[/i].")] = "",
-    seed: Annotated[int, Opt("Seed the maps of features.", min_=0)] = 0,
     reading: ImageOptions = ImageOptions(),
 ) -> None:
     """Describe datasets and runs on one page, which holds all its pictures.
@@ -146,35 +143,32 @@ def report(
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
     from schemas.dataset import open_dataset
     from schemas.duplicates import read_duplicates
+    from schemas.manifest import MANIFEST_NAME
+    from schemas.storage.folder import Folder
 
-    runs = [location for location in locations if _is_run(location)]
+    runs = [location for location in locations if Folder(location).stat(MANIFEST_NAME) is None]
     datasets = [open_dataset(location) for location in locations if location not in runs]
     photos = Photos(reading.open(images) if images else None)
     groups = read_duplicates(duplicates, needs_splits=False)[0] if duplicates else []
 
-    def map_vectors(vectors: np.ndarray) -> np.ndarray:
-        from train.reports.embedding_maps import plane_of
-
-        return plane_of(vectors, perplexity=min(30.0, max(1.0, len(vectors) / 10)), seed=seed)
-
-    chapters = [*dataset_chapters(datasets, photos, map_vectors)]
+    chapters = [*dataset_chapters(datasets, photos)]
     if duplicates:
         chapters.append(duplicates_chapter(duplicates, groups, photos))
-    chapters += [*_run_chapters(runs), *_retrieval_chapters(runs, datasets, photos)]
+    if runs:
+        chapters.append(_comparison_chapter(runs))
+    if runs or any(dataset.kind == "embeddings" for dataset in datasets):
+        chapters += _retrieval_chapters(runs, datasets, photos)
     write_page(*target, f"Report of {', '.join(locations)}", chapters)
     print_remark(f"written: {output}", style="")
 
 
-def _run_chapters(runs: Sequence[str]) -> Iterator[Chapter]:
-    """Yield a chapter that compares runs."""
+def _comparison_chapter(runs: Sequence[str]) -> Chapter:
     from pipelines.looking.charts import chart_of
     from pipelines.looking.pages import Chapter
     from train.reports.comparison import compare_runs
     from train.reports.verdict import published_table, verdict
     from train.runs.curves import plot_curves
 
-    if not runs:
-        return
     comparison = compare_runs(runs)
     curves = []
     for run in comparison.runs:
@@ -183,7 +177,7 @@ def _run_chapters(runs: Sequence[str]) -> Iterator[Chapter]:
             ending = f"{run.history.last_step:,} steps, the best evaluation at step {best.get('step', 0):,}"
             curves.append(chart_of(plot_curves(run.history), f"curves of {run.name}", f"Losses and recalls: {ending}"))
     tables = [published_table(comparison), *comparison.to_tables()]
-    yield Chapter("runs", [*tables, *curves], [*verdict(comparison), *comparison.notes])
+    return Chapter("runs", [*tables, *curves], [*verdict(comparison), *comparison.notes])
 
 
 def _retrieval_chapters(runs: Sequence[str], datasets: Sequence[Dataset], photos: Photos) -> Iterator[Chapter]:
@@ -216,11 +210,3 @@ def _retrieval_chapters(runs: Sequence[str], datasets: Sequence[Dataset], photos
             break
         if blocks or remarks:
             yield Chapter(f"retrieval: {run or captions}", blocks, list(remarks.values()))
-
-
-def _is_run(location: str) -> bool:
-    from schemas.storage.folder import Folder
-    from train.reports.score_report import EVALUATION
-    from train.runs.run import is_run
-
-    return is_run(location) or Folder(location).stat(EVALUATION) is not None
