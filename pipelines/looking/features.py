@@ -62,8 +62,8 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
 def principal_components(vectors: np.ndarray) -> np.ndarray:
     """Return the first two principal components ``[N, 2]`` of vectors ``[N, D]``, the largest value of each positive."""
     centred = vectors - vectors.mean(0, dtype=np.float64)
-    axes, sizes, _ = np.linalg.svd(centred, full_matrices=False)
-    points = np.pad(axes * sizes, ((0, 0), (0, 2)))[:, :2]
+    squares, axes = np.linalg.eigh(centred @ centred.T)
+    points = np.pad((axes * np.sqrt(squares.clip(0)))[:, ::-1], ((0, 0), (0, 2)))[:, :2]
     return np.asarray(points * np.where(points.max(0) < -points.min(0), -1, 1))
 
 
