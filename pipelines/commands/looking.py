@@ -14,15 +14,13 @@ from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.progress import Monitoring
 from schemas.console.tables import Cell, Column, Row, Table, render_tables
-from schemas.errors import UsageError
+from schemas.errors import ImagepivotError, UsageError
 from schemas.options import Opt
 from train.jobs import SearchJob
 from train.progress import CountDisplay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    import numpy as np
 
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import Chapter
@@ -86,11 +84,12 @@ def search(
     if target is None:
         return
     if target[1].endswith(".html"):
-        from pipelines.looking.pages import write_page
-        from pipelines.looking.sheet import sheet_of
+        from pipelines.looking.pages import Chapter, write_page
+        from pipelines.looking.sheet import answer_strips
 
         lines = {} if dataset is None else caption_lines(dataset, ids)
-        write_page(*target, f"Images that {job.run} finds", [sheet_of(answers, photos.addresses(ids), lines)])
+        found = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
+        write_page(*target, f"Images that {job.run} finds", [found])
     else:
         import numpy as np
 
@@ -130,7 +129,6 @@ def report(
     output: Annotated[str, Opt("Write this .html file.")] = "report.html",
     images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
     duplicates: Annotated[str, Opt("Show the groups in this file of [i]duplicates --output[/i].")] = "",
-    seed: Annotated[int, Opt("Seed the maps of features.", min_=0)] = 0,
     reading: ImageOptions = ImageOptions(),
 ) -> None:
     """Describe datasets and runs on one page, which holds all its pictures.
@@ -145,34 +143,28 @@ def report(
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
     from schemas.dataset import open_dataset
     from schemas.duplicates import read_duplicates
+    from schemas.manifest import MANIFEST_NAME
+    from schemas.storage.folder import Folder
 
-    runs = [location for location in locations if _is_run(location)]
+    runs = [location for location in locations if Folder(location).stat(MANIFEST_NAME) is None]
     datasets = [open_dataset(location) for location in locations if location not in runs]
     photos = Photos(reading.open(images) if images else None)
     groups = read_duplicates(duplicates, needs_splits=False)[0] if duplicates else []
 
-    def map_vectors(vectors: np.ndarray) -> np.ndarray:
-        from train.reports.embedding_maps import plane_of
-
-        return plane_of(vectors, perplexity=min(30.0, max(1.0, len(vectors) / 10)), seed=seed)
-
-    chapters = [*dataset_chapters(datasets, photos, map_vectors)]
+    chapters = [*dataset_chapters(datasets, photos)]
     if duplicates:
         chapters.append(duplicates_chapter(duplicates, groups, photos))
     if runs:
-        captions = next((dataset for dataset in datasets if dataset.kind == "captions"), None)
-        chapters += _run_chapters(runs, captions, photos)
+        chapters.append(_comparison_chapter(runs))
+    if runs or any(dataset.kind == "embeddings" for dataset in datasets):
+        chapters += _retrieval_chapters(runs, datasets, photos)
     write_page(*target, f"Report of {', '.join(locations)}", chapters)
     print_remark(f"written: {output}", style="")
 
 
-def _run_chapters(runs: Sequence[str], captions: Dataset | None, photos: Photos) -> Iterator[Chapter]:
-    """Yield a chapter that compares runs, and one with retrievals of each."""
+def _comparison_chapter(runs: Sequence[str]) -> Chapter:
     from pipelines.looking.charts import chart_of
-    from pipelines.looking.errors import retrieval_strips
     from pipelines.looking.pages import Chapter
-    from schemas.storage.folder import Folder
-    from train.evaluation.ranks import RANKS, read_ranks
     from train.reports.comparison import compare_runs
     from train.reports.verdict import published_table, verdict
     from train.runs.curves import plot_curves
@@ -185,15 +177,36 @@ def _run_chapters(runs: Sequence[str], captions: Dataset | None, photos: Photos)
             ending = f"{run.history.last_step:,} steps, the best evaluation at step {best.get('step', 0):,}"
             curves.append(chart_of(plot_curves(run.history), f"curves of {run.name}", f"Losses and recalls: {ending}"))
     tables = [published_table(comparison), *comparison.to_tables()]
-    yield Chapter("runs", [*tables, *curves], [*verdict(comparison), *comparison.notes])
-    for run in comparison.runs:
-        if Folder(run.folder).stat(RANKS) is not None:
-            yield Chapter(f"retrieval: {run.name}", retrieval_strips(read_ranks(run.folder), captions, photos))
+    return Chapter("runs", [*tables, *curves], [*verdict(comparison), *comparison.notes])
 
 
-def _is_run(location: str) -> bool:
+def _retrieval_chapters(runs: Sequence[str], datasets: Sequence[Dataset], photos: Photos) -> Iterator[Chapter]:
+    """Yield a chapter of each run, and of vectors of captions: worst errors, and examples from datasets that it reads."""
+    from pipelines.looking.errors import error_strips, example_strips
+    from pipelines.looking.pages import Chapter
     from schemas.storage.folder import Folder
-    from train.reports.score_report import EVALUATION
+    from train.evaluation.ranks import RANKS, read_ranks
+    from train.jobs import FiguresJob
+    from train.reports.figures import retrieve_examples
     from train.runs.run import is_run
 
-    return is_run(location) or Folder(location).stat(EVALUATION) is not None
+    texts = next((dataset for dataset in datasets if dataset.kind == "captions"), None)
+    images = [dataset.folder.location for dataset in datasets if dataset.kind in ("features", "regions")]
+    vectors = [("", dataset.folder.location) for dataset in datasets if dataset.kind == "embeddings"]
+    encoded = [dataset.folder.location for dataset in datasets if dataset.kind == "encoded"]
+    for run, captions in [*vectors, *((run, captions) for run in runs for captions in encoded[:1] or [""])]:
+        blocks, remarks = [], dict[str, str]()
+        if run and Folder(run).stat(RANKS) is not None:
+            blocks = error_strips(read_ranks(run), texts, photos)
+        for features in images if captions and (not run or is_run(run)) else ():
+            try:
+                rankings, found, rule = retrieve_examples(FiguresJob(run, "-", captions, features))
+            except ImagepivotError as error:
+                remarks[features] = f"no examples: {error}"
+                continue
+            answers = [(r.caption.key, r.caption.text, r.hits, (r.rank, r.right)) for r in rankings if r.right is not None]
+            blocks += example_strips(answers, found, texts, photos)
+            remarks = {features: f"examples: {rule}"}
+            break
+        if blocks or remarks:
+            yield Chapter(f"retrieval: {run or captions}", blocks, list(remarks.values()))

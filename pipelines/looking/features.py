@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -15,7 +15,6 @@ from pipelines.looking.pages import Block, Exhibit, PictureMap, Strip, TextLine
 from schemas.console.tables import Row, Table, number_columns
 from schemas.dataset import Dataset
 from schemas.duplicates import Duplicate
-from schemas.errors import UsageError
 from schemas.escapes import counted
 from schemas.kinds import FAILURE_REASONS
 
@@ -28,13 +27,8 @@ _MAP_SIDE = 64  # Pixels of a thumbnail in a map.
 _SHOWN = 20
 
 
-def describe_features(
-    dataset: Dataset, photos: Photos, map_vectors: Callable[[np.ndarray], np.ndarray]
-) -> tuple[list[Block], list[str]]:
-    """Return blocks and remarks about features or regions.
-
-    ``map_vectors`` maps vectors ``[N, D]`` to points ``[N, 2]``, or raises `UsageError`.
-    """
+def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], list[str]]:
+    """Return blocks and remarks about features or regions."""
     image_ids = dataset.image_ids()
     photos.check_ids(image_ids)
     mapped, sample = set(spread(image_ids, _MAX_MAPPED)), dict[str, np.ndarray]()
@@ -60,12 +54,17 @@ def describe_features(
     blocks: list[Block] = [Table(columns, [row], "vectors")]
     if dataset.kind == "regions":
         blocks += _boxes(dataset, photos, image_ids)
-    try:
-        points = map_vectors(np.stack(list(sample.values())))
-    except UsageError as error:
-        return blocks, [*remarks, f"no map: {error}"]
-    title = f"map of {counted(len(points), 'image')} by t-SNE: near images have near vectors"
+    title = f"map of {counted(len(sample), 'image')} by principal components: near images have near vectors"
+    points = principal_components(np.stack(list(sample.values())))
     return [*blocks, PictureMap.of(title, list(sample), points, photos.addresses(list(sample), _MAP_SIDE))], remarks
+
+
+def principal_components(vectors: np.ndarray) -> np.ndarray:
+    """Return the first two principal components ``[N, 2]`` of vectors ``[N, D]``, the largest value of each positive."""
+    centred = vectors - vectors.mean(0, dtype=np.float64)
+    squares, axes = np.linalg.eigh(centred @ centred.T)
+    points = np.pad((axes * np.sqrt(squares.clip(0)))[:, ::-1], ((0, 0), (0, 2)))[:, :2]
+    return np.asarray(points * np.where(points.max(0) < -points.min(0), -1, 1))
 
 
 def _read_vectors(dataset: Dataset) -> Iterator[tuple[list[str], np.ndarray, Sequence[np.ndarray]]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.datasets.inspection import describe_dataset, statistics_tables
 from pipelines.looking.captions import describe_captions
@@ -14,20 +13,11 @@ from schemas.dataset import Dataset
 from schemas.duplicates import Duplicate
 from schemas.parameters import untrained_remark
 
-if TYPE_CHECKING:
-    import numpy as np
-
 _OF_IMAGES = ("features", "regions")
 
 
-def dataset_chapters(
-    datasets: Sequence[Dataset], photos: Photos, map_vectors: Callable[[np.ndarray], np.ndarray]
-) -> Iterator[Chapter]:
-    """Yield a chapter for each dataset.
-
-    Captions are compared with the images of the other datasets and of ``photos``.
-    ``map_vectors`` maps vectors ``[N, D]`` to a plane, for maps of features.
-    """
+def dataset_chapters(datasets: Sequence[Dataset], photos: Photos) -> Iterator[Chapter]:
+    """Yield a chapter for each dataset. Captions are compared with the images of the others and of ``photos``."""
     vocabulary = next((dataset.vocabulary() for dataset in datasets if dataset.kind == "vocabulary"), None)
     images: Mapping[str, Sequence[str]] = {
         dataset.folder.location: dataset.image_ids() for dataset in datasets if dataset.kind in _OF_IMAGES
@@ -40,7 +30,7 @@ def dataset_chapters(
         if dataset.kind == "captions":
             blocks, remarks = describe_captions(dataset, photos, vocabulary, images)
         elif dataset.kind in _OF_IMAGES:
-            blocks, remarks = describe_features(dataset, photos, map_vectors)
+            blocks, remarks = describe_features(dataset, photos)
         else:
             blocks = [*statistics_tables(dataset.manifest)]
         if remark := untrained_remark(dataset.untrained):

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from pipelines.looking.exhibits import lines_in
-from pipelines.looking.pages import Chapter, Exhibit, Strip, TextLine
+from pipelines.looking.pages import Exhibit, Strip, TextLine
+
+Hit: TypeAlias = tuple[str, float]
+"""Id and score of an image."""
 
 
-def sheet_of(
-    answers: Iterable[tuple[str, str, Sequence[tuple[str, float]]]],
+def answer_strips(
+    answers: Iterable[tuple[str, str, Sequence[Hit], tuple[int, Hit] | None]],
     pictures: Mapping[str, str],
     captions: Mapping[str, Sequence[TextLine]],
-) -> Chapter:
-    """Return a sheet of queries, their languages, and ids and scores of images.
+) -> list[Strip]:
+    """Return queries, their languages, and images in the order of rank; the right image is marked, whatever its rank.
 
-    Images are in the order of rank.
     ``pictures`` are addresses by image id; ``captions`` those of the images, shown in the language of the query.
     """
     strips = []
-    for query, language, hits in answers:
-        exhibits = []
-        for rank, (image_id, score) in enumerate(hits, start=1):
+    for query, language, hits, right in answers:
+        exhibits, shown = [], [*enumerate(hits, start=1), *([right] if right is not None and right[0] > len(hits) else [])]
+        for rank, (image_id, score) in shown:
             lines = lines_in(captions.get(image_id, ()), language)
-            exhibits.append(Exhibit(image_id, pictures.get(image_id, ""), f"rank {rank}, score {score:.3f}", lines))
+            mark = "right" if right is not None and image_id == right[1][0] else ""
+            exhibits.append(Exhibit(image_id, pictures.get(image_id, ""), f"rank {rank:,}, score {score:.3f}", lines, mark))
         strips.append(Strip(TextLine(query, language), exhibits))
-    return Chapter("found", strips)
+    return strips

@@ -58,11 +58,12 @@ class Hit(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A sentence, its language and its best images, best first."""
+    """A sentence, its language, its best images, best first, and rank and hit of the right image if it is known."""
 
     query: str
     language: str
     hits: Sequence[Hit]
+    right: tuple[int, Hit] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from train.evaluation.scores import open_split, portions_in
 from train.jobs import FIGURES, FiguresJob
 from train.reports.attention import AttendedImage, attend, plot_attention
 from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plot_map
-from train.reports.figure_examples import ReadPictures, SizedPixels, check_sizes, choose_examples, read_texts
-from train.reports.rankings import Ranking, plot_rankings, rank_examples
+from train.reports.figure_examples import Example, ReadPictures, SizedPixels, check_sizes, choose_examples, read_texts
+from train.reports.rankings import RankedCaptions, Ranking, plot_rankings, rank_captions, rank_examples
 from train.runs.run import Run
 
 _DATA = "figures.json"
@@ -73,10 +73,8 @@ def draw_figures(
     """
     Folder(job.output).check_writable()
     now = job.made_from() if made_from is None else made_from
-    [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
-    data, features = _open_captions(run, job), open_dataset(job.features)
-    words = run.vocabulary.tokens if job.run else read_texts(job.texts)
-    examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)
+    run, data, examples, rule = open_examples(job)
+    features = open_dataset(job.features)
 
     images = cache(lambda: embed_images(run.model, data.features, on_progress=on_progress))
 
@@ -115,6 +113,22 @@ def draw_figures(
         pictures = read_pictures(job.images, sorted(shown | attended))
     check_sizes(features, pictures, attended)
     return _write_figures(figures, run, job, data, pictures, now)
+
+
+def open_examples(job: FiguresJob) -> tuple[Run, SplitData, tuple[Example, ...], str]:
+    """Return the model, data and examples of figures, and the choice of examples in words."""
+    [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
+    data, words = _open_captions(run, job), run.vocabulary.tokens if job.run else read_texts(job.texts)
+    examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)
+    return run, data, examples, rule
+
+
+def retrieve_examples(job: FiguresJob) -> tuple[tuple[Ranking, ...], list[RankedCaptions], str]:
+    """Return the best images for captions, the best captions for images, and the choice of examples in words."""
+    run, data, examples, rule = open_examples(job)
+    given = (run.model, data.captions, embed_images(run.model, data.features), examples)
+    images = rank_examples(*given, top=job.top)
+    return images, [*rank_captions(*given, top=job.top, on_progress=no_progress)], rule
 
 
 def _write_figures(

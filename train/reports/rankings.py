@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,9 +87,37 @@ def rank_examples(
     return tuple(rankings[caption.row] for _, caption in shown)
 
 
-def ranked(scores: np.ndarray, right: int) -> np.ndarray:
+class RankedCaptions(NamedTuple):
+    """The best captions for an image in a language: ids, and whether they are its own; rank of the best of these."""
+
+    image_id: str
+    language: str
+    hits: Sequence[tuple[str, bool]]
+    rank: int
+
+
+def rank_captions(
+    model: RetrievalModel, captions: Captions, images: Encoded, examples: Sequence[Example], *, top: int, on_progress: Count
+) -> Iterator[RankedCaptions]:
+    """Rank the captions in each language for the image of each example, and yield the ``top`` best."""
+    queries = np.array([example.image for example in examples])
+    caption_ids = captions.ids()
+    for language in captions.language_names:
+        rows = captions.rows_of(language)
+        encoded = embed_captions(model, captions.batch(rows), language, on_progress=on_progress)
+        columns = torch.arange(len(rows), device=model.device)
+        scores = scores_between(model, take_rows(images, queries), encoded)(slice(None), columns).cpu().numpy()
+        for image, image_scores in zip(queries.tolist(), scores, strict=True):
+            right = np.flatnonzero(captions.images[rows] == image)
+            order = ranked(image_scores, right)
+            hits = [(caption_ids[rows[index]], index in right) for index in order[:top]]
+            rank = int(np.flatnonzero(np.isin(order, right))[0]) + 1
+            yield RankedCaptions(captions.image_ids[image], language, hits, rank)
+
+
+def ranked(scores: np.ndarray, right: int | np.ndarray) -> np.ndarray:
     """Return the indices of scores ``[I]``, best first, ties and NaN before ``right``."""
-    wrong = np.arange(len(scores)) != right
+    wrong = ~np.isin(np.arange(len(scores)), right)
     values = np.where(np.isnan(scores), np.where(wrong, np.inf, -np.inf), scores)
     return np.lexsort((np.arange(len(scores)), ~wrong, -values))
 
@@ -147,7 +175,7 @@ def plot_rankings(
 def plot_answers(answers: Sequence[Answer], pictures: Mapping[str, SizedPixels], folder: Folder, name: str) -> None:
     """Draw a row for each answer of a search."""
     rankings = []
-    for number, (query, language, hits) in enumerate(answers, start=1):
+    for number, (query, language, hits, _) in enumerate(answers, start=1):
         tokens = ("<start>", escape(query), "<end>")  # As Moses escapes them.
         rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), tokens), tuple(hits)))
     plot_rankings(rankings, pictures, folder, name, note="")

@@ -176,7 +176,7 @@ def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy
         f"encoded: {toy.captions}",
         f"vocabulary: {toy.vocabulary}",
         "runs",
-        "retrieval: run",
+        f"retrieval: {finished_run[0]}",
     ):
         assert page.text.count(title) >= 2
     assert all(image["alt"] for image in page.all("img"))
@@ -184,6 +184,31 @@ def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy
     best = finished_run[1].progress
     assert f"{best.step:,} steps, the best evaluation at step {best.best_step:,}" in curves
     assert len(page.all("image")) > 0
+
+
+@pytest.mark.slow
+def test_report_shows_what_a_run_and_its_vectors_find(command, finished_run, toy, tmp_path):
+    """The vectors that a run wrote find the same images and captions as the run."""
+    run, _ = finished_run
+    command("embed", run, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    chapters = []
+    for name, places in {
+        "run.html": (toy.features, toy.captions, run),
+        "pair.html": (tmp_path / "e" / "images", tmp_path / "e" / "captions"),
+    }.items():
+        command("report", *places, "--output", tmp_path / name)
+        text = Page(tmp_path / name).text
+        shown = text[text.rindex("retrieval: ") :]
+        assert "examples: 4 of the 9 images of split test with captions in de, en" in shown
+        chapters.append(
+            re.findall(
+                r"(rank \d+, score -?\d\.\d\d|right|image to text, ..|[✓✗] [\w-]+/../\w+/\d)", shown.rpartition("above it")[2]
+            )
+        )
+    assert chapters[0] == chapters[1]
+    assert chapters[0].count("right") >= 8
+    assert "image to text, de" in chapters[0]
+    assert sum(words.startswith("✓") for words in chapters[0]) >= 1
 
 
 @pytest.mark.slow

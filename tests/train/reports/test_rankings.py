@@ -3,9 +3,9 @@ import pytest
 
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
-from train.evaluation.evaluation import embed_images, rank_folds
+from train.evaluation.evaluation import embed_images, no_progress, rank_folds
 from train.reports.figure_examples import choose_examples
-from train.reports.rankings import rank_examples, ranked
+from train.reports.rankings import rank_captions, rank_examples, ranked
 from train.runs.run import open_run
 
 
@@ -52,6 +52,29 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
         assert ranking.right.image_id == ranking.caption.key.image_id
         assert ranking.right.score == pytest.approx(scores[captions.image_ids.index(ranking.right.image_id)], abs=1e-5)
         assert (ranking.rank == 1) == (ranking.hits[0].image_id == ranking.right.image_id)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+def test_captions_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
+    run = open_run(write_run(similarity=similarity))
+    data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
+    captions = data.captions
+    examples, _ = choose_examples(captions, run.vocabulary.tokens, count=4, seed=0)
+    images = embed_images(run.model, data.features)
+    found = list(rank_captions(run.model, captions, images, examples, top=3, on_progress=no_progress))
+    assert [(row.language, row.image_id) for row in found] == [
+        (language, example.image_id) for language in captions.language_names for example in examples
+    ]
+    ranks = {language: rank_folds([(run.model, data)], language, 1)[0][1] for language in ("en", "de")}
+    for row in found:
+        image, rows = captions.image_ids.index(row.image_id), captions.rows_of(row.language)
+        assert row.rank == ranks[row.language].image_to_text[image]
+        scores = {
+            captions.ids()[n]: run.model.scores(images, encode_row(run.model, captions, n, row.language))[image, 0].item()
+            for n in rows.tolist()
+        }
+        assert [scores[name] for name, _ in row.hits] == pytest.approx(sorted(scores.values())[::-1][:3], abs=1e-5)
+        assert [is_right for _, is_right in row.hits] == [name.startswith(f"{row.image_id}/") for name, _ in row.hits]
 
 
 def test_only_images_with_captions_in_the_language_are_ranked(toy, write_run):
