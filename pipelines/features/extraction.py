@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from extractors.base import warn_once
-from pipelines.features.dry_run import DryRunReport, plan_dry_run
 from pipelines.features.planning import list_images, plan_features, shards_remark
 from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
@@ -89,11 +88,6 @@ class FeaturesPlan:
         """Remark on too few shards for several machines."""
         if text := shards_remark(self.job, self.listing, self.execution):
             events.remark(text)
-
-    def dry_run(self, on_warning: Remark = warn_once) -> DryRunReport:
-        """Count images and bytes to write, see `plan_dry_run`."""
-        self.remark_on_shards()
-        return plan_dry_run(self.job, self.listing, on_warning)
 
     def run(self, meter: Meter = Meter(), on_warning: Remark = warn_once) -> Manifest:
         """Write the dataset, see `extract_features`."""

@@ -37,25 +37,6 @@ def _list_images(
 
 
 @dataclass(eq=False)
-class CopyImages(beam.PTransform):
-    """Copy images to the staging area; yields shard index and chunk of copies."""
-
-    job: FeaturesJob
-    output: OutputDataset
-    copies: StagingArea
-
-    def expand(self, portions: beam.PCollection) -> beam.PCollection:
-        """Copy each batch in one call; an update first selects images by shard."""
-        if not self.job.policy.update and not self.job.policy.retry_failed:
-            wanted = portions | "AllImages" >> beam.Values()
-        else:
-            choose = beam.FlatMap(select_refs, self.job, self.output, None)
-            wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
-        copy = beam.FlatMap(copy_images, self.job.open_images(), self.copies, self.output.shards, None)
-        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
-
-
-@dataclass(eq=False)
 class ExtractFeatures(beam.PTransform):
     """Root of a pipeline, which writes shards of features and yields their indices.
 
@@ -102,8 +83,7 @@ class ExtractFeatures(beam.PTransform):
         if self.copies is not None and isinstance(images, ImagesInParquet):
             to_batches = partial(row_group_batches, images, **options)
             portions = start | "ListPortions" >> beam.FlatMap(_list_images, self.job, to_batches)
-            copy = CopyImages(self.job, output, self.copies)
-            refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), portions | "CopyImages" >> copy]
+            refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), self._copy(portions, output)]
         else:
             refs = [start | "ListImages" >> beam.FlatMap(_list_images, self.job, partial(chunk_refs, **options))]
         return (
@@ -112,3 +92,13 @@ class ExtractFeatures(beam.PTransform):
             | "GroupByShard" >> beam.GroupByKey()  # Also the fusion break before the model.
             | "ExtractShard" >> extract.with_resource_hints(**hints)
         )
+
+    def _copy(self, portions: beam.PCollection, output: OutputDataset) -> beam.PCollection:
+        """Copy images to the staging area by batch; an update first selects them by shard."""
+        if not self.job.policy.update and not self.job.policy.retry_failed:
+            wanted = portions | "AllImages" >> beam.Values()
+        else:
+            choose = beam.FlatMap(select_refs, self.job, output, None)
+            wanted = portions | "GroupPortions" >> beam.GroupByKey() | "WantedImages" >> choose
+        copy = beam.FlatMap(copy_images, self.job.open_images(), self.copies, output.shards, None)
+        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy

@@ -62,8 +62,7 @@ def extract_text_features(job: TextFeaturesJob, execution: Execution = Execution
         UsageError: this machine lacks the device or a package.
     """
     job, captions, output = _plan(job, execution)
-    if execution.is_local and not execution.workers:
-        execution = replace(execution, workers=1)
+    execution = replace(execution, default_workers=lambda: 1)
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 

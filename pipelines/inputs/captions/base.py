@@ -104,11 +104,8 @@ class Selection:
 
     def takes(self, language: str, portion: str, split: str) -> bool:
         """Return whether captions of this language, portion and split are selected."""
-        return (
-            (not self.languages or language in self.languages)
-            and (not self.portions or portion in self.portions)
-            and (not self.splits or split in self.splits)
-        )
+        pairs = ((language, self.languages), (portion, self.portions), (split, self.splits))
+        return all(not values or value in values for value, values in pairs)
 
 
 EVERYTHING = Selection()
