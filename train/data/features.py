@@ -141,12 +141,6 @@ class ImageFeatures:
     l2: bool = False
     counts: np.ndarray | None = None
 
-    @classmethod
-    def of(cls, records: np.ndarray, rows: np.ndarray, spec: FeatureSpec, l2: bool) -> ImageFeatures:
-        """Build features from a structured array, see `_record`."""
-        names = records.dtype.names or ()
-        return cls(records["stored"], records["norms"], rows, spec, l2, records["counts"] if "counts" in names else None)
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -231,7 +225,9 @@ def read_features(
     """
     spec = feature_spec(dataset)
     indices = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string()))
-    rows, record = indices.to_numpy().astype(np.int64), _record(dataset)
+    rows, has_counts = indices.to_numpy().astype(np.int64), dataset.kind == "regions"
+    counts = [("counts", np.int32)] if has_counts else []
+    record = np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counts])
     if memory_map is None:
         check_memory(record.itemsize * len(rows), len(rows), advice)
         records = np.empty(len(rows), record)
@@ -242,7 +238,8 @@ def read_features(
         identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
         fill = partial(_fill, dataset=dataset, rows=np.arange(len(dataset)))
         records = mapped_array(memory_map, identity, (len(dataset),), record, fill)
-    features = ImageFeatures.of(records, rows, spec, l2)
+    stored_counts = records["counts"] if has_counts else None
+    features = ImageFeatures(records["stored"], records["norms"], rows, spec, l2, stored_counts)
     # Only requested images are checked. An infinite norm may also be an overflow.
     suspects = np.unique(np.nonzero(~np.isfinite(features.norms_of_images()))[0])
     check_finite(features.stored[rows[suspects]], dataset, [image_ids[n] for n in suspects.tolist()])
@@ -274,13 +271,6 @@ def _copy_mapped_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
         gathered[block] = array[rows[block]]
         release(array)
     return gathered
-
-
-def _record(dataset: Dataset) -> np.dtype[Any]:
-    """Return the structured type of an image's features and norms."""
-    spec = feature_spec(dataset)
-    counts = [("counts", np.int32)] if dataset.kind == "regions" else []
-    return np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counts])
 
 
 def _fill(records: np.ndarray, dataset: Dataset, rows: np.ndarray) -> None:
