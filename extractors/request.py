@@ -38,7 +38,7 @@ _CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
 
 
 Precision: TypeAlias = Annotated[
-    str, Opt("Compute in fp32 or bf16; on a GPU also tf32 or fp16.", panel=_MODEL, completion=("fp32", "bf16", "tf32", "fp16"))
+    Literal["fp32", "bf16", "tf32", "fp16"], Opt("Compute in fp32 or bf16; on a GPU also tf32 or fp16.", panel=_MODEL)
 ]
 DType: TypeAlias = Literal["float32", "float16"]
 StoredType: TypeAlias = Annotated[DType, Opt("Store values as float32, or rounded to float16 (half the size).", panel=_MODEL)]
@@ -128,11 +128,8 @@ class ExtractorRequest(Options):
 
     def _describe(self) -> tuple[Description, Path | None, FileStamp | None]:
         module, settings = self._resolve()
-        from extractors.computing.devices import PRECISIONS
         from extractors.weights.resolve import store_weights
-        from schemas.process.devices import check_precision
 
-        check_precision(self.precision, None, PRECISIONS)
         weights = module.find_weights(settings.spec, self.weights)
         description = replace(module.describe(settings, weights), remark=weights.remark)
         store_weights(self._weights_key(module, settings), weights)
@@ -230,7 +227,7 @@ def load_extractor(
     *,
     weights: str = "default",
     device: str = "cpu",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
     dtype: DType = "float32",

@@ -10,9 +10,6 @@ import torch
 
 from schemas.process import devices
 
-PRECISIONS = ("fp32", "tf32", "bf16")
-"""Precisions of training; in ``bf16`` weights, embeddings and losses are in float32."""
-
 
 def choose_device(device: str) -> torch.device:
     """Return the device of a name.

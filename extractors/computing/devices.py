@@ -16,9 +16,6 @@ from extractors.computing.compile import check_compile
 from schemas.process.devices import check_precision, float32_products, resolve_device
 from schemas.process.resources import bfloat16_remark
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""Precisions of extractors; 16-bit ones store features in float32."""
-
 # Torch's switches are global, and a worker may extract in several threads. All threads inside `precision_context` need equal
 # switches: `_inside` has one item per thread, `_restore` resets the switches after the last one.
 _switching = Condition()
@@ -36,7 +33,7 @@ def check_request(device: str, precision: str, *, compile: bool = False) -> torc
         UsageError: see `resolve_device`, `check_precision` and `check_compile`.
     """
     torch_device = resolve_device(device)
-    check_precision(precision, torch_device, PRECISIONS)
+    check_precision(precision, torch_device)
     if sentence := bfloat16_remark(precision, torch_device.type):
         warn_once(sentence)
     if compile:

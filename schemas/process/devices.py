@@ -46,21 +46,18 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def check_precision(precision: str, device: torch.device | None, precisions: Sequence[str]) -> None:
-    """Check that a precision is one of those that a program supports, and a device.
+def check_precision(precision: str, device: torch.device) -> None:
+    """Check that a device supports a precision.
 
     Args:
         precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed precision:
             convolutions and matrix products in 16 bits, results in float32).
-        device: from `resolve_device`; None to skip its check.
-        precisions: precisions of the program.
+        device: from `resolve_device`.
 
     Raises:
-        UsageError: the precision is unknown, or the device does not support it.
+        UsageError: the device does not support the precision.
     """
-    if precision not in precisions:
-        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(precisions)}")
-    if device is not None and device.type == "cpu" and precision in ("tf32", "fp16"):
+    if device.type == "cpu" and precision in ("tf32", "fp16"):
         raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
 
 

@@ -29,7 +29,7 @@ from schemas.user_code import user_code
 from schemas.writing.shard_writer import lock_folder
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
-from train.devices import PRECISIONS, choose_device, computing
+from train.devices import choose_device, computing
 from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, TrainJob, TrainResult
 from train.loop.batch_loader import BatchLoader
@@ -114,7 +114,7 @@ def train(
     if not job.output or (job.corpus is None and training_inputs is None):
         missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
         raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")
-    check_precision(job.precision, device, PRECISIONS)
+    check_precision(job.precision, device)
     if job.compile:
         config.model.check_compile()
     if job.compile and device.type == "cpu":

@@ -43,7 +43,7 @@ from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
 from train.data.splits import TEST_SPLITS, leave_out_missing
-from train.devices import PRECISIONS, choose_device
+from train.devices import choose_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.loop.training_data import contents_of, validation_portions
@@ -199,7 +199,7 @@ def reproduce(
     """
     Folder(job.output).check_writable()
     device = choose_device(job.device)
-    check_precision(job.precision, device, PRECISIONS)
+    check_precision(job.precision, device)
     corpora, skipped = corpora_of(job)
     captions = open_dataset(job.captions, kind="encoded")
     labels = labels_of(captions)

@@ -7,7 +7,7 @@ from torch import nn
 
 import extractors
 from extractors.base import warn_once
-from extractors.computing.devices import PRECISIONS, cache_casts, cast_layers, check_request, precision_context
+from extractors.computing.devices import cache_casts, cast_layers, check_request, precision_context
 from schemas.errors import UsageError
 from schemas.process import resources
 from schemas.process.devices import check_precision, resolve_device, upload
@@ -61,10 +61,10 @@ def test_resolve_device_of_apple_is_unsupported(device):
 
 def test_check_precision_on_cpu():
     for precision in ("tf32", "fp16"):
-        check_precision(precision, GPU, PRECISIONS)
-    check_precision("fp32", CPU, PRECISIONS)
-    with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
-        check_precision("float32", CPU, PRECISIONS)
+        check_precision(precision, GPU)
+    check_precision("fp32", CPU)
+    with pytest.raises(UsageError, match="precision 'fp16' needs a GPU, but the device is 'cpu'"):
+        check_precision("fp16", CPU)
 
 
 def test_check_precision_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog):
