@@ -135,7 +135,8 @@ def report(
 
     Captions: languages, lengths, frequent and unknown tokens, images without captions. Vocabularies: overlap. Features
     and regions: norms, constant and zero dimensions, failures, a map. Runs: curves, scores with intervals, worst errors, and tests
-    in words. What is missing or suspicious comes first in each chapter.
+    in words. Examples of retrieval need the data that a run reads, or vectors of captions and images in one space. What is missing
+    or suspicious comes first in each chapter.
     """
     target = _page_place(output, (".html",))
     from pipelines.looking.exhibits import Photos
@@ -181,7 +182,10 @@ def _comparison_chapter(runs: Sequence[str]) -> Chapter:
 
 
 def _retrieval_chapters(runs: Sequence[str], datasets: Sequence[Dataset], photos: Photos) -> Iterator[Chapter]:
-    """Yield a chapter of each run, and of vectors of captions: worst errors, and examples from datasets that it reads."""
+    """Yield worst errors of each run, and examples from the datasets that it reads.
+
+    Vectors of captions, with images in their space, are examples without a run.
+    """
     from pipelines.looking.errors import error_strips, example_strips
     from pipelines.looking.pages import Chapter
     from schemas.storage.folder import Folder

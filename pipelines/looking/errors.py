@@ -1,4 +1,4 @@
-"""Retrieval both ways in pictures: what a model finds for examples, and worst errors from ranks of queries."""
+"""Retrieval both ways: examples of a model, and worst errors from ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pipelines.looking.exhibits import Photos, caption_rows_of, lines_in
 from pipelines.looking.pages import Exhibit, Strip, TextLine
-from pipelines.looking.sheet import Hit, answer_strips
+from pipelines.looking.sheet import FoundImage, answer_strips
 from schemas.dataset import Dataset
 from schemas.keys import CaptionKey
 
@@ -18,7 +18,7 @@ _PLACE = ("direction", "split", "language", "portion")
 _COUNT = 4
 _KEY_PARTS = 3  # Language, portion and index, behind an image id that may have slashes.
 
-FoundImages: TypeAlias = tuple[CaptionKey, str, Sequence[Hit], tuple[int, Hit]]
+FoundImages: TypeAlias = tuple[CaptionKey, str, Sequence[FoundImage], tuple[int, FoundImage]]
 """A caption and its tokens, its best images, and rank and hit of its own image."""
 
 FoundCaptions: TypeAlias = tuple[str, str, Sequence[tuple[str, bool]], int]
@@ -49,7 +49,7 @@ class _Shown(NamedTuple):
 def example_strips(
     images: Iterable[FoundImages], captions: Iterable[FoundCaptions], texts: Dataset | None, photos: Photos
 ) -> list[Strip]:
-    """Return the images that a model finds for captions, and the captions that it finds for images."""
+    """Return the best images for captions, and the best captions for images."""
     images, captions = list(images), list(captions)
     shown = {image_id for _, _, hits, right in images for image_id, _ in (*hits, right[1])}
     shown |= {image_id for image_id, *_ in captions} | {_image_of(hit) for _, _, hits, _ in captions for hit, _ in hits}
@@ -69,9 +69,10 @@ def example_strips(
 
 
 def worst_queries(ranks: pa.Table, count: int = _COUNT) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield titles with the worst errors of each gallery: queries whose right item has the lowest rank, the lowest first.
+    """Yield titles with the worst errors of each gallery, the lowest rank first.
 
-    ``ranks`` are those of ``ranks.parquet``; queries across languages are left out.
+    Worst errors are the queries whose right item has the lowest rank. ``ranks`` are those of ``ranks.parquet``; queries across
+    languages are left out.
     """
     rows = ranks.filter(pc.field("candidates").is_null() & pc.field("best_wrong").is_valid() & (pc.field("rank") > 1))
     places = rows.select(_PLACE).group_by(list(_PLACE)).aggregate([])

@@ -60,7 +60,7 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
 
 
 def principal_components(vectors: np.ndarray) -> np.ndarray:
-    """Return the first two principal components ``[N, 2]`` of vectors ``[N, D]``, the largest value of each positive."""
+    """Return two principal components ``[N, 2]``, their largest values positive."""
     centred = vectors - vectors.mean(0, dtype=np.float64)
     squares, axes = np.linalg.eigh(centred @ centred.T)
     points = np.pad((axes * np.sqrt(squares.clip(0)))[:, ::-1], ((0, 0), (0, 2)))[:, :2]

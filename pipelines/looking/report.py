@@ -17,7 +17,10 @@ _OF_IMAGES = ("features", "regions")
 
 
 def dataset_chapters(datasets: Sequence[Dataset], photos: Photos) -> Iterator[Chapter]:
-    """Yield a chapter for each dataset. Captions are compared with the images of the others and of ``photos``."""
+    """Yield a chapter for each dataset.
+
+    Captions are compared with the images of the other datasets and of ``photos``.
+    """
     vocabulary = next((dataset.vocabulary() for dataset in datasets if dataset.kind == "vocabulary"), None)
     images: Mapping[str, Sequence[str]] = {
         dataset.folder.location: dataset.image_ids() for dataset in datasets if dataset.kind in _OF_IMAGES

@@ -8,17 +8,18 @@ from typing import TypeAlias
 from pipelines.looking.exhibits import lines_in
 from pipelines.looking.pages import Exhibit, Strip, TextLine
 
-Hit: TypeAlias = tuple[str, float]
+FoundImage: TypeAlias = tuple[str, float]
 """Id and score of an image."""
 
 
 def answer_strips(
-    answers: Iterable[tuple[str, str, Sequence[Hit], tuple[int, Hit] | None]],
+    answers: Iterable[tuple[str, str, Sequence[FoundImage], tuple[int, FoundImage] | None]],
     pictures: Mapping[str, str],
     captions: Mapping[str, Sequence[TextLine]],
 ) -> list[Strip]:
-    """Return queries, their languages, and images in the order of rank; the right image is marked, whatever its rank.
+    """Return queries with their images in the order of rank.
 
+    Answers are a sentence, its language, the best images, and rank and image that are right, if known.
     ``pictures`` are addresses by image id; ``captions`` those of the images, shown in the language of the query.
     """
     strips = []

@@ -58,7 +58,10 @@ class Hit(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A sentence, its language, its best images, best first, and rank and hit of the right image if it is known."""
+    """A sentence, its language and its best images, best first.
+
+    ``right`` is the rank and hit of the right image; None if unknown.
+    """
 
     query: str
     language: str

@@ -116,7 +116,7 @@ def draw_figures(
 
 
 def open_examples(job: FiguresJob) -> tuple[Run, SplitData, tuple[Example, ...], str]:
-    """Return the model, data and examples of figures, and the choice of examples in words."""
+    """Return model, data, examples, and the choice of examples in words."""
     [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
     data, words = _open_captions(run, job), run.vocabulary.tokens if job.run else read_texts(job.texts)
     examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)
@@ -124,7 +124,7 @@ def open_examples(job: FiguresJob) -> tuple[Run, SplitData, tuple[Example, ...],
 
 
 def retrieve_examples(job: FiguresJob) -> tuple[tuple[Ranking, ...], list[RankedCaptions], str]:
-    """Return the best images for captions, the best captions for images, and the choice of examples in words."""
+    """Return ranked images, ranked captions, and the choice of examples in words."""
     run, data, examples, rule = open_examples(job)
     given = (run.model, data.captions, embed_images(run.model, data.features), examples)
     images = rank_examples(*given, top=job.top)

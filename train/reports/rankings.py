@@ -88,7 +88,10 @@ def rank_examples(
 
 
 class RankedCaptions(NamedTuple):
-    """The best captions for an image in a language: ids, and whether they are its own; rank of the best of these."""
+    """Ranking of the captions in a language for an image.
+
+    ``hits`` are the ids of the best captions, each with whether it is the image's own; ``rank`` is that of the best own one.
+    """
 
     image_id: str
     language: str
@@ -99,7 +102,7 @@ class RankedCaptions(NamedTuple):
 def rank_captions(
     model: RetrievalModel, captions: Captions, images: Encoded, examples: Sequence[Example], *, top: int, on_progress: Count
 ) -> Iterator[RankedCaptions]:
-    """Rank the captions in each language for the image of each example, and yield the ``top`` best."""
+    """Rank the captions in each language for each image, and yield the ``top`` best."""
     queries = np.array([example.image for example in examples])
     caption_ids = captions.ids()
     for language in captions.language_names:

@@ -221,7 +221,7 @@ def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
 def test_report_refuses_before_the_work(command, toy, tmp_path):
     with pytest.raises(UsageError, match=r"--output is 'report.pdf', expected a file that ends in .html"):
         command("report", toy.features, "--output", "report.pdf")
-    with pytest.raises(DatasetError, match="is not a dataset"):
+    with pytest.raises(DatasetError, match="is not a run: it has none of"):
         command("report", tmp_path, "--output", tmp_path / "report.html")
     with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
         command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")

@@ -10,7 +10,7 @@ from pipelines.looking.pages import write_page
 from pipelines.looking.report import dataset_chapters, duplicates_chapter
 from schemas.dataset import open_dataset
 from schemas.duplicates import Duplicate
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from tests.builders import region_row, write_encoded, write_rows
@@ -61,21 +61,13 @@ def write_features(folder: Path, rows, failures=()):
     return open_dataset(folder)
 
 
-def first_two(vectors: np.ndarray) -> np.ndarray:
-    return vectors[:, :2]
-
-
-def refuse(vectors: np.ndarray) -> np.ndarray:
-    raise UsageError("there is nothing to map")
-
-
-def report(datasets, target: Path, photos: Photos = NO_PHOTOS, map_vectors=first_two) -> Page:
-    write_page(Folder(str(target.parent)), target.name, "report", [*dataset_chapters(datasets, photos, map_vectors)])
+def report(datasets, target: Path, photos: Photos = NO_PHOTOS) -> Page:
+    write_page(Folder(str(target.parent)), target.name, "report", [*dataset_chapters(datasets, photos)])
     return Page(target)
 
 
 def remarks_of(dataset, *others, photos: Photos = NO_PHOTOS) -> list[str]:
-    return list(next(dataset_chapters([dataset, *others], photos, first_two)).remarks)
+    return list(next(dataset_chapters([dataset, *others], photos)).remarks)
 
 
 def test_report_names_languages_missing_in_a_split(captions):
@@ -152,7 +144,6 @@ def test_report_shows_norms_and_a_map(tmp_path):
     assert len(points) > 10
     for index, (x, y) in enumerate(points):
         assert all(max(abs(x - a), abs(y - b)) >= 54 for a, b in points[:index]), "pictures overlap"
-    assert report([open_dataset(tmp_path / "features")], tmp_path / "plain.html", map_vectors=refuse).all("svg") == []
 
 
 @pytest.mark.slow
