@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from extractors.base import warn_once
 from pipelines.features.planning import list_images, plan_features, shards_remark
@@ -26,11 +26,6 @@ from schemas.console.events import Remark
 from schemas.manifest import Manifest
 from schemas.options import takes_fields
 from schemas.process.resources import usable_cores
-
-if TYPE_CHECKING:
-    import apache_beam as beam
-
-    from pipelines.running.preflight import PreflightCheck
 
 
 @takes_fields(FeaturesJob)
@@ -99,7 +94,7 @@ class FeaturesPlan:
             output = replace(output, sample_outputs=None)
         execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
-        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> beam.PCollection:
+        def build(pipeline: Any, finished: frozenset[int], check: Any) -> Any:
             from pipelines.features.transforms import ExtractFeatures
 
             self.remark_on_shards()
