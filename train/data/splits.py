@@ -251,9 +251,13 @@ def open_data(
             f"{encoded.folder.location!r} was encoded with another vocabulary (fingerprint {fingerprint[:12]}...) than "
             f"{vocabulary!r} ({words.fingerprint[:12]}...): give that one, or encode the captions again with this one"
         )
+    languages = None if words is None else VocabularyParameters.from_json(words.manifest.parameters).languages
+    if languages and (uncounted := [language for language in portions if language not in languages]):
+        raise DatasetError(
+            f"the vocabulary {vocabulary!r} was counted on captions in {', '.join(languages)}: those in {', '.join(uncounted)} "
+            "are nearly all <unk>. Build a vocabulary of all languages and encode the captions with it"
+        )
     chosen = read_captions(encoded, split=split, portions=portions)
-    if words is not None:
-        _check_languages(words, chosen)
     if exclusion is not None:
         exclusion, chosen = exclusion.apply(chosen, encoded)
     if captions_per_image == "one":
@@ -295,17 +299,6 @@ def check_fingerprints(actual: Mapping[str, str], expected: Mapping[str, str], *
     for name, fingerprint in expected.items():
         if actual[name] != fingerprint:
             raise DatasetError(f"{messages[name]} (fingerprint {actual[name][:12]}..., expected {fingerprint[:12]}...)")
-
-
-def _check_languages(vocabulary: Dataset, captions: Captions) -> None:
-    """Check that a vocabulary was counted on all languages of the captions."""
-    counted = VocabularyParameters.from_json(vocabulary.manifest.parameters).languages or captions.language_names
-    uncounted = [language for language in captions.language_names if language not in counted]
-    if uncounted:
-        raise DatasetError(
-            f"the vocabulary {vocabulary.folder.location!r} was counted on captions in {', '.join(counted)}: those in "
-            f"{', '.join(uncounted)} are nearly all <unk>. Build a vocabulary of all languages and encode the captions with it"
-        )
 
 
 def leave_out_missing(

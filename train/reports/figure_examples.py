@@ -75,7 +75,14 @@ def choose_examples(
         UsageError: no image has captions in all languages, or an id has no caption.
     """
     if caption_ids:
-        rows = dict.fromkeys(_named_rows(captions, caption_ids))
+        row_of = {caption_id: row for row, caption_id in enumerate(captions.ids())}
+        if unknown := [name for name in caption_ids if name not in row_of]:
+            raise UsageError(
+                f"--caption-ids names {unknown[0]!r}, but there is no such caption among those of split {captions.split!r} in "
+                f"{', '.join(captions.language_names)} ({', '.join(captions.portion_names)}): an id is "
+                f"image/language/portion/index, such as {next(iter(row_of))!r}"
+            )
+        rows = dict.fromkeys(row_of[name] for name in caption_ids)
         images = list(dict.fromkeys(int(captions.images[row]) for row in rows))
         image_rows = [[row for row in rows if captions.images[row] == image] for image in images]
         rule = "captions that were named"
@@ -115,17 +122,6 @@ def first_captions(captions: Captions, image: int) -> list[int]:
     rows = np.flatnonzero(captions.images == image).tolist()
     rows.sort(key=lambda row: (captions.languages[row], captions.portions[row], captions.indices[row]))
     return [next(group) for _, group in groupby(rows, key=lambda row: captions.languages[row])]
-
-
-def _named_rows(captions: Captions, names: Sequence[str]) -> list[int]:
-    rows = {caption_id: row for row, caption_id in enumerate(captions.ids())}
-    if unknown := [name for name in names if name not in rows]:
-        raise UsageError(
-            f"--caption-ids names {unknown[0]!r}, but there is no such caption among those of split {captions.split!r} in "
-            f"{', '.join(captions.language_names)} ({', '.join(captions.portion_names)}): an id is image/language/portion/index, "
-            f"such as {next(iter(rows))!r}"
-        )
-    return [rows[name] for name in names]
 
 
 def read_texts(location: str) -> dict[str, str]:

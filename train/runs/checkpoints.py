@@ -180,7 +180,22 @@ def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
         raise DatasetError(f"{location} has version {version}, but this imagepivot reads up to {_VERSION}: update imagepivot")
     if version < _VERSION:
         raise DatasetError(f"{location} has version {version}, expected {_VERSION}: delete the run, and train it again")
-    return _checkpoint(content, location)
+    try:
+        checkpoint: Checkpoint = convert({**content, "model": {}, "tokens": ()}, Checkpoint, error=DatasetError)
+        EncodedParameters.from_json(checkpoint.captions)
+    except (DatasetError, ValueError, TypeError) as error:  # TypeError: a name is not text.
+        raise unusable(location, str(error)) from error
+    model, tokens = content.get("model"), content.get("tokens")
+    if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
+        raise unusable(location, "model does not map names to tensors")
+    if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
+        raise unusable(location, "tokens are not text")
+    if set(checkpoint.fingerprints) - _OPTIONAL != set(_FINGERPRINTS):
+        raise unusable(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
+    start = checkpoint.started_from
+    if start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256")):
+        raise unusable(location, f"started_from is {start!r}")
+    return replace(checkpoint, model=model, tokens=tokens)
 
 
 def unusable(location: str, reason: str) -> DatasetError:
@@ -208,26 +223,6 @@ def _load_checked(file: pa.NativeFile, location: str) -> Any:
         raise unusable(
             location, "it holds something else than numbers, text and tensors, or parts of it are missing"
         ) from error
-
-
-def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
-    """Check the types of all content of a checkpoint, and return it."""
-    try:
-        checkpoint: Checkpoint = convert({**content, "model": {}, "tokens": ()}, Checkpoint, error=DatasetError)
-        EncodedParameters.from_json(checkpoint.captions)
-    except (DatasetError, ValueError, TypeError) as error:  # TypeError: a name is not text.
-        raise unusable(location, str(error)) from error
-    model, tokens = content.get("model"), content.get("tokens")
-    if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
-        raise unusable(location, "model does not map names to tensors")
-    if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
-        raise unusable(location, "tokens are not text")
-    if set(checkpoint.fingerprints) - _OPTIONAL != set(_FINGERPRINTS):
-        raise unusable(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
-    start = checkpoint.started_from
-    if start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256")):
-        raise unusable(location, f"started_from is {start!r}")
-    return replace(checkpoint, model=model, tokens=tokens)
 
 
 _MAX_PROBLEMS = 3
