@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from extractors.weights.resolve import Weights
 
 
-Backend = Literal["torchvision", "detectron2"]
 _REGIONS = "Regions"
 MAX_REGIONS = 300
 """Maximum number of boxes that the detector proposes per image."""
@@ -48,7 +47,7 @@ class RegionOptions(Options):
         str | None, Opt("Store attribute names from this file, e.g. attributes_vocab.txt.", panel=_REGIONS)
     ] = None
     backend: Annotated[
-        Backend,
+        Literal["torchvision", "detectron2"],
         Opt("Compute regions with torchvision or detectron2. Default: torchvision.", panel=_REGIONS),
     ] = "torchvision"
     half_backbone: Annotated[

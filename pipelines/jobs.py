@@ -181,10 +181,6 @@ class VocabularyJob(Options):
     verify: Verify = False
     notes: Notes = Notes()
 
-    def _check(self) -> None:
-        if self.count_scope not in ("language", "joint"):
-            raise UsageError(f"--count-scope is {self.count_scope!r}, expected 'language' or 'joint'")
-
 
 @dataclass(frozen=True, repr=False)
 class EncodeJob(Options):

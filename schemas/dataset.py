@@ -243,7 +243,7 @@ class Dataset:
                 taken[position] = paged.vector(name, row, dtype.list_size, taken.dtype)
 
         self.folder.map(copy, range(len(rows)))
-        return taken.reshape(self._shape(name, len(rows)))
+        return taken.reshape(len(rows), *self.shape_of(name))
 
     @cached_property
     def _paged_shard(self) -> Callable[[int], PagedShard]:
@@ -296,7 +296,8 @@ class Dataset:
 
     def shape_of(self, column: str) -> tuple[int, ...]:
         """Return the shape of one row of a column: ``()`` without vectors."""
-        return self._shape(column, 1)[1:] if pa.types.is_fixed_size_list(self.schema.field(column).type) else ()
+        dtype = self.schema.field(column).type
+        return _vector_shape(column, dtype.list_size, self.spec) if pa.types.is_fixed_size_list(dtype) else ()
 
     def image_ids(self) -> list[str]:
         """Read the image ids of all rows, in the order of `numpy`."""
@@ -320,7 +321,7 @@ class Dataset:
         dtype = self.schema.field(column).type
         if not pa.types.is_fixed_size_list(dtype):
             raise DatasetError(f"column {column!r} holds {dtype}, not vectors: use table()")
-        shape = self._shape(column, len(self))
+        shape = (len(self), *self.shape_of(column))
         for entry in self.manifest.shards:  # Before memory is allocated.
             if entry.rows * vector_bytes(self.schema) > entry.bytes:
                 raise damaged(self.folder.path_of(entry.path), f"cannot hold {entry.rows:,} rows in {entry.bytes:,} bytes")
@@ -415,9 +416,6 @@ class Dataset:
                 target[done : done + len(batch)] = values.reshape(-1, target.shape[1])
                 done += len(batch)
 
-    def _shape(self, column: str, rows: int) -> tuple[int, ...]:
-        return _vectors_shape(column, rows, self.schema.field(column).type.list_size, self.spec)
-
 
 def dicts_of_rows(table: pa.Table, spec: FeatureSpec | None) -> Iterator[dict[str, Any]]:
     """Convert a table's rows to dicts; vectors are numpy arrays."""
@@ -435,7 +433,7 @@ def column_values(column: pa.ChunkedArray, name: str, spec: FeatureSpec | None) 
     """
     if pa.types.is_fixed_size_list(column.type):
         flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=True)
-        return flat.reshape(_vectors_shape(name, len(column), column.type.list_size, spec))
+        return flat.reshape(len(column), *_vector_shape(name, column.type.list_size, spec))
     if spec is not None and is_vector(column.type):
         lists = column.combine_chunks()
         flat = lists.values.to_numpy(zero_copy_only=True)
@@ -444,7 +442,7 @@ def column_values(column: pa.ChunkedArray, name: str, spec: FeatureSpec | None) 
     return column.to_pylist()
 
 
-def _vectors_shape(name: str, rows: int, width: int, spec: FeatureSpec | None) -> tuple[int, ...]:
+def _vector_shape(name: str, width: int, spec: FeatureSpec | None) -> tuple[int, ...]:
     if name in ("feature", "features", "embedding") and spec is not None:
-        return (rows, *spec.shape)
-    return (rows, width // 4, 4) if name == "boxes" else (rows, width)
+        return spec.shape
+    return (width // 4, 4) if name == "boxes" else (width,)

@@ -97,9 +97,8 @@ def single_threaded_pool(threads: int, name: str) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     with _limiting:
         before = torch.get_num_threads()
-        limited = [pool.submit(limit) for _ in range(threads)]
+        for _ in range(threads):
+            pool.submit(limit)
         started.wait()
-        for future in limited:
-            future.result()
         torch.set_num_threads(before)
     return pool

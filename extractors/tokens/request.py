@@ -16,8 +16,6 @@ from schemas.storage.locations import is_remote, local_path
 if TYPE_CHECKING:
     from extractors.tokens.text_model import TextModel
 
-Pooling = Literal["mean", "first"]
-
 OPEN_CLIP, SENTENCE = "open_clip:", "sentence:"
 """Prefixes of models with a vector per sentence."""
 
@@ -44,7 +42,7 @@ class TextRequest:
     """
 
     model: str
-    pooling: Pooling = "mean"
+    pooling: Literal["mean", "first"] = "mean"
     dtype: str = "float32"
     precision: str = "fp32"
     weights: str = "default"

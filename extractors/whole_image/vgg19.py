@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from extractors.base import Description, Extractor, sample_image
 from extractors.computing.compile import warm_up_compile
-from extractors.computing.cpu_parallel import run_single_threaded
+from extractors.computing.cpu_parallel import run_in_chunks, run_single_threaded
 from extractors.computing.devices import cast_layers, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
@@ -225,11 +225,9 @@ class VGG19TenCrop(Extractor):
 
     def _extract_on_cpu(self, batch: Sequence[Tensor]) -> Tensor:
         """Run convolutions on `FORWARD_CROPS` crops per thread, other layers on ten."""
-        chunks = [chunk for image in batch for chunk in self._crops(image).split(FORWARD_CROPS)]
-        maps = run_single_threaded(self._convolve, chunks)
-        passes = CROPS // FORWARD_CROPS
-        per_image = [torch.cat(maps[start : start + passes]) for start in range(0, len(maps), passes)]
-        return torch.cat(run_single_threaded(self._connect, per_image))
+        crops = torch.cat([self._crops(image) for image in batch])  # [B * K, 3, 224, 224]
+        maps = run_in_chunks(self._convolve, crops, FORWARD_CROPS)
+        return torch.cat(run_single_threaded(self._connect, maps.split(CROPS)))
 
     def _forward(self, images: Sequence[Tensor]) -> Tensor:
         """Compute float32 ``[B, *spec.shape]`` on the CPU from uint8 on any device."""

@@ -148,22 +148,12 @@ GOLD_COLUMNS, GOLD_RANKS = _PAPERS["gella2017"].gold_columns, _PAPERS["gella2017
 
 
 def rows_of_paper(paper: str) -> tuple[PublishedRow, ...]:
-    """Return all rows of a paper's tables of recalls, in their order.
-
-    Raises:
-        UsageError: the paper is unknown.
-    """
-    if paper not in PAPERS:
-        raise UsageError(f"there are no tables of {paper!r}: expected one of {', '.join(PAPERS)}")
+    """Return all rows of a paper's tables of recalls, in their order."""
     return tuple(row for table in _PAPERS[paper].tables for row in table.published())
 
 
 def presets_of_paper(paper: str) -> tuple[str, ...]:
-    """Return the presets of a paper's rows and of ensemble members, ensembles last.
-
-    Raises:
-        UsageError: the paper is unknown.
-    """
+    """Return the presets of a paper's rows and of ensemble members, ensembles last."""
     names = [row.preset for row in rows_of_paper(paper)] + [name for names in _sts_presets(paper).values() for name in names]
     singles = [single for name in names for single in ENSEMBLES.get(name, (name,))]
     return tuple(dict.fromkeys([*singles, *(name for name in names if name in ENSEMBLES)]))
@@ -173,7 +163,7 @@ def presets_of_table(paper: str, table: int) -> tuple[str, ...]:
     """Return the distinct presets of a table's rows.
 
     Raises:
-        UsageError: the paper is unknown, or has no such table with presets.
+        UsageError: the paper has no such table with presets.
     """
     presets: dict[int, list[str]] = {}
     for row in rows_of_paper(paper):

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.errors import UsageError
 from train.config.sections import load_config
+from train.jobs import ReproduceJob
 from train.reports.published import (
     ENSEMBLES,
     GOLD_COLUMNS,
@@ -163,5 +164,5 @@ def test_gold_captions_equal_multi30k():
 
 
 def test_unknown_paper_is_refused():
-    with pytest.raises(UsageError, match="no tables of 'nobody2020': expected one of gella2017, kadar2018, huang2019"):
-        rows_of_paper("nobody2020")
+    with pytest.raises(UsageError, match="--paper is 'nobody2020', expected one of 'gella2017', 'kadar2018', 'huang2019'"):
+        ReproduceJob("nobody2020", "output", "encoded", ("features",), "vocabulary")
