@@ -191,7 +191,7 @@ def report(
 
 
 def _open_model(model: str, features: Sequence[str]) -> ImageSearch | None:
-    """Open a run or joint model with the first features that it reads; none without a name."""
+    """Open a run or joint model with the first features that it reads."""
     from pipelines.text.queries import load_text_encoder, tokenize_query
     from train.evaluation.search import open_search
 

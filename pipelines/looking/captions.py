@@ -55,7 +55,7 @@ def describe_captions(
 
 
 def read_labels(dataset: Dataset, *columns: str) -> pa.Table:
-    """Read image id, language and split of captions as texts, which shards code differently; and other columns."""
+    """Read labels of captions as texts, which shards code differently."""
     tables = []
     for table in dataset.shards([*_LABELS, *columns]):
         for index, name in enumerate(_LABELS):

@@ -146,7 +146,7 @@ class Chapter:
 
 
 class Offer(NamedTuple):
-    """Forms of a server: whether it searches, languages of sentences, and filters of browsing with their values."""
+    """Forms of a server: search in languages, and browsing by filters and values."""
 
     searches: bool
     languages: Sequence[str]
@@ -185,7 +185,7 @@ def render_page(title: str, chapters: Sequence[Chapter], offer: Offer | None = N
 
 
 def policy_of(offer: Offer | None) -> str:
-    """Return the Content-Security-Policy of a page: its style, its pictures, and the forms of a server."""
+    """Return the Content-Security-Policy: own style, own pictures, a server's forms."""
     digest = b64encode(sha256(_STYLE.encode()).digest()).decode()
     form = "'none'" if offer is None else "'self'"
     return f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action {form}"

@@ -60,7 +60,7 @@ class LiveReport:
 
     @cached_property
     def images(self) -> Mapping[str, Mapping[str, set[str]]]:
-        """Ids of images by filter and value, e.g. split and test; all of them by empty texts."""
+        """Image ids by filter and value, e.g. split and test; all by empty texts."""
         images: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         for name, value, image_id in self._labelled_images():
             images[name][value].add(image_id)
@@ -97,13 +97,14 @@ class LiveReport:
         return Chapter("found", answer_strips([answer], self.photos.addresses(ids), self._lines(ids)))
 
     def browse(self, values: Mapping[str, str]) -> Chapter:
-        """Return images by a part of their ids, and by split, language, failure and group of duplicates."""
+        """Return images by a part of their ids and by filters."""
         chosen = set(self.images[""][""])
         for name in self.offer.filters:
             if values.get(name):
                 chosen &= self.images[name].get(values[name], set())
         ids = sorted(image_id for image_id in chosen if values.get("image_id", "") in image_id)
-        start = max(0, int(start)) if (start := values.get("start", "0")).isdecimal() else 0
+        number = values.get("start", "")[:9]
+        start = int(number) if number.isdecimal() else 0
         shown = ids[start : start + _SHOWN]
         lines, pictures = self._lines(shown), self.photos.addresses(shown)
         exhibits = [Exhibit(image_id, pictures.get(image_id, ""), lines=lines.get(image_id, ())[:_SHOWN]) for image_id in shown]
@@ -116,9 +117,10 @@ class LiveReport:
 
 
 def build_app(report: LiveReport, *, token: str = "", hosts: Sequence[str] = LOOPBACK) -> Starlette:
-    """Build the application: ``/``, ``/search`` and ``/browse``, each of the latter with ``.json``, too.
+    """Build the application of a report.
 
-    Requests for another host than ``hosts``, or without the token, are refused.
+    Its paths are ``/``, and ``/search`` and ``/browse``, which also end in ``.json``. Requests for another host than
+    ``hosts``, or without the token, are refused.
     """
 
     def respond(request: Request) -> Response:

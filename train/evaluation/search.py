@@ -108,7 +108,11 @@ class ImageSearch:
         return Answer(query, chosen, self.best(self.encode(query, chosen), top))
 
     def find_like(self, image_id: str, top: int) -> list[Hit]:
-        """Return the images that are most similar to one of them; raise `UsageError` if it is none."""
+        """Return the most similar images to one of them.
+
+        Raises:
+            UsageError: the image is unknown.
+        """
         if image_id not in self.gallery.image_ids:
             raise UsageError(f"{image_id!r} is no image of the gallery: name another")
         row = self.gallery.image_ids.index(image_id)
