@@ -86,8 +86,8 @@ def search(
     if target is None:
         return
     if target[1].endswith(".html"):
+        from pipelines.looking.exhibits import answer_strips
         from pipelines.looking.pages import Chapter, write_page
-        from pipelines.looking.sheet import answer_strips
 
         lines = {} if dataset is None else caption_lines(dataset, ids)
         found = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
@@ -178,11 +178,12 @@ def report(
         print_remark(f"written: {output}", style="")
         return
     places = [dataset.folder.location for dataset in datasets if dataset.kind in ("features", "regions")]
-    searched = _open_model(model or next(iter(runs), ""), places)
+    found = _open_model(model or runs[0], places) if model or runs else None
+    search = (found.find, found.find_like, found.model.languages) if found is not None else ()
     is_loopback = host in LOOPBACK
     token = "" if is_loopback else token_urlsafe(24)
     app = build_app(
-        LiveReport(title, chapters, datasets, groups, photos, searched),
+        LiveReport(title, chapters, datasets, groups, photos, *search),
         token=token,
         hosts=LOOPBACK if is_loopback else ["*"] if host == "0.0.0.0" else [host],
     )
@@ -190,24 +191,22 @@ def report(
     uvicorn.run(app, host=host, port=int(port), log_level="warning")
 
 
-def _open_model(model: str, features: Sequence[str]) -> ImageSearch | None:
+def _open_model(model: str, features: Sequence[str]) -> ImageSearch:
     """Open a run or joint model with the first features that it reads."""
     from pipelines.text.queries import load_text_encoder, tokenize_query
     from train.evaluation.search import open_search
 
     error: ImagepivotError = UsageError(f"{model!r} needs images to search: give their features, too")
-    for location in features if model else ():
+    for location in features:
         job = SearchJob(model, (), features=location)
         try:
-            searched = open_search(job, tokenize_query, lambda words: None, lambda done: None, print_remark, load_text_encoder)
-            print_remark(f"{counted(len(searched.gallery.image_ids), 'image')} of {location} to search", style="")
+            images = open_search(job, tokenize_query, lambda words: None, lambda done: None, print_remark, load_text_encoder)
+            print_remark(f"{counted(len(images.gallery.image_ids), 'image')} of {location} to search", style="")
         except ImagepivotError as problem:
             error = problem
         else:
-            return searched
-    if model:
-        raise error
-    return None
+            return images
+    raise error
 
 
 def _comparison_chapter(runs: Sequence[str]) -> Chapter:

@@ -50,6 +50,10 @@ class Exhibit(NamedTuple):
         """Text in place of the picture."""
         return f"{self.image_id}: {self.lines[0].text}" if self.lines else self.image_id
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return id, title and texts as plain values, for JSON."""
+        return {"image_id": self.image_id, "title": self.title, "captions": [line._asdict() for line in self.lines]}
+
 
 class Strip(NamedTuple):
     """Pictures below a heading; the layout is ``wide``, ``pairs`` or empty.
@@ -123,26 +127,17 @@ class Chapter:
         return [(type(block).__name__.lower(), block) for block in self.blocks if not isinstance(block, Table) or block.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return remarks and strips as plain values, for JSON, without pictures."""
-        strips = [block for block in self.blocks if isinstance(block, Strip)]
-        return {
-            "remarks": list(self.remarks),
-            "strips": [
-                {
-                    "heading": strip.heading._asdict(),
-                    "following": dict(strip.following),
-                    "images": [
-                        {
-                            "image_id": exhibit.image_id,
-                            "title": exhibit.title,
-                            "captions": [line._asdict() for line in exhibit.lines],
-                        }
-                        for exhibit in strip.exhibits
-                    ],
-                }
-                for strip in strips
-            ],
-        }
+        """Return remarks, and the images of strips, as plain values for JSON."""
+        strips = [
+            {
+                **strip.heading._asdict(),
+                "following": dict(strip.following),
+                "images": [item.to_dict() for item in strip.exhibits],
+            }
+            for strip in self.blocks
+            if isinstance(strip, Strip)
+        ]
+        return {"remarks": list(self.remarks), "strips": strips}
 
 
 class Offer(NamedTuple):

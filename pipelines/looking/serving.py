@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from secrets import compare_digest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -16,9 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pipelines.looking.captions import read_labels
-from pipelines.looking.exhibits import Photos, caption_lines
+from pipelines.looking.exhibits import FoundImage, ImageAnswer, Photos, answer_strips, caption_lines
 from pipelines.looking.pages import Chapter, Exhibit, Offer, Strip, TextLine, policy_of, render_page
-from pipelines.looking.sheet import FoundImage, answer_strips
 from schemas.errors import ImagepivotError, UsageError
 from schemas.escapes import counted, to_json
 
@@ -33,30 +32,24 @@ _SHOWN = 24
 _MAX_QUERY = 1000  # Characters.
 
 
-class Model(Protocol):
-    """Model with images to search."""
-
-    @property
-    def languages(self) -> Sequence[str]:
-        """Known languages; empty for any."""
-
-    def find(self, query: str, language: str, top: int) -> tuple[str, str, Sequence[FoundImage], Any]:
-        """Return sentence, language and the best images."""
-
-    def find_like(self, image_id: str, top: int) -> Sequence[FoundImage]:
-        """Return the images that are most similar to one of them."""
-
-
 @dataclass(frozen=True)
 class LiveReport:
-    """Chapters of a report, and the data that its readers search and browse."""
+    """Chapters of a report, and the data that its readers search and browse.
+
+    Attributes:
+        find: finds images for a sentence, a language and a number of images; None without a model.
+        find_like: finds the images that are most similar to one.
+        languages: languages of sentences; empty for any.
+    """
 
     title: str
     chapters: Sequence[Chapter]
     datasets: Sequence[Dataset]
     duplicates: Sequence[Duplicate]
     photos: Photos
-    model: Model | None = None
+    find: Callable[[str, str, int], ImageAnswer] | None = None
+    find_like: Callable[[str, int], Sequence[FoundImage]] | None = None
+    languages: Sequence[str] = ()
 
     @cached_property
     def images(self) -> Mapping[str, Mapping[str, set[str]]]:
@@ -82,17 +75,17 @@ class LiveReport:
     def offer(self) -> Offer:
         """Choices of the forms."""
         filters = {name: sorted(values) for name, values in self.images.items() if name}
-        return Offer(self.model is not None, tuple(self.model.languages) if self.model else (), filters)
+        return Offer(self.find is not None, self.languages, filters)
 
     def search(self, values: Mapping[str, str]) -> Chapter:
         """Return images for a sentence, or like an image."""
-        if self.model is None:
+        if self.find is None or self.find_like is None:
             raise UsageError("this report has no model: serve it with a run and its features")
         query, like = values.get("query", "")[:_MAX_QUERY], values.get("like", "")
         if like:
-            answer = f"images like {like}", "", self.model.find_like(like, _SHOWN), None
+            answer: ImageAnswer = (f"images like {like}", "", self.find_like(like, _SHOWN), None)
         else:
-            answer = (*self.model.find(query, values.get("language", ""), _SHOWN)[:3], None)
+            answer = self.find(query, values.get("language", ""), _SHOWN)
         ids = [image_id for image_id, _ in answer[2]]
         return Chapter("found", answer_strips([answer], self.photos.addresses(ids), self._lines(ids)))
 
