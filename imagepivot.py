@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from train.data.torch_datasets import PairStream as PairStream
     from train.evaluation.embedding import embed as embed
     from train.evaluation.encoding import EncodingRun as EncodingRun
+    from train.evaluation.encoding import JointModel as JointModel
     from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import Score as Score
     from train.evaluation.scores import evaluate as evaluate
@@ -156,7 +157,7 @@ if TYPE_CHECKING:
     repair_dataset = repair
     validate_dataset = validate
 
-if TYPE_CHECKING:  # Types of `open_run` and `mteb_model`, not public.
+if TYPE_CHECKING:  # Types of the functions below, not public.
     from os import PathLike
 
     import torch
@@ -279,7 +280,7 @@ def _places() -> dict[str, tuple[str, str]]:
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     renamed = {ast.unparse(node.value): ast.unparse(node.targets[0]) for node in block.body if isinstance(node, ast.Assign)}
     places = {alias.asname or renamed[alias.name]: (str(module), alias.name) for module, alias in imports}
-    return places | {name: (__name__, name) for name in ("mteb_model", "open_run")}
+    return places | {name: (__name__, name) for name in ("mteb_model", "open_joint_model", "open_run")}
 
 
 def _load(name: str) -> Any:
@@ -320,12 +321,30 @@ def open_run(folder: str | PathLike[str], *, checkpoint: str = "best", device: s
     return encoding_run(**vars(open_run(folder, checkpoint=checkpoint, device=device)), tokenize=_tokenize_query)
 
 
+def open_joint_model(model: str, images: str | PathLike[str], *, device: str = "cpu") -> JointModel:
+    """Load a text encoder, and compare texts with vectors of images in its space.
+
+    Args:
+        model: ``open_clip:NAME``, ``open_clip:FOLDER`` or ``sentence:FOLDER``.
+        images: dataset of the vectors of images.
+        device: device of the encoder and of the comparison.
+
+    Raises:
+        DatasetError: the encoder and the vectors do not share a space.
+    """
+    from schemas.dataset import open_dataset
+    from schemas.parameters import FeaturesParameters
+
+    parameters = FeaturesParameters.from_json(open_dataset(images, kind="features").manifest.parameters)
+    return _load("JointModel")(_load("load_text_encoder")(model, device), parameters, place=str(images), device=device)
+
+
 def _tokenize_query(*given: Any) -> Sequence[str]:
     return _load("tokenize_query")(*given)
 
 
 def mteb_model(
-    run: Run | TextEncoder, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
+    run: EncodingRun | TextEncoder, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
 ) -> MtebModel:
     """Return a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
 
@@ -337,9 +356,7 @@ def mteb_model(
         from train.evaluation.mteb_model import MtebModel
     except ModuleNotFoundError as error:
         raise ImportError(f"mteb_model needs {error.name}, which is not installed: pip install 'imagepivot[mteb]'") from error
-    from pipelines.text.queries import tokenize_query
-
-    return MtebModel(run, tokenize_query, extractor, language=language, truecaser=truecaser)
+    return MtebModel(run, extractor, language=language, truecaser=truecaser)
 
 
 def command() -> None:

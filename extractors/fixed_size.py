@@ -18,30 +18,32 @@ from torch import Tensor, nn
 from extractors.base import Description, Extractor
 from extractors.computing.compile import warm_up_compile
 from extractors.computing.cpu_parallel import FORWARD_IMAGES, passes_share_threads, run_in_chunks
-from extractors.computing.devices import cast_layers, download, pinned_empty, precision_context
+from extractors.computing.devices import AUTOCAST_DTYPES, cast_layers, download, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
-from extractors.computing.oom import BatchLimits, run_parts_with_oom_retry
-from extractors.images.preprocessing import Preprocessing, cropped_pixels, resize_and_crop
+from extractors.computing.oom import BatchLimits, run_with_oom_retry
+from extractors.images.preprocessing import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
 from extractors.options import ExtractorOptions
 from schemas.process.devices import upload
 
 
 class FixedSizeExtractor(Extractor):
-    """Extractor with one input size, and ``forward_images`` per forward on a CPU."""
+    """Extractor with one input size.
+
+    Attributes:
+        forward_images: images per forward on a CPU.
+    """
+
+    forward_images = FORWARD_IMAGES
+    _normalize: Normalizer
+    _network: nn.Module
 
     def __init__(
-        self,
-        description: Description,
-        size_hw: tuple[int, int],
-        settings: ExtractorOptions,
-        device: torch.device,
-        forward_images: int = FORWARD_IMAGES,
+        self, description: Description, size_hw: tuple[int, int], settings: ExtractorOptions, device: torch.device
     ) -> None:
         super().__init__(description, device)
         self._input_shape = (3, *size_hw)
         self._precision = settings.precision
         self._device = device
-        self._forward_images = forward_images
         self._limits = BatchLimits()
 
     @property
@@ -58,17 +60,25 @@ class FixedSizeExtractor(Extractor):
         rows = [image.permute(1, 2, 0) for image in images]  # [H, W, 3]
         if not self.on_gpu:
             return torch.stack(rows).permute(0, 3, 1, 2)
-        batch = pinned_empty((len(rows), *rows[0].shape), rows[0].dtype, self._device)
+        with torch.cuda.device(self._device):  # See `precision_context`. The memory is reused only after pending copies.
+            batch = torch.empty(len(rows), *rows[0].shape, dtype=rows[0].dtype, pin_memory=True)
         return torch.stack(rows, out=batch).permute(0, 3, 1, 2)
 
-    @abstractmethod
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device."""
+        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device.
+
+        16-bit precisions use ``torch.autocast``.
+        """
+        values = self._normalize(upload(pixels, self._device).contiguous(memory_format=torch.channels_last))
+        dtype = AUTOCAST_DTYPES.get(self._precision)
+        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
+            features = self._network(values)
+        return (features if isinstance(features, Tensor) else features[0]).to(torch.float32)  # CoCa also returns tokens.
 
     def warm_up_compile(self, *, enabled: bool) -> None:
         """Compile a model on a CPU now if ``enabled``; on a GPU the first batch does so."""
         if enabled and self._device.type == "cpu":
-            warm_up_compile(self.forward, torch.zeros(self._forward_images, *self._input_shape, dtype=torch.uint8))
+            warm_up_compile(self.forward, torch.zeros(self.forward_images, *self._input_shape, dtype=torch.uint8))
 
     def extract(self, batch: Tensor) -> np.ndarray:
         """Run the model on uint8 ``[B, 3, H, W]``, channels R, G, B; B may be 0.
@@ -80,7 +90,7 @@ class FixedSizeExtractor(Extractor):
         if not len(batch):
             return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)
         if self._device.type == "cpu":
-            return self.spec.rounded(run_in_chunks(self.forward, batch, self._forward_images).numpy())
+            return self.spec.rounded(run_in_chunks(self.forward, batch, self.forward_images).numpy())
         return self._launch(batch)()["feature"]
 
     def extract_async(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
@@ -95,7 +105,7 @@ class FixedSizeExtractor(Extractor):
 
     def _launch(self, batch: Tensor) -> Callable[[], dict[str, np.ndarray]]:
         with precision_context(self._precision, self._device), torch.inference_mode():
-            wait = download(run_parts_with_oom_retry(self.forward, batch, self._limits))
+            wait = download(run_with_oom_retry(self.forward, batch, self._limits))
         return lambda: {"feature": self.spec.rounded(wait().numpy())}
 
 
@@ -103,14 +113,9 @@ class CropExtractor(FixedSizeExtractor):
     """Extractor on a square crop of an image, or on the image resized to a square."""
 
     def __init__(
-        self,
-        description: Description,
-        preprocessing: Preprocessing,
-        settings: ExtractorOptions,
-        device: torch.device,
-        forward_images: int = FORWARD_IMAGES,
+        self, description: Description, preprocessing: Preprocessing, settings: ExtractorOptions, device: torch.device
     ) -> None:
-        super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device, forward_images)
+        super().__init__(description, (preprocessing.crop, preprocessing.crop), settings, device)
         self._preprocessing = preprocessing
         self._normalize = preprocessing.normalizer(device)
 
@@ -138,13 +143,12 @@ class CenterCropExtractor(CropExtractor):
         preprocessing: Preprocessing,
         settings: ExtractorOptions,
         device: torch.device,
-        forward_images: int = FORWARD_IMAGES,
     ) -> None:
-        super().__init__(description, preprocessing, settings, device, forward_images)
+        super().__init__(description, preprocessing, settings, device)
         graph = trace_and_fold(trunk.eval().requires_grad_(False))
         self._dtype = cast_layers(graph, settings.precision)
-        self._trunk = optimize_for_inference(
-            graph, (forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
+        self._network = optimize_for_inference(
+            graph, (self.forward_images, *self._input_shape), device, precision=settings.precision, compile=settings.compile
         )
         self.warm_up_compile(enabled=settings.compile)
 
@@ -155,4 +159,4 @@ class CenterCropExtractor(CropExtractor):
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, S, S]`` on any device."""
         pixels = upload(pixels, self._device).contiguous(memory_format=torch.channels_last)
-        return self.features(self._trunk(self._normalize(pixels).to(self._dtype)))
+        return self.features(self._network(self._normalize(pixels).to(self._dtype)))

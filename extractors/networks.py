@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -72,14 +73,11 @@ class ResNet(nn.Module):
         return nn.Sequential(OrderedDict((name, layer) for name, layer in self.named_children() if name != "fc"))
 
 
-def resnet50() -> ResNet:
-    """Build ResNet50 with random weights."""
-    return ResNet((3, 4, 6, 3))
+resnet50 = partial(ResNet, (3, 4, 6, 3))
+"""Build ResNet50 with random weights."""
 
-
-def resnet152() -> ResNet:
-    """Build ResNet152 with random weights."""
-    return ResNet((3, 8, 36, 3))
+resnet152 = partial(ResNet, (3, 8, 36, 3))
+"""Build ResNet152 with random weights."""
 
 
 _VGG_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from extractors.images.decoding import DECODING
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
-from schemas.options import Opt
+from schemas.options import Opt, Options
 
 if TYPE_CHECKING:
     from extractors.weights.resolve import Weights
@@ -20,8 +20,8 @@ MAX_REGIONS = 300
 """Maximum number of boxes that the detector proposes per image."""
 
 
-@dataclass(frozen=True)
-class RegionOptions:
+@dataclass(frozen=True, repr=False)
+class RegionOptions(Options):
     """Selection of regions, names of their classes, and backend.
 
     The defaults give the fixed 36 regions of bottom-up attention; its adaptive set has 10 to 100.
@@ -56,7 +56,7 @@ class RegionOptions:
         Opt("Compute the backbone, too, in bf16 or fp16, which changes proposals.", panel=_REGIONS),
     ] = False
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not 1 <= self.min_regions <= self.max_regions <= MAX_REGIONS:
             raise UsageError(
                 f"--min-regions is {self.min_regions} and --max-regions {self.max_regions}, expected "
@@ -64,8 +64,6 @@ class RegionOptions:
             )
         if not 0 <= self.score_threshold <= 1:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
-        if self.backend not in get_args(Backend):
-            raise UsageError(f"--backend is {self.backend!r}, expected one of {', '.join(get_args(Backend))}")
         if self.half_backbone and self.backend == "detectron2":
             raise UsageError(
                 "--half-backbone does not work with detectron2's models: leave it out, or pass --backend torchvision"

@@ -24,7 +24,7 @@ from extractors.description_cache import FileStamp, cache_folder, cached_descrip
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.registration import registered_extractor
 from schemas.errors import UsageError
-from schemas.features import DTYPES, FeatureSpec
+from schemas.features import FeatureSpec
 from schemas.options import Opt, Options
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.locations import absolute_location, is_remote, local_path
@@ -38,7 +38,7 @@ _CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
 
 
 Precision: TypeAlias = Annotated[
-    str, Opt("Compute in fp32 or bf16; on a GPU also tf32 or fp16.", panel=_MODEL, completion=("fp32", "bf16", "tf32", "fp16"))
+    Literal["fp32", "bf16", "tf32", "fp16"], Opt("Compute in fp32 or bf16; on a GPU also tf32 or fp16.", panel=_MODEL)
 ]
 DType: TypeAlias = Literal["float32", "float16"]
 StoredType: TypeAlias = Annotated[DType, Opt("Store values as float32, or rounded to float16 (half the size).", panel=_MODEL)]
@@ -128,10 +128,8 @@ class ExtractorRequest(Options):
 
     def _describe(self) -> tuple[Description, Path | None, FileStamp | None]:
         module, settings = self._resolve()
-        from extractors.computing.devices import check_precision
         from extractors.weights.resolve import store_weights
 
-        check_precision(self.precision)
         weights = module.find_weights(settings.spec, self.weights)
         description = replace(module.describe(settings, weights), remark=weights.remark)
         store_weights(self._weights_key(module, settings), weights)
@@ -209,8 +207,6 @@ class ExtractorRequest(Options):
     def _entry(self) -> Entry:
         """Return the catalogue entry with the requested spec."""
         entry = entry_of(self.name, unpooled=self.unpooled)
-        if self.dtype not in DTYPES:
-            raise UsageError(f"--dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.keep_crops and not entry.crops:
             ten_crop = ", ".join(name for name in sorted(ENTRIES) if ENTRIES[name].crops)
             raise UsageError(
@@ -231,7 +227,7 @@ def load_extractor(
     *,
     weights: str = "default",
     device: str = "cpu",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     compile: bool = False,  # noqa: A002
     regions: RegionOptions | None = None,
     dtype: DType = "float32",

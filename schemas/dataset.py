@@ -50,13 +50,19 @@ def open_dataset(path: str | os.PathLike[str], *, kind: str | None = None) -> Da
     """
     folder = Folder(os.fspath(path))
     dataset = Dataset(folder=folder, manifest=Manifest.read(folder))
-    if kind is not None and dataset.kind != kind:
-        expected = "encoded captions" if kind == "encoded" else kind
-        raise DatasetError(
-            f"{folder.location!r} holds {dataset.kind}, expected {expected}: give a folder that imagepivot "
-            f"{_COMMANDS.get(kind, kind)} wrote"
-        )
+    if kind is not None:
+        check_kind(dataset, kind)
     return dataset
+
+
+def check_kind(dataset: Dataset, *kinds: str) -> None:
+    """Raise a `DatasetError` for a dataset of none of these kinds."""
+    if dataset.kind not in kinds:
+        expected = " or ".join("encoded captions" if kind == "encoded" else kind for kind in kinds)
+        commands = " or ".join(dict.fromkeys(_COMMANDS.get(kind, kind) for kind in kinds))
+        raise DatasetError(
+            f"{dataset.folder.location!r} holds {dataset.kind}, expected {expected}: give a folder that imagepivot {commands} wrote"
+        )
 
 
 class NoRowError(KeyError):
@@ -133,7 +139,6 @@ class Dataset:
         """Read all rows of one shard, sorted by key."""
         with self._open_shard(index) as shard:
             table = shard.read(columns)
-            _check_rows(table.num_rows, shard)
             return table if columns is None else table.select(list(columns))
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -154,12 +159,8 @@ class Dataset:
         Raises:
             DatasetError: the shard is missing or damaged.
         """
-        done, batch_size = 0, batch_size or batch_rows(self.schema)
         with self._open_shard(index) as shard:
-            for batch in shard.batches(columns, batch_size):
-                done += batch.num_rows
-                yield batch
-            _check_rows(done, shard)
+            yield from shard.batches(columns, batch_size or batch_rows(self.schema))
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows; polars, DuckDB and pandas accept the table."""
@@ -339,8 +340,7 @@ class Dataset:
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocabulary of a dataset of kind ``vocabulary``."""
-        if self.kind != "vocabulary":
-            raise DatasetError(f"{self.folder.location!r} holds {self.kind}, expected a vocabulary")
+        check_kind(self, "vocabulary")
         table = self.table()
         try:
             return Vocabulary.from_table(table)
@@ -374,7 +374,8 @@ class Dataset:
             if shard.metadata.num_rows != entry.rows:
                 raise damaged(path, f"has {shard.metadata.num_rows:,} rows, the manifest says {entry.rows:,}")
             if not shard.schema.equals(self.schema):
-                raise damaged(path, f"has other columns than a shard of {self.kind}")
+                stored, expected = (columns.to_string(show_field_metadata=False) for columns in (shard.schema, self.schema))
+                raise damaged(path, f"has the columns {stored!r}, expected {expected!r}")
             yield shard
 
     def read_file(self, entry: FileEntry) -> bytes:
@@ -413,7 +414,6 @@ class Dataset:
                 values = batch.column(0).flatten().to_numpy(zero_copy_only=True)
                 target[done : done + len(batch)] = values.reshape(-1, target.shape[1])
                 done += len(batch)
-            _check_rows(done, shard)
 
     def _shape(self, column: str, rows: int) -> tuple[int, ...]:
         return _vectors_shape(column, rows, self.schema.field(column).type.list_size, self.spec)
@@ -448,8 +448,3 @@ def _vectors_shape(name: str, rows: int, width: int, spec: FeatureSpec | None) -
     if name in ("feature", "features", "embedding") and spec is not None:
         return (rows, *spec.shape)
     return (rows, width // 4, 4) if name == "boxes" else (rows, width)
-
-
-def _check_rows(rows: int, shard: ShardRows) -> None:
-    if rows != shard.metadata.num_rows:
-        raise ValueError(f"it has {rows:,} rows, its footer says {shard.metadata.num_rows:,}")

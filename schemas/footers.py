@@ -183,14 +183,17 @@ class ShardRows:
         text = 0
         for part in [[group] for group in groups] if is_nested else [groups]:
             rows = sum(self.metadata.row_group(group).num_rows for group in part)
-            size = rows if is_nested or not batch_size else batch_size
+            size, done = rows if is_nested or not batch_size else batch_size, 0
             # Threads read one column each.
             for batch in self._parquet.iter_batches(max(1, size), part, schema.names, use_threads=len(read) > 1):
                 if self._check_text:
                     batch.validate(full=True)
                 text = sum(map(text_bytes, batch.columns)) + (0 if batch_size else text)
                 self._check(text)
+                done += batch.num_rows
                 yield from pa.Table.from_batches([batch.cast(schema)]).to_batches(batch_size)
+            if done != rows:
+                raise ValueError(f"it has {done:,} rows, its footer says {rows:,}")
 
     def _size_of(self, group: int, columns: set[int]) -> int:
         chunks = map(self.metadata.row_group(group).column, columns)

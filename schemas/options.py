@@ -6,9 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_origin, overload
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_origin, overload
 
-from schemas.conversion import alternatives_of, check_number, default_of, hints_of
+from schemas.conversion import alternatives_of, check_number, convert, default_of, hints_of
 from schemas.errors import UsageError
 
 
@@ -66,7 +66,7 @@ class Options:
     """Base of dataclasses with ``repr=False``: shows only values beside defaults.
 
     Raises:
-        UsageError: a number is below its minimum, or a text is given for a list.
+        UsageError: a number is below its minimum, a value is none of its choices, or a text is given for a list.
     """
 
     def __post_init__(self) -> None:
@@ -75,6 +75,8 @@ class Options:
             label, value, kinds = f"--{name.replace('_', '-')}", getattr(self, name), alternatives_of(hint)
             if isinstance(value, str) and str not in kinds and any(get_origin(each) in (tuple, Sequence) for each in kinds):
                 raise UsageError(f"{label} is the text {value!r}, expected a list: give ({value!r},)")
+            if any(get_origin(each) is Literal for each in kinds):
+                convert(value, hint, label)
             if (opt := opt_in(hint)) is not None:
                 opt.check(value, label)
                 if opt.is_required and not value:

@@ -8,10 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from schemas.errors import UsageError
 from schemas.process import devices
-
-PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def choose_device(device: str) -> torch.device:
@@ -26,23 +23,6 @@ def choose_device(device: str) -> torch.device:
     """
     is_own = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return devices.resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if is_own else device)
-
-
-def check_training_precision(precision: str, device: torch.device) -> None:
-    """Check that a device can compute in a precision.
-
-    Args:
-        precision: ``fp32``; ``tf32`` (float32 whose products have 10-bit mantissas); ``bf16`` (matrix products in bfloat16;
-            weights, embeddings and losses in float32).
-        device: from `choose_device`.
-
-    Raises:
-        UsageError: the precision is unknown, or unsupported by the device.
-    """
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    if precision == "tf32" and device.type == "cpu":
-        raise UsageError("precision 'tf32' needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
 
 
 @contextmanager

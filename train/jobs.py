@@ -28,7 +28,6 @@ FIGURES = ("retrieval", "map", "attention")
 TrainingPrecision: TypeAlias = Annotated[Literal["fp32", "tf32", "bf16"], Opt("Compute in fp32 or bf16; on a GPU also tf32.")]
 RunFolder: TypeAlias = Annotated[str, Opt("Folder of a run.")]
 EncodedFolder: TypeAlias = Annotated[str, Opt("Read encoded captions from this folder.", is_option=True)]
-FeaturesFolder: TypeAlias = Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
 EvaluatedCaptions: TypeAlias = Annotated[str, Opt("Read encoded captions, or without RUN their vectors.", is_required=True)]
 EvaluatedFeatures: TypeAlias = Annotated[str, Opt("Read features or regions of the images.", is_required=True)]
 CaptionVocabularyFolder: TypeAlias = Annotated[
@@ -49,9 +48,6 @@ DuplicatesFile: TypeAlias = Annotated[
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
 TruecaserFolder: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
-Splits: TypeAlias = Annotated[
-    tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: test, or else the test images of 2016.")
-]
 RunLanguages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
 ConfigSettings: TypeAlias = Annotated[
     tuple[str, ...],
@@ -103,7 +99,7 @@ class Corpus(Options):
     """
 
     captions: EncodedFolder
-    features: FeaturesFolder
+    features: Annotated[str, Opt("Read image features or regions from this folder.", is_option=True)]
     vocabulary: CaptionVocabularyFolder
     word_vectors: WordVectorsFolder = ""
     token_features: TokenFeaturesFolder = ""
@@ -210,7 +206,9 @@ class EvaluateJob(Options):
     ] = ()
     captions: EvaluatedCaptions = ""
     features: EvaluatedFeatures = ""
-    splits: Splits = ()
+    splits: Annotated[
+        tuple[str, ...], Opt("Use these splits, e.g. [i]val[/i]. Default: test, or else the test images of 2016.")
+    ] = ()
     languages: RunLanguages = ()
     portions: Annotated[
         tuple[str, ...], Opt("Use only these portions: comparable, translation. Default: all, each by itself.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Condition
 from typing import Any
@@ -13,11 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from extractors.base import warn_once
 from extractors.computing.compile import check_compile
-from schemas.errors import UsageError
-from schemas.process.devices import float32_products, resolve_device
+from schemas.process.devices import check_precision, float32_products, resolve_device
 from schemas.process.resources import bfloat16_remark
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # Torch's switches are global, and a worker may extract in several threads. All threads inside `precision_context` need equal
 # switches: `_inside` has one item per thread, `_restore` resets the switches after the last one.
 _switching = Condition()
@@ -28,35 +26,16 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """16-bit dtypes by precision; the other precisions compute in float32."""
 
 
-def check_precision(precision: str, device: torch.device | None = None) -> None:
-    """Check that a precision is valid, and that a device supports it.
-
-    Args:
-        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed precision:
-            convolutions and matrix products in 16 bits, features in float32).
-        device: from `schemas.process.devices.resolve_device`; None to skip its check.
-
-    Raises:
-        UsageError: the precision is invalid, or the device does not support it.
-    """
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    if device is None:
-        return
-    if device.type == "cpu" and precision in ("tf32", "fp16"):
-        raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
-    if sentence := bfloat16_remark(precision, device.type):
-        warn_once(sentence)
-
-
 def check_request(device: str, precision: str, *, compile: bool = False) -> torch.device:  # noqa: A002
     """Resolve a device, and check precision and compiler for it.
 
     Raises:
-        UsageError: see `schemas.process.devices.resolve_device`, `check_precision` and `check_compile`.
+        UsageError: see `resolve_device`, `check_precision` and `check_compile`.
     """
     torch_device = resolve_device(device)
     check_precision(precision, torch_device)
+    if sentence := bfloat16_remark(precision, torch_device.type):
+        warn_once(sentence)
     if compile:
         check_compile(torch_device)
     return torch_device
@@ -111,30 +90,21 @@ class _CastCachingConv2d(_CastCaching, nn.Conv2d):
 _CAST_CACHING: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _CastCachingLinear, nn.Conv2d: _CastCachingConv2d}
 
 
-def download(parts: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """Start asynchronous copies of results from a GPU to pinned memory.
-
-    Args:
-        parts: ``[B, ...]`` each, on the GPU of `precision_context`; at least one.
+def download(values: Tensor) -> Callable[[], Tensor]:
+    """Start an asynchronous copy from the GPU of `precision_context` to pinned memory.
 
     Returns:
-        Function that waits for the copies and returns the concatenated parts.
+        Function that waits for the copy and returns it.
     """
-    copies = [part.to("cpu", non_blocking=True) for part in parts]
+    copy = values.to("cpu", non_blocking=True)
     end = torch.cuda.Event(blocking=True)  # Blocking sync: do not spin, other threads need the core.
     end.record()
 
     def wait() -> Tensor:
         end.synchronize()
-        return copies[0] if len(copies) == 1 else torch.cat(copies)
+        return copy
 
     return wait
-
-
-def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialized pinned memory, reused only after pending copies."""
-    with torch.cuda.device(device):  # See `precision_context`.
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
 @contextmanager

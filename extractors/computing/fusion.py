@@ -31,6 +31,8 @@ from extractors.computing.winograd import make_winograd
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _RELUS = (F.relu, torch.relu)
+NO_OPS = (nn.Identity, nn.Dropout, nn.Dropout2d)
+"""Layers without effect in evaluation mode."""
 _SHAPE_PRESERVING = (nn.ReLU, nn.BatchNorm2d, nn.Identity)
 
 
@@ -62,12 +64,12 @@ def fold_norms(graph: fx.GraphModule) -> int:
     return count
 
 
-def trace(model: nn.Module) -> fx.GraphModule:
-    """Trace a network (no data-dependent control flow), and drop identity layers."""
-    graph = fx.symbolic_trace(model)
+def trace(model: nn.Module, tracer: fx.Tracer | None = None) -> fx.GraphModule:
+    """Trace a network (no data-dependent control flow), and drop `NO_OPS`."""
+    graph = fx.GraphModule(model, (tracer or fx.Tracer()).trace(model))
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
-        if type(_module(node, layers)) is nn.Identity:
+        if type(_module(node, layers)) in NO_OPS:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
     return recompile(graph)

@@ -61,14 +61,6 @@ def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limi
     Raises:
         ImagepivotError: memory runs out even for one image.
     """
-    results = run_parts_with_oom_retry(function, batch, limits)
-    return torch.cat(results) if len(results) > 1 else results[0]
-
-
-def run_parts_with_oom_retry(
-    function: Callable[[Tensor], Tensor], batch: Tensor, limits: BatchLimits | None = None
-) -> list[Tensor]:
-    """Return the parts of `run_with_oom_retry`: at least one, even if B is 0."""
     limits = BatchLimits() if limits is None else limits
     shape = tuple(batch.shape[1:])
     size = min(len(batch), limits.max_items.get(shape, len(batch)))
@@ -97,7 +89,7 @@ def run_parts_with_oom_retry(
             logger.warning("out of GPU memory with a batch of %d images: continuing with %d", len(batch), size)
         results.append(result)
         start += size
-    return results
+    return torch.cat(results) if len(results) > 1 else results[0]
 
 
 def release_unused_memory() -> None:

@@ -84,6 +84,7 @@ class WinogradConv2d(nn.Module):
     def __init__(self, conv: nn.Conv2d, side: int, *, relu: bool) -> None:
         super().__init__()
         self._side, self._inputs, self._relu, self._channels = side, side + KERNEL_SIZE - 1, relu, conv.out_channels
+        self._bias_position = self._inputs + 1  # Of the interpolation point (1, 1), with weight 1 in all outputs.
         b_t, g, a_t = (torch.from_numpy(np.kron(matrix, matrix)) for matrix in winograd_matrices(side))
         weight = conv.weight.new_empty(len(g), conv.in_channels, conv.out_channels)
         chunks = (tensor.split(_CHANNELS_PER_TRANSFORM, dim=1) for tensor in (conv.weight, weight))
@@ -123,11 +124,6 @@ class WinogradConv2d(nn.Module):
             outputs.copy_(tile_values.relu_() if self._relu else tile_values)
         maps = maps.view(count, down * side, across * side, self._channels)
         return maps[:, :height, :width].permute(0, 3, 1, 2)
-
-    @property
-    def _bias_position(self) -> int:
-        """Position of the interpolation point (1, 1), with weight 1 in all outputs."""
-        return self._inputs + 1
 
     def _outputs(self, tiles: Tensor) -> Tensor:
         """Compute the outputs of tiles: ``[B, t, u, C, a, a]`` to ``[B, t, m, u, m, D]``."""

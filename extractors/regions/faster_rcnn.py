@@ -54,9 +54,8 @@ from extractors.regions.bottom_up.res5_head import (
 from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.boxes import STRIDE
 from extractors.regions.selection import SAMPLE_BOXES, SAMPLE_SIDE, Detections, columns, empty_regions, gather_regions
-from extractors.weights.resolve import Architecture, Weights, resolve_weights
+from extractors.weights.resolve import Architecture, Weights
 from schemas.errors import UsageError
-from schemas.features import FeatureSpec
 
 _BATCH = 2  # Larger batches are not faster on a CPU.
 _REGIONS = 10  # Regions per forward of the res5 head on a CPU; more take memory in every thread.
@@ -253,11 +252,6 @@ def _concatenate(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([F.pad(part, (0, 0) * (part.dim() - 2) + (0, length - part.shape[1])) for part in parts])
 
 
-def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
-    return resolve_weights(request, ARCHITECTURE)
-
-
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     spec, options = settings.spec, settings.regions
@@ -276,4 +270,5 @@ def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     return Description(spec, parameters, kind="regions", batch_size=_BATCH, classes=CLASSES, attributes=ATTRIBUTES)
 
 
+find_weights = ARCHITECTURE.find_weights
 load = FasterRCNNRegions

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from extractors.base import Description
 from extractors.description_cache import cached_folder_description
 from schemas.errors import InputError, UsageError
-from schemas.features import DTYPES
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.locations import is_remote, local_path
 
@@ -41,7 +40,7 @@ class TextRequest:
         prefix: text before each sentence; empty for the model's own, if it has one.
 
     Raises:
-        UsageError: a value is invalid.
+        UsageError: the model is missing.
     """
 
     model: str
@@ -54,9 +53,6 @@ class TextRequest:
     def __post_init__(self) -> None:
         if not self.model:
             raise UsageError("--model is missing: give a folder with a model, or a name in Hugging Face's cache")
-        for option, value, choices in (("--sub-words", self.pooling, get_args(Pooling)), ("--dtype", self.dtype, DTYPES)):
-            if value not in choices:
-                raise UsageError(f"{option} is {value!r}, expected one of {', '.join(choices)}")
 
     def describe(self, device: str = "cpu") -> Description:
         """Describe the model from the cache, else by loading it; raise as `load`."""

@@ -114,7 +114,7 @@ class OpenClipText(SentenceModel):
         )
         self._describe(spec, digest, config=models.config_sha256(model), **weights.parameters())
         del self._model.visual
-        self._model.to(self._device)
+        self._model.to(self.device)
         cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
 
     def read(self, texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:
@@ -170,7 +170,7 @@ class SentenceTransformer(SentenceModel):
             head=steps,
             lower_case=self._lowers,
         )
-        self._model, self._head = (part.eval().requires_grad_(False).to(self._device) for part in (model, head))
+        self._model, self._head = (part.eval().requires_grad_(False).to(self.device) for part in (model, head))
         cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
 
     def read(self, texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:

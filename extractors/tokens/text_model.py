@@ -43,18 +43,13 @@ _FAULTS = (
 
 
 class TextModel(ABC):
-    """Loaded text model; subclasses set ``description``."""
+    """Loaded text model on a ``device``; subclasses set ``description``."""
 
     description: Description
 
     def __init__(self, precision: str, device: str) -> None:
-        self._device = check_request(device, precision)
+        self.device = check_request(device, precision)
         self._precision, self._limits = precision, BatchLimits()
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return self._device
 
     @abstractmethod
     def compute(self, ids: Tensor) -> Tensor:
@@ -74,15 +69,15 @@ class TextModel(ABC):
         return results
 
     def _compute_batch(self, ids: Tensor) -> np.ndarray:
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return run_in_chunks(self._forward, ids, FORWARD_CAPTIONS).numpy()
-        with precision_context(self._precision, self._device), torch.inference_mode():
+        with precision_context(self._precision, self.device), torch.inference_mode():
             return run_with_oom_retry(self._forward, ids, self._limits).numpy()
 
     def _forward(self, ids: Tensor) -> Tensor:
         dtype = AUTOCAST_DTYPES.get(self._precision)
-        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            return self.compute(upload(ids, self._device)).float().cpu()
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            return self.compute(upload(ids, self.device)).float().cpu()
 
 
 def load_model(folder: Path, name: str) -> tuple[Any, Any, Any]:

@@ -66,7 +66,7 @@ class TokenExtractor(TextModel):
             "precision": precision,
         }
         self.description = Description(spec=spec, parameters=parameters, kind="token-features", batch_size=64)
-        self._model = model.eval().requires_grad_(False).to(self._device)
+        self._model = model.eval().requires_grad_(False).to(self.device)
         cache_casts(self._model, AUTOCAST_DTYPES.get(precision))
 
     def sample(self) -> np.ndarray:

@@ -105,11 +105,9 @@ def _read_layer(data: mmap.mmap, layer: _Field, name_number: int, blobs_number: 
 
 def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
     """Read an array as float32."""
-    legacy, shape, parts = dict.fromkeys(_LEGACY_DIMS, 0), None, []
-    position = blob.start
-    while position < blob.end:
-        field = _read_field(data, position, blob.end)
-        position = field.end
+    legacy, shape = dict.fromkeys(_LEGACY_DIMS, 0), None
+    contents = {number: bytearray() for number in _DATA_TYPES}
+    for field in _read_fields(data, blob.start, blob.end):
         if field.number in legacy:
             _expect(field, _VARINT)
             legacy[field.number] = field.value
@@ -118,14 +116,20 @@ def _blob(data: mmap.mmap, blob: _Field) -> np.ndarray:
             if shape is not None:
                 raise _MalformedError(f"two shapes for one blob, at byte {field.start}")
             shape = _dims(data, field)
-        elif field.number in _DATA_TYPES:
-            part, position = _read_numbers(data, field, blob.end)
-            parts.append(part)
+        elif field.number in contents:
+            size, length = _DATA_TYPES[field.number].itemsize, field.end - field.start
+            if field.wire_type != _BYTES:  # Not packed: a field for each number.
+                _expect(field, _FIXED64 if size == 8 else _FIXED32)
+            if length % size:
+                raise _MalformedError(f"{length} bytes of numbers, at byte {field.start}")
+            contents[field.number] += memoryview(data)[field.start : field.end]
     if shape is None:
         # Blobs before 2015 always have four dimensions; matrices and vectors have leading ones.
         sides = [legacy[dim] for dim in _LEGACY_DIMS]
         first = next((index for index, side in enumerate(sides) if side != 1), len(sides) - 1)
         shape = sides[first:]
+    numbers = ((_DATA_TYPES[number], content) for number, content in contents.items() if content)
+    parts = [np.frombuffer(content, dtype).astype(np.float32, copy=False) for dtype, content in numbers]
     values = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.float32), *parts])
     try:
         return values.reshape(shape)
@@ -149,36 +153,6 @@ def _dims(data: mmap.mmap, shape: _Field) -> list[int]:
         if len(dims) > _MAX_DIMS:
             raise _MalformedError(f"a shape of more than {_MAX_DIMS} sides, at byte {shape.start}")
     return dims
-
-
-def _read_numbers(data: mmap.mmap, field: _Field, end: int) -> tuple[np.ndarray, int]:
-    """Read packed numbers, or a run of tagged numbers that begins with ``field``.
-
-    Returns:
-        The numbers as float32, and the end of the field or run.
-    """
-    dtype = _DATA_TYPES[field.number]
-    if field.wire_type == _BYTES:
-        count, remainder = divmod(field.end - field.start, dtype.itemsize)
-        if remainder:
-            raise _MalformedError(f"{field.end - field.start} bytes of numbers, at byte {field.start}")
-        return np.frombuffer(data, dtype, count, field.start).astype(np.float32), field.end
-    _expect(field, _FIXED64 if dtype.itemsize == 8 else _FIXED32)
-    # Tags of these fields have one byte. Windows of growing size are fast for short and long runs.
-    step, tag_at = 1 + dtype.itemsize, field.start - 1
-    max_count, count, window = (end - tag_at) // step, 1, 64
-    if data[tag_at] != field.number << 3 | field.wire_type:
-        raise _MalformedError(f"a tag that is longer than it needs to be, at byte {tag_at}")
-    while count < max_count:
-        ahead = min(window, max_count - count)
-        tags = np.frombuffer(data, np.uint8, ahead * step, tag_at + count * step)[::step]
-        matching = int(np.argmin(np.append(tags == data[tag_at], False)))
-        count += matching
-        if matching < ahead:
-            break
-        window *= 2
-    records = np.frombuffer(data, np.dtype([("tag", "u1"), ("value", dtype)]), count, tag_at)
-    return records["value"].astype(np.float32), tag_at + count * step
 
 
 def _read_fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:

@@ -127,39 +127,31 @@ def _lock(folder: Path, location: str) -> Iterator[None]:
 
 def _fetch(location: str, folder: Path) -> Path:
     for _ in range(_ATTEMPTS):
-        with _open_location(location) as source:
+        with _open_location(location) as source, tempfile.TemporaryDirectory(prefix=TEMPORARY_MARK, dir=folder) as temporary:
             path = _cache_path(location, source)
             if path is not None and path.exists():  # Downloaded by another process.
                 return path
-            temporary, content = _download(location, source, folder)
-        try:
+            file = Path(temporary, "weights")
+            content = _download(location, source, file)
             path = path or folder / _file_name(f"{location}\n{content}", source.name)
             if _is_current(location, source):
-                temporary.replace(path)
-                return path
-        finally:
-            temporary.unlink(missing_ok=True)
+                return file.replace(path)
     raise InputError(f"the weights {location!r} change while they are read: wait until they are written, and run again")
 
 
-def _download(location: str, source: _Object, folder: Path) -> tuple[Path, str]:
-    """Download to a temporary file; return its path and the digest of its bytes."""
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY_MARK, dir=folder)
+def _download(location: str, source: _Object, path: Path) -> str:
+    """Download to a file, and return the digest of its bytes."""
     digest = hashlib.sha256()
-    try:
-        with os.fdopen(handle, "wb") as file:
-            while data := _read_chunk(location, source.stream):
-                digest.update(data)
-                file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        if source.size not in (-1, size):
-            raise InputError(f"the download of {location!r} broke off after {size:,} of {source.size:,} bytes: run again")
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return Path(name), digest.hexdigest()
+    with path.open("wb") as file:
+        while data := _read_chunk(location, source.stream):
+            digest.update(data)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    if source.size not in (-1, size):
+        raise InputError(f"the download of {location!r} broke off after {size:,} of {source.size:,} bytes: run again")
+    return digest.hexdigest()
 
 
 def _read_chunk(location: str, stream: BinaryIO) -> bytes:

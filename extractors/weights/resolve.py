@@ -28,6 +28,7 @@ from extractors.description_cache import FileStamp
 from extractors.weights.checkpoints import COUNTER, Choice, check_state, is_mappable, read_state_dict
 from extractors.weights.download import fetch_weights_file, split_choice, weights_cache_folder
 from schemas.errors import InputError, UsageError
+from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_file
 from schemas.storage.locations import is_remote
 
@@ -49,6 +50,10 @@ class Architecture:
     refused: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[Path, Choice], dict[str, Tensor]] = read_state_dict
     without_default: str = ""
+
+    def find_weights(self, spec: FeatureSpec, request: str) -> Weights:
+        """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
+        return resolve_weights(request, self)
 
     def load(self, weights: Weights) -> Any:
         """Build the model for inference with the given tensors, without copies."""

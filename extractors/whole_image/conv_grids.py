@@ -21,6 +21,7 @@ Shapes: ``B`` images, ``G`` = 196 cells, ``D`` = 512 or 2048 width of a vector.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -38,47 +39,39 @@ from schemas.features import FeatureSpec
 
 _SIDE = 14  # Rows and columns of a feature map.
 _BATCH = 8  # Images are four times as large as those of other extractors.
-_FORWARD_IMAGES = 1  # Images per forward on a CPU: VGG19's first feature maps take 100 MB each.
 
 PREPROCESSING = Preprocessing(resize_short=None, crop=448, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
-def _vgg19() -> nn.Module:
-    """Build VGG19 without its fully connected layers."""
-    model = VGG19()
-    model.classifier = nn.Sequential()
+def _build_without(head: str, network: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network without its fully connected layers."""
+    model = network()
+    setattr(model, head, nn.Identity())
     return model
 
 
-def _resnet152() -> nn.Module:
-    """Build ResNet152 without its fully connected layer."""
-    model = resnet152()
-    model.fc = nn.Identity()
-    return model
-
-
-def _read_without(path: Path, choice: Choice | None = None, *, prefix: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in read_state_dict(path, choice).items() if not name.startswith(prefix)}
+def _read_without(head: str, path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in read_state_dict(path, choice).items() if not name.startswith(f"{head}.")}
 
 
 ARCHITECTURES = {
     "vgg19-grid": Architecture(
-        build=_vgg19,
+        build=partial(_build_without, "classifier", VGG19),
         default=VGG19_WEIGHTS,
         refused={
             "d01eb7cb": "these are Oxford's VGG19 weights of 2014 in torchvision's format (jcjohnson/pytorch-vgg), which see "
             "BGR in 0…255. Use --weights default, or vgg19-dcbb9e9d.pth (IMAGENET1K_V1)",
         },
-        read=partial(_read_without, prefix="classifier."),
+        read=partial(_read_without, "classifier"),
     ),
     "resnet152-grid": Architecture(
-        build=_resnet152,
+        build=partial(_build_without, "fc", resnet152),
         default=RESNET152_WEIGHTS,
         refused={
             "f82ba261": "this is torchvision's IMAGENET1K_V2 of 2021, whose features have the same shape but are not those of "
             "the papers' time. Use --weights default, or resnet152-394f9c45.pth (IMAGENET1K_V1)",
         },
-        read=partial(_read_without, prefix="fc."),
+        read=partial(_read_without, "fc"),
     ),
 }
 
@@ -86,9 +79,11 @@ ARCHITECTURES = {
 class FeatureMapExtractor(CenterCropExtractor):
     """Network up to its last feature map, for images squashed to 448×448 pixels."""
 
+    forward_images = 1  # VGG19's first feature maps take 100 MB each.
+
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         trunk = ARCHITECTURES[settings.spec.name].load(weights).trunk()
-        super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device, _FORWARD_IMAGES)
+        super().__init__(describe(settings, weights), trunk, PREPROCESSING, settings, device)
 
     def features(self, maps: Tensor) -> Tensor:
         """Flatten maps in row-major order: ``[B, D, 14, 14]`` to float32 ``[B, G, D]``."""

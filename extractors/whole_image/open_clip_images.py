@@ -3,8 +3,6 @@
 See `extractors.weights.open_clip_models` for names and folders. The feature is open_clip's ``encode_image``, after the projection,
 not normalised. Preprocessing has the bytes of the model's transform. The parameter ``checkpoint`` is the digest of both encoders,
 which text vectors of the model have, too.
-
-Shapes: ``B`` images, ``S`` side of the input in pixels, ``E`` width of the space.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from extractors.base import Description
 from extractors.computing.compile import compile_model
@@ -24,29 +21,20 @@ from extractors.weights import open_clip_models as models
 from extractors.weights.resolve import Weights
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
-from schemas.process.devices import upload
-
-_FORWARD_IMAGES = 4  # Images per forward on a CPU.
 
 
 class OpenClipImages(CropExtractor):
     """Image encoder of open_clip; 16-bit precisions use ``torch.autocast``."""
 
+    forward_images = 4
+
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         model = settings.spec.name.removeprefix(models.PREFIX)
-        super().__init__(describe(settings, weights), _preprocessing(model), settings, device, _FORWARD_IMAGES)
+        super().__init__(describe(settings, weights), _preprocessing(model), settings, device)
         network = models.load_network(model, weights).visual.to(device, memory_format=torch.channels_last)
         cache_casts(network, AUTOCAST_DTYPES.get(settings.precision))
         self._network = compile_model(network, device, enabled=settings.compile)
         self.warm_up_compile(enabled=settings.compile)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Compute float32 ``[B, E]`` from uint8 ``[B, 3, S, S]`` on any device."""
-        values = self._normalize(upload(pixels, self._device).contiguous(memory_format=torch.channels_last))
-        dtype = AUTOCAST_DTYPES.get(self._precision)
-        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            vectors = self._network(values)
-        return (vectors if isinstance(vectors, Tensor) else vectors[0]).to(torch.float32)  # CoCa also returns tokens.
 
 
 def spec(name: str) -> FeatureSpec:

@@ -16,8 +16,7 @@ from extractors.fixed_size import CenterCropExtractor
 from extractors.images.preprocessing import Preprocessing
 from extractors.networks import RESNET50_WEIGHTS, resnet50
 from extractors.options import ExtractorOptions
-from extractors.weights.resolve import Architecture, Weights, resolve_weights
-from schemas.features import FeatureSpec
+from extractors.weights.resolve import Architecture, Weights
 
 ARCHITECTURE = Architecture(
     build=resnet50,
@@ -43,14 +42,10 @@ class ResNet50Pool(CenterCropExtractor):
         return maps.to(torch.float32).mean(dim=(2, 3))
 
 
-def find_weights(spec: FeatureSpec, request: str) -> Weights:
-    """Resolve weights, see `extractors.catalogue.ExtractorModule`."""
-    return resolve_weights(request, ARCHITECTURE)
-
-
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     return Description(settings.spec, settings.parameters(weights, transform=PREPROCESSING.parameters(), norms="folded"))
 
 
+find_weights = ARCHITECTURE.find_weights
 load = ResNet50Pool

@@ -40,7 +40,7 @@ from torchvision.transforms import CenterCrop, Resize
 from extractors.base import Description
 from extractors.computing.compile import compile_model
 from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts
-from extractors.computing.fusion import fold_norms, fuse_onednn, infer_shapes, optimize_for_inference, recompile
+from extractors.computing.fusion import NO_OPS, fold_norms, fuse_onednn, infer_shapes, optimize_for_inference, trace
 from extractors.fixed_size import FixedSizeExtractor
 from extractors.images.decoding import DecodeError
 from extractors.images.preprocessing import Normalizer, Preprocessing, check_resized, cropped_pixels, resize_and_crop
@@ -49,20 +49,20 @@ from extractors.weights.checkpoints import Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
-from schemas.process.devices import upload
 
 _PREFIX = "timm:"
 _BATCH = 32
-_FORWARD_IMAGES = 4  # Images per forward on a CPU: faster than two for small networks.
 
 
 class TimmModel(FixedSizeExtractor):
     """timm model without its classifier; 16-bit precisions use ``torch.autocast``."""
 
+    forward_images = 4  # Faster than two for small networks.
+
     def __init__(self, settings: ExtractorOptions, weights: Weights, device: torch.device) -> None:
         name = settings.spec.name.removeprefix(_PREFIX)
         self._config = _preprocessing_config(name)
-        super().__init__(describe(settings, weights), self._config["input_size"][1:], settings, device, _FORWARD_IMAGES)
+        super().__init__(describe(settings, weights), self._config["input_size"][1:], settings, device)
         self._transform = create_transform(**self._config, is_training=False, normalize=False)
         self._preprocessing = _translate(self._transform, self._config)
         # Not on the meta device: some models have values outside their state dict.
@@ -71,14 +71,14 @@ class TimmModel(FixedSizeExtractor):
         model.load_state_dict(weights.state)
         network = (MapModel(model) if settings.unpooled else model).eval().requires_grad_(False).to(device)
         network = self._optimize(network.to(memory_format=torch.channels_last), settings, device)
-        self._model = UnpooledModel(model, network, _grid(name)[0]) if settings.unpooled else network
+        self._network = UnpooledModel(model, network, _grid(name)[0]) if settings.unpooled else network
         self._normalize = Normalizer(self._config["mean"], self._config["std"], device)
         self.warm_up_compile(enabled=settings.compile)
 
     def _optimize(self, network: nn.Module, settings: ExtractorOptions, device: torch.device) -> nn.Module:
         """Fold norms and fuse layers where possible; in 16 bits fuse on a CPU only."""
         graph, dtype = fold_timm_norms(network), AUTOCAST_DTYPES.get(settings.precision)
-        shape = (self._forward_images, *self._input_shape)
+        shape = (self.forward_images, *self._input_shape)
         if graph is not None and dtype is None:
             return optimize_for_inference(graph, shape, device, precision=settings.precision, compile=settings.compile)
         if graph is not None and device.type == "cpu" and not settings.compile:
@@ -103,13 +103,6 @@ class TimmModel(FixedSizeExtractor):
         if self._preprocessing is not None:
             return resize_and_crop(image, self._preprocessing, single_threaded=True)
         return self.preprocess(image)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Compute float32 ``[B, *spec.shape]`` from uint8 ``[B, 3, H, W]`` on any device."""
-        values = self._normalize(upload(pixels, self._device).contiguous(memory_format=torch.channels_last))
-        dtype = AUTOCAST_DTYPES.get(self._precision)
-        with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
-            return self._model(values).to(torch.float32)
 
 
 def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:
@@ -320,17 +313,14 @@ def _resized_wh(image_wh: tuple[int, int], config: dict[str, Any]) -> tuple[int,
 
 # Errors of timm's networks when traced with placeholders instead of tensors.
 _UNTRACEABLE = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, NameError, AssertionError)
-_NO_OPS = (nn.Identity, nn.Dropout, nn.Dropout2d)
 
 
 def fold_timm_norms(model: nn.Module) -> fx.GraphModule | None:
     """Trace a model and fold its norms, which also changes it; None if impossible."""
-    tracer = _Tracer(autowrap_functions=tuple(get_notrace_functions()))
     try:
-        traced = tracer.trace(model)
+        graph = trace(model, _Tracer(autowrap_functions=tuple(get_notrace_functions())))
     except _UNTRACEABLE:
         return None
-    graph = fx.GraphModule(tracer.root, traced)
     _split_norm_activations(graph)
     return graph if fold_norms(graph) else None
 
@@ -343,26 +333,22 @@ class _Tracer(fx.Tracer):
 
 
 def _split_norm_activations(graph: fx.GraphModule) -> None:
-    """Split norms with an activation, and drop layers without effect in inference."""
+    """Split norms with an activation."""
     layers = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         layer: Any = layers.get(str(node.target)) if node.op == "call_module" else None
-        if type(layer) in _NO_OPS:
-            node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
-        elif type(layer) is BatchNormAct2d:
+        if type(layer) is BatchNormAct2d:
             activation = layer.act
             node.target = f"{node.name}_norm"
             norm = copy(layer)
             norm.__class__, norm._modules = nn.BatchNorm2d, {}
             graph.add_submodule(node.target, norm)
-            if type(activation) not in _NO_OPS:
+            if type(activation) not in NO_OPS:
                 graph.add_submodule(f"{node.name}_act", activation)
                 with graph.graph.inserting_after(node):
                     active = graph.graph.call_module(f"{node.name}_act")
                 node.replace_all_uses_with(active)
                 active.args = (node,)
-    recompile(graph)
 
 
 class MapModel(nn.Module):

@@ -334,7 +334,7 @@ class Command(TyperCommand):
         if "config" not in self.options:
             parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=_Config))
         if any(option.opt.code_in for option in self.options.values()) and "config" not in self.options:
-            parameters.append(inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Trust))
+            parameters.append(Option("trust", bool, Opt("Allow FILE of --config to name code to run."), False).parameter())
         declared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         app = typer.Typer(add_completion=False)
@@ -513,10 +513,6 @@ _Config = Annotated[
     ),
 ]
 """The option for a file; eager, because the file has the defaults of the other options."""
-
-_Trust = Annotated[
-    bool, typer.Option("--trust", metavar="", show_default=False, help="Allow FILE of --config to name code to run.")
-]
 
 
 def _values(location: str, context: typer.Context) -> dict[str, Any]:

@@ -173,9 +173,10 @@ def features(
             if text:
                 print_remark(text, style=style)
     if dry_run:
-        from pipelines.features.dry_run import plan_table
+        from pipelines.features.dry_run import plan_dry_run, plan_table
 
-        plan_table(plan.dry_run(print_remark)).render(console)
+        plan.remark_on_shards()
+        plan_table(plan_dry_run(plan.job, plan.listing, print_remark)).render(console)
         return
     request = job.extractor
     seeds = [name for name in (request.weights, request.name.rpartition("+")[2]) if name.startswith("random:")]

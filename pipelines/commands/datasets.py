@@ -151,11 +151,8 @@ def export(job: ExportJob, monitoring: Monitoring = Monitoring()) -> None:
     """
     from pipelines.exchange.exporting import export_dataset
 
-    remarks: list[str] = []
     with show_progress(notes, "export", unit="images", monitoring=monitoring) as meter:
-        paths = export_dataset(job, meter, on_warning=remarks.append)
-    for text in remarks:
-        print_remark(text)
+        paths = export_dataset(job, meter, on_warning=print_remark)
     size = sum(path.stat().st_size for path in paths)
     events.record(counts={"files": len(paths), "bytes": size})
     print_line(f"[bold]{job.format}[/bold]: {len(paths):,} files, {size:,} bytes in {escape(job.output)}")

@@ -22,7 +22,7 @@ from pipelines.datasets.inspection import elide, value_rows
 from pipelines.jobs import DiffJob
 from pipelines.running.meter import Meter
 from schemas.console.tables import Cell, Column, Row, Table
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset, dicts_of_rows, open_dataset
 from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json
 from schemas.keys import normalization_hint
@@ -247,9 +247,7 @@ def _joined(a: Dataset, b: Dataset, columns: Sequence[str]) -> Iterator[tuple[tu
 def _keyed_rows(dataset: Dataset, shard: int, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Dataset, _Row]]:
     """Yield the rows of a shard with their key, and their dataset."""
     for batch in dataset.shard_batches(shard, columns):
-        table = pa.Table.from_batches([batch])
-        for values in zip(*(dataset.values(table[name], name) for name in columns), strict=True):
-            row = dict(zip(columns, values, strict=True))
+        for row in dicts_of_rows(pa.Table.from_batches([batch]), dataset.spec):
             yield tuple(row[name] for name in KEY_COLUMNS[dataset.kind]), dataset, row
 
 

@@ -19,7 +19,7 @@ from functools import reduce
 from hashlib import blake2b
 from itertools import chain, combinations, groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
@@ -29,12 +29,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 import extractors
+from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.jobs import DuplicatesJob
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import by_key
 from schemas.console.events import Remark
 from schemas.console.tables import Row, Table, number_columns
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.duplicates import KINDS, Duplicate
 from schemas.errors import DatasetError, InputError
 from schemas.fingerprints import sha256_of_bytes
@@ -42,9 +43,6 @@ from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 from schemas.options import takes_fields
 from schemas.writing.records import read_record
-
-if TYPE_CHECKING:
-    from pipelines.inputs.images.base import ImageRef, ImageSource
 
 MAX_EXACT = 100_000
 """Maximum number of vectors whose pairs are all compared."""
@@ -88,8 +86,7 @@ def find_duplicates(job: DuplicatesJob, meter: Meter = Meter(), on_warning: Rema
         ModuleNotFoundError: there are more than `MAX_EXACT` images, and faiss of the extra ``duplicates`` is not installed.
     """
     features, captions = open_dataset(job.features), list[dict[str, Any]]()
-    if features.kind not in ("features", "regions"):
-        raise DatasetError(f"{job.features!r} holds {features.kind}, expected features or regions")
+    check_kind(features, "features", "regions")
     if job.captions:
         rows = open_dataset(job.captions, kind="captions").table([*_LABELS, "text"]).to_pylist()
         captions = sorted(rows, key=itemgetter(*KEY_COLUMNS["captions"]))

@@ -22,7 +22,7 @@ from pipelines.datasets.region_names import RegionNames, named_regions
 from pipelines.inputs.images.base import ImageSource
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import ViewJob
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.drawing.fonts import draw_with_fonts
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.escapes import escape_text
@@ -63,8 +63,7 @@ def draw_view(job: ViewJob) -> str:
             raise UsageError(
                 f"{job.output!r} is not a picture of imagepivot view: choose another name, or delete the file first"
             )
-    if dataset.kind not in ("regions", "features"):
-        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions or features")
+    check_kind(dataset, "features", "regions")
     row = _row_of_image(dataset, job.image_id)
     picture = decoded_pictures(job.reading.open(job.images), [job.image_id])[job.image_id]
     if dataset.kind == "regions":

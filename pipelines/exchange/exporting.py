@@ -22,7 +22,7 @@ from schemas.storage.folder import Folder
 from schemas.storage.locations import target_path
 from schemas.writing.made_from import is_current, made_from, read_made_from
 
-_WRITERS: dict[str, Callable[[ExportJob, Dataset, Staging], list[Path]]] = {
+_WRITERS: dict[str, Callable[[ExportJob, Dataset, Staging], None]] = {
     "scan": write_scan,
     "mulisera": write_mulisera,
     "tsv": write_tsv,
@@ -51,6 +51,7 @@ def export_dataset(
     description = made_from("export", {"format": job.format, **options}, inputs)
     if not job.overwrite and is_current(Folder(job.output), description):
         on_warning("up to date: nothing was written")
-        return [target / name for name in read_made_from(Folder(job.output))["files"]]
-    staging = Staging(job.output, job.overwrite, description, meter, on_warning)
-    return _WRITERS[job.format](job, open_dataset(job.dataset), staging)
+    else:
+        staging = Staging(job.output, job.overwrite, description, meter, on_warning)
+        _WRITERS[job.format](job, open_dataset(job.dataset), staging)
+    return [target / name for name in read_made_from(Folder(job.output))["files"]]

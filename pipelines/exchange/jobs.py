@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pipelines.jobs import OutputFolder, Shards, Space
-from schemas.conversion import convert, default_of, hints_of
+from schemas.conversion import default_of
 from schemas.errors import UsageError
 from schemas.keys import AUTO, check_shards_request
 from schemas.options import Opt, Options
@@ -111,7 +111,7 @@ class ImportJob(Options):
             raise UsageError(f"--space is {self.space!r}, expected letters, digits, '.', '_' and '-', e.g. 'clip-vit-b-32'")
         if self.captions and (self.boxes or self.id_rule):
             raise UsageError("--captions is for one vector per caption, with whole ids: leave --boxes and --id-rule out")
-        _check_options(self, "format", "id_rule", "karpathy_key")
+        _check_options(self)
         if self.karpathy_key != "imgid" and not self.karpathy:
             raise UsageError("--karpathy-key is for the numbers of a dataset_*.json: give the file with --karpathy")
         if self.format == "hdf5" and (len(self.sources) != 1 or len(self.ids) > 1):
@@ -162,7 +162,7 @@ class ExportJob(Options):
     overwrite: Annotated[bool, Opt("Replace existing files in OUTPUT.")] = False
 
     def _check(self) -> None:
-        _check_options(self, "format", "text", "columns")
+        _check_options(self)
         if self.format == "scan" and not self.captions:
             raise UsageError("the layout of SCAN holds captions: give their dataset with --captions")
         if not self.captions and (self.language or self.portion or self.splits):
@@ -183,13 +183,9 @@ def format_options(job: ImportJob | ExportJob) -> dict[str, Any]:
     return {item.name: getattr(job, item.name) for item in fields(job) if job.format in _FORMATS.get(item.name, ())}
 
 
-def _check_options(job: ImportJob | ExportJob, *choices: str) -> None:
-    """Check options with a closed list of values, and refuse those of other formats."""
+def _check_options(job: ImportJob | ExportJob) -> None:
+    """Refuse options of other formats."""
     misfit, own = ("these files are", {"captions": ("npy",)}) if isinstance(job, ImportJob) else ("not for", {})
-    kind: Any = type(job)
-    hints = hints_of(kind)
-    for name in choices:
-        convert(getattr(job, name), hints[name], f"--{name.replace('_', '-')}")
     for item in fields(job):
         formats = own.get(item.name) or _FORMATS.get(item.name, ())
         if job.format and formats and job.format not in formats and getattr(job, item.name) != default_of(item):

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from extractors.base import warn_once
-from pipelines.features.dry_run import DryRunReport, plan_dry_run
 from pipelines.features.planning import list_images, plan_features, shards_remark
 from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs, reference_folder
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
@@ -90,11 +89,6 @@ class FeaturesPlan:
         if text := shards_remark(self.job, self.listing, self.execution):
             events.remark(text)
 
-    def dry_run(self, on_warning: Remark = warn_once) -> DryRunReport:
-        """Count images and bytes to write, see `plan_dry_run`."""
-        self.remark_on_shards()
-        return plan_dry_run(self.job, self.listing, on_warning)
-
     def run(self, meter: Meter = Meter(), on_warning: Remark = warn_once) -> Manifest:
         """Write the dataset, see `extract_features`."""
         execution, listing = self.execution, self.listing
@@ -105,15 +99,14 @@ class FeaturesPlan:
             output = replace(output, sample_outputs=None)
         execution = replace(execution, default_workers=lambda: max(1, count_gpus(job)))
 
-        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+        def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> beam.PCollection:
             from pipelines.features.transforms import ExtractFeatures
-            from pipelines.running.transforms import CommitDataset
 
             self.remark_on_shards()
             kept: Kept = ()
             if listing.cached is not None and not execution.template:  # A template lists images itself.
                 kept = listing.cached.share(output.folder)
-            shards = pipeline | "ExtractFeatures" >> ExtractFeatures(
+            return pipeline | "ExtractFeatures" >> ExtractFeatures(
                 job,
                 output,
                 finished=finished,
@@ -123,8 +116,6 @@ class FeaturesPlan:
                 copies=temporary.enter_context(staging_area(job, execution, output.folder)),
                 kept=kept,
             )
-            if job.task is None:
-                _ = shards | "CommitDataset" >> CommitDataset(output, libraries=job.libraries())
 
         def run_here(finished: frozenset[int], run: Map) -> None:
             self.remark_on_shards()

@@ -1,13 +1,13 @@
 """State of a worker process: devices, loaded extractors, decoders and progress.
 
-A `ShardExtractor` is pickled to the workers; there `set_up` loads or shares the extractors, and `extract` writes each shard.
+A `ShardExtractor` is pickled to the workers; there `set_up` loads or shares the extractors, and `write` writes each shard.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,11 +18,12 @@ from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.feature_shards import write_feature_shard
 from pipelines.features.inference import FirstImages, LoadedExtractor, Tally, read_image
 from pipelines.features.ref_chunks import RefChunk, from_chunks
+from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.staged_images import StagedImages, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.meter import Meter, failure_counts
-from pipelines.running.process_pool import WORKER_INDEX
+from pipelines.running.process_pool import WORKER_INDEX, ShardWorker, Share
 from schemas.errors import InputError
 from schemas.escapes import counted, redact_address
 from schemas.parameters import FeaturesParameters
@@ -147,7 +148,7 @@ def load_pool(job: FeaturesJob, threads: int = 0, gpus: int = 0) -> ExtractorPoo
 
 
 @dataclass(eq=False)
-class ShardExtractor:
+class ShardExtractor(ShardWorker):
     """Extractor of shards in a worker process; picklable before `set_up`.
 
     Attributes:
@@ -162,10 +163,9 @@ class ShardExtractor:
     threads: int = 0
     gpus: int = 0
     copies: StagingArea | None = None
-    _pool: ExtractorPool | None = None
 
-    def set_up(self, share: Callable[[Callable[[], ExtractorPool]], ExtractorPool] = lambda load: load()) -> None:
-        """Load the extractors once per process, by ``share`` (Beam's ``Shared.acquire``).
+    def set_up(self, share: Share) -> None:
+        """Load the extractors once per process.
 
         Raises:
             ImagepivotError: weights or device are missing, or differ from the plan.
@@ -174,36 +174,32 @@ class ShardExtractor:
 
         if self.threads:
             torch.set_num_threads(self.threads)
-        self._pool = share(lambda: load_pool(self.job, self.threads, self.gpus))
+        self._pool: ExtractorPool = share(lambda: load_pool(self.job, self.threads, self.gpus))
         for fingerprint in self._pool.fingerprints:
             check_fingerprint(self.job, planned_fingerprint(self.output), fingerprint)
 
-    def __call__(self, shard_and_chunks: tuple[int, Iterable[RefChunk]]) -> None:
-        """Write one shard in a local worker, which is set up before its first."""
-        if self._pool is None:
-            self.set_up()
-        self.extract(*shard_and_chunks)
-
-    def extract(self, shard: int, chunks: Iterable[RefChunk]) -> None:
-        """Write one shard, and count its images, failures, times and bytes.
+    def write(self, shard: tuple[int, Iterable[RefChunk]]) -> int:
+        """Write a shard from its chunks, and count images, failures, times and bytes.
 
         Chunks hold references or staged copies, or are empty.
 
         Raises:
             InputError: see `pipelines.features.feature_shards.write_feature_shard`.
         """
-        self.meter.start_shard(shard)
+        index, chunks = shard
+        self.meter.start_shard(index)
         refs, copied = from_chunks(chunk for chunk in chunks if chunk)
         images = self.job.open_images()
-        if self.copies is not None:
-            images = StagedImages(images, self.copies.folder, {copy.uri: copy for copy in copied})
-        assert self._pool is not None, "it is not set up"
+        if self.copies is not None and isinstance(images, ImagesInParquet):
+            staged = {copy.uri: copy for copy in copied}
+            images = StagedImages(images.folder, images.pattern, images.ids, staging=self.copies.folder, staged=staged)
         with self._pool.extractor() as loaded:
-            tally = write_feature_shard(self.output, shard, refs, self.job.policy, images, loaded, on_batch=self._show)
+            tally = write_feature_shard(self.output, index, refs, self.job.policy, images, loaded, on_batch=self._show)
         if self.job.policy.update:
             self.meter.add(new=tally.new, changed=tally.changed, removed=tally.removed, rewritten=tally.rewritten)
-        stored = self.output.folder.stat(self.output.name(shard))
+        stored = self.output.folder.stat(self.output.name(index))
         self.meter.finish_shard(bytes_written=0 if stored is None else stored.size)
+        return index
 
     def _show(self, batch: Tally) -> None:
         self.meter.add(

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.utils.shared import Shared
 
-from pipelines.features.ref_chunks import Kept, RefChunk, chunk_refs, listed_refs
+from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs
 from pipelines.features.shard_worker import ShardExtractor
 from pipelines.features.stage_images import copy_images, row_group_batches, select_refs
 from pipelines.inputs.images.archives import ImagesInParquet
@@ -27,47 +26,14 @@ from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Accelerator
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
-from pipelines.running.transforms import CreateAfterPreflight, check_root
+from pipelines.running.transforms import CreateAfterPreflight, WriteShardFn, check_root
 from schemas.writing.output import OutputDataset
-
-
-class _ExtractShardFn(beam.DoFn):
-    def __init__(self, extractor: ShardExtractor) -> None:
-        self._extractor = extractor
-        self._shared = Shared()
-
-    def setup(self) -> None:
-        self._extractor.set_up(self._shared.acquire)
-
-    def process(self, element: tuple[int, Iterable[RefChunk]]) -> Iterator[int]:
-        shard, chunks = element
-        self._extractor.extract(shard, chunks)
-        yield shard
 
 
 def _list_images(
     kept: Kept, job: FeaturesJob, to_chunks: Callable[[Iterable[ImageRef]], Iterator[Any]]
 ) -> Iterator[tuple[int, Any]]:
     return to_chunks(listed_refs(job, kept))
-
-
-@dataclass(eq=False)
-class CopyImages(beam.PTransform):
-    """Copy images to the staging area; yields shard index and chunk of copies."""
-
-    job: FeaturesJob
-    output: OutputDataset
-    copies: StagingArea
-
-    def expand(self, portions: beam.PCollection) -> beam.PCollection:
-        """Copy each batch in one call; an update first selects images by shard."""
-        if not self.job.policy.update and not self.job.policy.retry_failed:
-            wanted = portions | "AllImages" >> beam.Values()
-        else:
-            choose = beam.FlatMap(select_refs, self.job, self.output, None)
-            wanted = portions | "GroupByShard" >> beam.GroupByKey() | "WantedImages" >> choose
-        copy = beam.FlatMap(copy_images, self.job.open_images(), self.copies, self.output.shards, None)
-        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy
 
 
 @dataclass(eq=False)
@@ -103,7 +69,7 @@ class ExtractFeatures(beam.PTransform):
         gpus, hints = (self.accelerator.count, self.accelerator.hints()) if self.accelerator is not None else (0, {})
         # Only the launcher compares digests of versions; without them the graph is small.
         output = replace(self.output, version_digests=None)
-        extract = beam.ParDo(_ExtractShardFn(ShardExtractor(self.job, output, self.meter, gpus=gpus, copies=self.copies)))
+        extract = beam.ParDo(WriteShardFn(ShardExtractor(self.job, output, self.meter, gpus=gpus, copies=self.copies)))
         # With an empty chunk per shard, shards without images are written, too.
         todo = [(shard, b"") for shard in self.output.missing(self.finished)]
         # Row groups cross the parts of a listing, and each is copied once: one worker lists them all.
@@ -117,8 +83,7 @@ class ExtractFeatures(beam.PTransform):
         if self.copies is not None and isinstance(images, ImagesInParquet):
             to_batches = partial(row_group_batches, images, **options)
             portions = start | "ListPortions" >> beam.FlatMap(_list_images, self.job, to_batches)
-            copy = CopyImages(self.job, output, self.copies)
-            refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), portions | "CopyImages" >> copy]
+            refs = [portions | "Refs" >> beam.MapTuple(lambda shard, batch: (shard, batch[1])), self._copy(portions, output)]
         else:
             refs = [start | "ListImages" >> beam.FlatMap(_list_images, self.job, partial(chunk_refs, **options))]
         return (
@@ -127,3 +92,13 @@ class ExtractFeatures(beam.PTransform):
             | "GroupByShard" >> beam.GroupByKey()  # Also the fusion break before the model.
             | "ExtractShard" >> extract.with_resource_hints(**hints)
         )
+
+    def _copy(self, portions: beam.PCollection, output: OutputDataset) -> beam.PCollection:
+        """Copy images to the staging area by batch; an update first selects them by shard."""
+        if not self.job.policy.update and not self.job.policy.retry_failed:
+            wanted = portions | "AllImages" >> beam.Values()
+        else:
+            choose = beam.FlatMap(select_refs, self.job, output, None)
+            wanted = portions | "GroupPortions" >> beam.GroupByKey() | "WantedImages" >> choose
+        copy = beam.FlatMap(copy_images, self.job.open_images(), self.copies, output.shards, None)
+        return wanted | "GroupByPortion" >> beam.GroupByKey() | "CopyPortion" >> copy

@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "compare": ("runs",),
     "embed": ("run", "features", "captions", "token_features"),
     "sts": ("places", "vectors", "truecaser"),
+    "search": ("run", "features", "embeddings", "truecaser", "images", "captions"),
     "figures": ("run", "captions", "features", "token_features", "images", "memory_map"),
     "reproduce": (*_CORPUS, "sts", "truecaser"),
 }
@@ -50,8 +51,9 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 _DEFAULTS = {"features": {"update": True}, "train": {"resume": True}, "view": {"overwrite": True}}
 """Default values for steps, with which a command can run again."""
 
-_SUFFIXES = {"view": ".png"}
-_NAMED = {"weights": r"default|[^/]*:.*", "model": r"[\w.-]+(/[\w.-]+)?|(open_clip|sentence):.+"}
+_SUFFIXES = {"view": ".png", "search": ".html"}
+_JOINT = "(open_clip|sentence):.+"
+_NAMED = {"weights": r"default|[^/]*:.*", "model": rf"[\w.-]+(/[\w.-]+)?|{_JOINT}", "run": _JOINT}
 """Parameters that may be a name, as a pattern, instead of a location; an existing location wins."""
 
 _VARIABLES = re.compile(

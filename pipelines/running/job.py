@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import ShardWork, write_missing
-from pipelines.running.process_pool import Map, open_workers
+from pipelines.running.process_pool import Map, ShardWorker, open_workers
 from schemas.errors import CommittedError, DatasetError, ImagepivotError, LostJobError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
 from schemas.process.shutdown import DetachedError
-from schemas.writing.dataset_writer import complete_dataset
+from schemas.writing.dataset_writer import commit, complete_dataset
 from schemas.writing.output import OutputDataset, is_temporary
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
     from pipelines.running.preflight import PreflightCheck
 
-Build: TypeAlias = "Callable[[beam.Pipeline, frozenset[int], PreflightCheck | None], object]"
-RunHere: TypeAlias = Callable[[frozenset[int], Map], bool | None]
+Build: TypeAlias = "Callable[[beam.Pipeline, frozenset[int], PreflightCheck | None], beam.PCollection]"
+RunHere: TypeAlias = Callable[[frozenset[int], Map], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class DatasetJob:
     Attributes:
         policy: reuse of an existing dataset in the folder.
         execution: runner and workers.
-        build: adds the transforms to a pipeline of Beam, given the finished shards and the preflight check.
-        run_here: writes the shards with local workers, given the finished ones, and returns whether it has committed.
+        build: adds the transforms to a pipeline, given finished shards and preflight check; returns the input of `CommitDataset`.
+        run_here: writes the shards with local workers, given the finished ones, and returns the paths of other files, if any.
         extras: extras that workers on other machines need.
         check_launcher: raises if this machine cannot run the job; called before anything is replaced.
         check_worker: part of the preflight check for this kind of job.
-        task: task of an array job, which does not commit; None for a whole dataset.
-        libraries: distributions whose versions affect the content, if neither ``build`` nor ``run_here`` commits.
+        task: task of an array job; None for a whole dataset.
+        libraries: distributions whose versions affect the content.
         meter: shows counts of workers on other machines.
     """
 
@@ -93,15 +92,14 @@ def run_job(job: DatasetJob) -> Manifest:
         preflight = PreflightCheck(folder, job.check_worker)
         watch = partial(remote.watch, execution=execution, output=folder, meter=job.meter)
 
-    def run(finished: frozenset[int]) -> bool:
+    def run(finished: frozenset[int]) -> Manifest | None:
         try:
-            if execution.is_local:
-                with open_workers(execution.local_workers) as workers:
-                    return bool(job.run_here(finished, workers))
-            from pipelines.running.runner import run_pipeline
-
-            run_pipeline(lambda pipeline: job.build(pipeline, finished, preflight), execution, extras=job.extras, watch=watch)
-            return job.task is None
+            if not execution.is_local:
+                _run_pipeline(job, execution, finished, preflight, watch)
+                return Manifest.read(folder)
+            with open_workers(execution.local_workers) as workers:
+                files = job.run_here(finished, workers)
+            return commit(output, libraries=job.libraries, files=files or ()) if job.task is None else None
         except BaseException as error:
             may_continue = preflight is not None and isinstance(error, (DetachedError, LostJobError, KeyboardInterrupt))
             # Temporary files may belong to another task. In an object store only remote workers leave any.
@@ -123,35 +121,46 @@ def run_job(job: DatasetJob) -> Manifest:
         return complete()
 
 
-def run_per_shard(
-    output: OutputDataset,
-    work: ShardWork,
-    policy: ReusePolicy,
-    execution: Execution,
-    *,
-    libraries: tuple[str, ...],
-    **settings: Any,
-) -> Manifest:
-    """Write each missing shard from the same shard of the inputs.
+def run_per_shard(worker: ShardWorker, policy: ReusePolicy, execution: Execution, **settings: Any) -> Manifest:
+    """Write each missing shard from the same shard of the inputs, without a shuffle.
 
-    ``work`` writes one shard. The settings are other fields of `DatasetJob`; result and errors are those of `run_job`.
+    The settings are other fields of `DatasetJob`; result and errors are those of `run_job`.
     """
+    output = worker.output
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
-        from pipelines.running.transforms import CommitDataset, WriteShards, spread_shards
+    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> beam.PCollection:
+        from pipelines.running.transforms import WriteShards, spread_shards
 
-        shards = spread_shards(pipeline, output.missing(finished), check)
-        written = shards | "WriteShards" >> WriteShards(output, work)
-        _ = written | "CommitDataset" >> CommitDataset(output, libraries=libraries)
+        return spread_shards(pipeline, output.missing(finished), check) | "WriteShards" >> WriteShards(worker)
 
-    write = partial(write_missing, output, work)
-    return run_job(DatasetJob(output, policy, execution, build, write, libraries=libraries, **settings))
+    def run_here(finished: frozenset[int], run: Map) -> None:
+        for _ in run(worker, output.missing(finished)):
+            pass
+
+    return run_job(DatasetJob(output, policy, execution, build, run_here, **settings))
+
+
+def _run_pipeline(
+    job: DatasetJob,
+    execution: Execution,
+    finished: frozenset[int],
+    check: PreflightCheck | None,
+    watch: Callable[[Any], None] | None,
+) -> None:
+    """Run a pipeline that writes the unfinished shards, and commits."""
+    from pipelines.running.runner import run_pipeline
+    from pipelines.running.transforms import CommitDataset
+
+    def build(pipeline: beam.Pipeline) -> None:
+        written = job.build(pipeline, finished, check)
+        _ = written | "CommitDataset" >> CommitDataset(job.output, libraries=job.libraries)
+
+    run_pipeline(build, execution, extras=job.extras, watch=watch)
 
 
 def _write_template(job: DatasetJob) -> NoReturn:
     """Write a Dataflow template for all shards, finished or not."""
     from pipelines.running.preflight import PreflightCheck
-    from pipelines.running.runner import run_pipeline
 
     output, execution, folder = job.output, job.execution, job.output.folder
     if execution.detach:
@@ -165,10 +174,7 @@ def _write_template(job: DatasetJob) -> NoReturn:
     folder.check_writable()
     for name, data in output.files.items():
         folder.put(name, data)  # As a run does before its job.
-    preflight = PreflightCheck(folder, job.check_worker)
-    run_pipeline(
-        lambda pipeline: job.build(pipeline, frozenset(), preflight), execution, extras=job.extras, watch=lambda result: None
-    )
+    _run_pipeline(job, execution, frozenset(), PreflightCheck(folder, job.check_worker), lambda result: None)
     raise DetachedError(
         f"the template is written to {execution.template!r}. Launch it once: the job writes {folder.location!r}, which must be "
         "empty until then"

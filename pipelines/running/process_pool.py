@@ -1,4 +1,4 @@
-"""Local worker processes, which call one function after another.
+"""Local worker processes, which call functions, and writers of shards in workers.
 
 A worker is a new Python process rather than a fork, since the threads of the launcher may hold locks, and does not import the
 user's script, as the processes of ``multiprocessing`` do. Functions and values travel as pickles over a socket pair each.
@@ -15,15 +15,17 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from schemas.errors import ImagepivotError, UsageError, errno_of
 from schemas.process.resources import keep_freed_memory, reduce_gc, skip_pandas
+from schemas.writing.output import OutputDataset
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -43,6 +45,32 @@ WORKER_INDEX = "IMAGEPIVOT_WORKER_INDEX"
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PARENT_SECONDS = 0.2  # Between two looks at whether the launcher lives.
+
+
+Share: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Calls its argument once per process, and returns that result in all threads (`apache_beam.utils.shared.Shared.acquire`)."""
+
+
+class ShardWorker(ABC):
+    """Writer of shards in a worker process; picklable before `set_up`."""
+
+    output: OutputDataset
+    _is_set_up = False
+
+    @abstractmethod
+    def set_up(self, share: Share) -> None:
+        """Load the state for all shards; ``share`` loads the part that threads share."""
+
+    @abstractmethod
+    def write(self, shard: Any) -> int:
+        """Write a shard, given its index, or index and inputs; return its index."""
+
+    def __call__(self, shard: Any) -> int:
+        """Write a shard in a local worker, which is set up before its first."""
+        if not self._is_set_up:
+            self.set_up(lambda load: load())
+            self._is_set_up = True
+        return self.write(shard)
 
 
 class Map(Protocol):

@@ -62,17 +62,18 @@ def read_range(content: bytes | FileRange) -> bytes:
         return file.read(length)
 
 
-def write_ranges(contents: Iterable[tuple[Key, bytes]], path: Path) -> list[tuple[Key, FileRange]]:
-    """Write contents to a new file, and return their ranges.
+def write_ranges(contents: Iterable[tuple[Key, bytes | FileRange]], path: Path) -> list[tuple[Key, FileRange]]:
+    """Write contents to a new file, and return their ranges; ranges of others stay.
 
     Raises:
         DatasetError: the file cannot be written.
     """
     ranges: list[tuple[Key, FileRange]] = []
     with storage_errors(str(path)), path.open("xb") as file:
-        for key, data in contents:
-            ranges.append((key, (str(path), file.tell(), len(data))))
-            file.write(data)
+        for key, content in contents:
+            ranges.append((key, (str(path), file.tell(), len(content)) if isinstance(content, bytes) else content))
+            if isinstance(content, bytes):
+                file.write(content)
     return ranges
 
 

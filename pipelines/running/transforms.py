@@ -9,10 +9,10 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
-from pipelines.running.per_shard import ShardWork
 from pipelines.running.preflight import PreflightCheck
+from pipelines.running.process_pool import ShardWorker
 from schemas.errors import UsageError
-from schemas.writing.dataset_writer import Statistics, commit, write_shards
+from schemas.writing.dataset_writer import Statistics, commit
 from schemas.writing.output import OutputDataset
 
 
@@ -61,30 +61,31 @@ def spread_shards(pipeline: beam.Pipeline, shards: Iterable[int], check: Preflig
     return pipeline | "ListShards" >> CreateAfterPreflight(shards, check) | "SpreadShards" >> beam.Reshuffle()  # Fusion break.
 
 
-class _WriteShardFn(beam.DoFn):
-    def __init__(self, output: OutputDataset, work: ShardWork) -> None:
-        self._output = output
-        self._work = work
+class WriteShardFn(beam.DoFn):
+    """Write a shard, see `ShardWorker`; yields its index."""
+
+    def __init__(self, worker: ShardWorker) -> None:
+        self._worker = worker
         self._shared = Shared()
 
     def setup(self) -> None:
-        self._work.set_up(self._shared.acquire)
+        """Load the state for all shards of this process."""
+        self._worker.set_up(self._shared.acquire)
 
-    def process(self, shard: int) -> Iterator[int]:
-        write_shards(self._output, [shard], self._work.write)
-        yield shard
+    def process(self, shard: Any) -> Iterator[int]:
+        """Write a shard."""
+        yield self._worker.write(shard)
 
 
 @dataclass(eq=False)
 class WriteShards(beam.PTransform):
     """Write shards by index; yields the index of each written shard."""
 
-    output: OutputDataset
-    work: ShardWork
+    worker: ShardWorker
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         """Write each shard from the same shard of the inputs, without a shuffle."""
-        return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self.output, self.work))
+        return shards | "WriteShard" >> beam.ParDo(WriteShardFn(self.worker))
 
 
 @dataclass(eq=False)

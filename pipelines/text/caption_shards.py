@@ -32,9 +32,6 @@ from schemas.writing.shard_writer import open_shard
 BLOCK_SCHEMA = CAPTION_COLUMNS.append(pa.field("position", pa.int64()))
 """Columns of a block as read. ``position`` sorts captions in the order of the source: by part, then by place in the part."""
 
-LIBRARIES = ("apache-beam", "sacremoses")
-"""Distributions with versions in the manifest of captions."""
-
 _READERS = 16
 """Number of groups of parts. The captions of a group are gathered together, so that many small files yield few runs."""
 

@@ -9,22 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipelines.inputs.captions.base import CaptionSource, Part, Selection
+from pipelines.inputs.captions.base import Selection
 from pipelines.jobs import CaptionsJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map, by_key
 from pipelines.running.spill_files import spill_folder
-from pipelines.text.caption_shards import (
-    LIBRARIES,
-    group_parts,
-    learn_truecasers,
-    list_sorted_runs,
-    write_caption_shard,
-)
+from pipelines.text.caption_shards import group_parts, learn_truecasers, list_sorted_runs, write_caption_shard
 from pipelines.text.moses import load_recipe
 from pipelines.text.truecasing import TRUECASER_FILES, load_truecasers, truecaser_inputs, write_truecaser
 from schemas.errors import UsageError
@@ -32,15 +26,9 @@ from schemas.manifest import Manifest
 from schemas.options import takes_fields
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_count import TEXT_SHARD_BYTES, check_shard_bytes, choose_shards, known_shards
-
-if TYPE_CHECKING:
-    import apache_beam as beam
-
-    from pipelines.running.preflight import PreflightCheck
 
 _COMPRESSED = (".gz", ".parquet")
 _COMPRESSION = 4
@@ -68,12 +56,12 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
     execution = execution.for_text(_text_bytes(inputs), _BYTES_OF_WORKER)
     output = replace(plan_captions(job, inputs, models), max_failures=execution.commit_limit)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+    def build(*arguments: Any) -> Any:
         from pipelines.text.transforms import build_captions
 
-        build_captions(pipeline, finished, check, job=job, output=output, models=models, meter=meter)
+        return build_captions(*arguments, job=job, output=output, models=models, meter=meter)
 
-    def run_here(finished: frozenset[int], run: Map) -> bool:
+    def run_here(finished: frozenset[int], run: Map) -> tuple[str, ...]:
         steps = load_recipe(job.recipe)
         skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
         with spill_folder(output.folder) as folder:
@@ -95,18 +83,15 @@ def prepare_captions(job: CaptionsJob, execution: Execution = Execution(), meter
             )
             for _ in run(write, ((shard, runs.pop(shard, [])) for shard in output.missing(finished))):
                 pass
-        commit(output, libraries=LIBRARIES, files=files)
-        return True
+        return files
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    check = None if execution.is_local else partial(_read_first, source, parts)
-    return run_job(DatasetJob(output, policy, execution, build, run_here, check_launcher=check, meter=meter))
-
-
-def _read_first(source: CaptionSource, parts: list[Part]) -> None:
-    """Read the first captions, so that a broken table fails before Beam is loaded."""
-    for part in parts[:1]:
-        next(iter(source.tables(part, Selection())), None)
+    # A broken table fails before Beam is loaded.
+    check = None if execution.is_local or not parts else lambda: next(source.tables(parts[0], Selection()), None)
+    libraries = ("apache-beam", "sacremoses")
+    return run_job(
+        DatasetJob(output, policy, execution, build, run_here, check_launcher=check, libraries=libraries, meter=meter)
+    )
 
 
 def plan_captions(job: CaptionsJob, inputs: list[dict[str, Any]], models: Mapping[str, str] | None = None) -> OutputDataset:

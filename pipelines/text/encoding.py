@@ -14,7 +14,7 @@ from pipelines.jobs import EncodeJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
-from pipelines.running.per_shard import Share
+from pipelines.running.process_pool import ShardWorker, Share
 from pipelines.text.token_counts import execution_for, open_captions_dataset
 from schemas.dataset import Dataset, open_dataset
 from schemas.kinds import CAPTIONS, ENCODED
@@ -25,7 +25,7 @@ from schemas.storage.folder import Folder
 from schemas.vocabulary import END, SPECIALS, START, UNK, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import ShardWriter
+from schemas.writing.shard_writer import open_shard
 
 
 @takes_fields(EncodeJob)
@@ -51,36 +51,39 @@ def encode_captions(job: EncodeJob, execution: Execution = Execution(), meter: M
         shards=captions.num_shards,
         notes=job.notes.to_json(),
     ).made_from(captions, vocabulary)
-    work = ShardEncoder(captions, vocabulary, job.max_length, meter)
+    worker = ShardEncoder(captions, vocabulary, job.max_length, output, meter)
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_per_shard(output, work, policy, execution, libraries=("apache-beam",), meter=meter)
+    return run_per_shard(worker, policy, execution, libraries=("apache-beam",), meter=meter)
 
 
 @dataclass(eq=False)
-class ShardEncoder:
-    """Encoder of caption shards: a `pipelines.running.per_shard.ShardWork`."""
+class ShardEncoder(ShardWorker):
+    """Encoder of caption shards."""
 
     captions: Dataset
     vocabulary: Dataset
     max_length: int
+    output: OutputDataset
     meter: Meter = Meter()
 
     def set_up(self, share: Share) -> None:
         """Read the vocabulary."""
         self._vocabulary = self.vocabulary.vocabulary()
 
-    def write(self, shard: int, writer: ShardWriter) -> None:
+    def write(self, shard: int) -> int:
         """Write the encoded captions of a shard."""
         self.meter.start_shard(shard)
         total: Counter[str] = Counter()
         tables = (pa.Table.from_batches([batch]) for batch in self.captions.shard_batches(shard))
-        for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
-            table, statistics = encode_table(captions, self._vocabulary, self.max_length)
-            writer.write(table)
-            total.update(statistics)
-            self.meter.add(captions=table.num_rows)
-        writer.statistics = total
+        with open_shard(self.output, shard) as writer:
+            for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
+                table, statistics = encode_table(captions, self._vocabulary, self.max_length)
+                writer.write(table)
+                total.update(statistics)
+                self.meter.add(captions=table.num_rows)
+            writer.statistics = total
         self.meter.finish_shard()
+        return shard
 
 
 def encode_table(captions: pa.Table, vocabulary: Vocabulary, max_length: int) -> tuple[pa.Table, dict[str, int]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from operator import attrgetter
@@ -34,7 +34,6 @@ from schemas.errors import InputError
 from schemas.keys import CaptionKey, shard_of
 from schemas.kinds import KEY_COLUMNS
 from schemas.storage.folder import TEMPORARY_MARK
-from schemas.storage.storage_errors import storage_errors
 
 RUN_BYTES = 128 << 10
 """Bytes of a run, before compression: about a thousand captions. Merging holds at most one run of each gathering."""
@@ -98,19 +97,10 @@ def read_run(run: SortedRun) -> pa.Table:
 
 
 @contextmanager
-def spill_to_disk(runs: Iterable[SortedRun]) -> Iterator[list[SortedRun]]:
+def spill_to_disk(runs: Iterable[SortedRun]) -> Iterator[Sequence[SortedRun]]:
     """Spill the bytes of runs to a temporary file inside the block."""
-    with tempfile.NamedTemporaryFile(prefix="imagepivot-") as file:
-        spilled: list[SortedRun] = []
-        with storage_errors(file.name):
-            for first, content in runs:
-                if isinstance(content, bytes):
-                    spilled.append((first, (file.name, file.tell(), len(content))))
-                    file.write(content)
-                else:
-                    spilled.append((first, content))
-            file.flush()
-        yield spilled
+    with tempfile.TemporaryDirectory(prefix="imagepivot-") as folder:
+        yield write_ranges(runs, Path(folder) / "runs")
 
 
 def merge_runs(runs: Iterable[SortedRun]) -> Iterator[pa.Table]:

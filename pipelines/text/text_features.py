@@ -23,7 +23,7 @@ from pipelines.jobs import TextFeaturesJob
 from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter, failure_counts
-from pipelines.running.per_shard import Share
+from pipelines.running.process_pool import ShardWorker, Share
 from pipelines.text.moses import unescape
 from pipelines.text.token_counts import open_captions_dataset, sum_counters
 from schemas.console.tables import Column, Row, Table
@@ -37,7 +37,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import add_statistics, read_compatible
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import ShardWriter
+from schemas.writing.shard_writer import open_shard
 
 if TYPE_CHECKING:
     from extractors.tokens.sentence_encoders import SentenceModel
@@ -62,24 +62,17 @@ def extract_text_features(job: TextFeaturesJob, execution: Execution = Execution
         UsageError: this machine lacks the device or a package.
     """
     job, captions, output = _plan(job, execution)
-    if execution.is_local and not execution.workers:
-        execution = replace(execution, workers=1)
+    execution = replace(execution, default_workers=lambda: 1)
     workers = execution.local_workers if execution.is_local else 1
     threads = max(1, (os.cpu_count() or 1) // workers) if workers > 1 else 0
 
     is_open_clip = job.model.startswith(OPEN_CLIP)
+    joint_libraries = ("open_clip_torch", "timm") if is_open_clip else ()
     return run_per_shard(
-        output,
         TextFeatureExtractor(job, captions, output, meter, threads),
         ReusePolicy(overwrite=job.overwrite, verify=job.verify),
         execution,
-        libraries=(
-            "apache-beam",
-            *(("open_clip_torch", "timm") if is_open_clip else ()),
-            "tokenizers",
-            "torch",
-            "transformers",
-        ),
+        libraries=("apache-beam", *joint_libraries, "tokenizers", "torch", "transformers"),
         extras=("text", "extractors", "bert", *(("clip",) if is_open_clip else ())),
         check_launcher=job.check_device if execution.is_local else None,
         check_worker=partial(_check_worker, job, output),
@@ -136,8 +129,8 @@ def _check_worker(job: TextFeaturesJob, output: OutputDataset) -> None:
 
 
 @dataclass(eq=False)
-class TextFeatureExtractor:
-    """Extractor of text vectors: a `pipelines.running.per_shard.ShardWork`.
+class TextFeatureExtractor(ShardWorker):
+    """Extractor of text vectors.
 
     Attributes:
         threads: torch threads in each worker; 0: torch's default.
@@ -165,24 +158,26 @@ class TextFeatureExtractor:
         self.job.check_model(self.output, self._extractor)
         self._sample_outputs = sample_outputs(self._extractor)
 
-    def write(self, shard: int, writer: ShardWriter) -> None:
+    def write(self, shard: int) -> int:
         """Write the vectors of a shard."""
         self.meter.start_shard(shard)
         total: dict[str, Any] = {}
-        for batch in self.captions.shard_batches(shard, batch_size=_BLOCK):
-            table = pa.Table.from_batches([batch])
-            rows, failures, statistics = (
-                text_vector_rows(table, self._extractor, self.job.batch_size)
-                if self.output.kind == "embeddings"
-                else token_feature_rows(table, self._extractor, self.job.max_tokens, self.job.batch_size)
-            )
-            writer.write(rows)
-            writer.add_failures(failures)
-            add_statistics(total, statistics)
-            reasons = Counter(failure["reason"] for failure in failures)
-            self.meter.add(captions=batch.num_rows, **failure_counts(reasons))
-        writer.statistics, writer.sample_outputs = total, self._sample_outputs
+        with open_shard(self.output, shard) as writer:
+            for batch in self.captions.shard_batches(shard, batch_size=_BLOCK):
+                table = pa.Table.from_batches([batch])
+                rows, failures, statistics = (
+                    text_vector_rows(table, self._extractor, self.job.batch_size)
+                    if self.output.kind == "embeddings"
+                    else token_feature_rows(table, self._extractor, self.job.max_tokens, self.job.batch_size)
+                )
+                writer.write(rows)
+                writer.add_failures(failures)
+                add_statistics(total, statistics)
+                reasons = Counter(failure["reason"] for failure in failures)
+                self.meter.add(captions=batch.num_rows, **failure_counts(reasons))
+            writer.statistics, writer.sample_outputs = total, self._sample_outputs
         self.meter.finish_shard()
+        return shard
 
 
 def token_feature_rows(

@@ -25,9 +25,6 @@ from schemas.writing.shard_writer import open_shard
 CaptionGroup: TypeAlias = tuple[str, str, str]
 """Portion, split and language of captions."""
 
-LIBRARIES = ("apache-beam",)
-"""Distributions with versions in the manifest of a vocabulary."""
-
 _BYTES_OF_WORKER = 16 << 20
 """Bytes of captions in shards for each local worker that counts or encodes, see `Execution.for_text`."""
 

@@ -12,8 +12,7 @@ from pipelines.inputs.captions.base import INDEX_ADVICE, CaptionSource, Selectio
 from pipelines.jobs import CaptionsJob, TextFeaturesJob, VocabularyJob
 from pipelines.running.meter import Meter
 from pipelines.running.preflight import PreflightCheck
-from pipelines.running.transforms import CommitDataset, CreateAfterPreflight, WriteShards, spread_shards
-from pipelines.text import caption_shards, token_counts
+from pipelines.running.transforms import CreateAfterPreflight, WriteShards, spread_shards
 from pipelines.text.caption_shards import block_forms, group_parts, read_sorted_runs, write_caption_shard
 from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import read_run
@@ -143,7 +142,7 @@ def build_captions(
     output: OutputDataset,
     models: Mapping[str, str] | None,
     meter: Meter,
-) -> None:
+) -> beam.PCollection:
     """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
     steps, source = load_recipe(job.recipe), job.open_captions()
     skip_shards = frozenset() if steps.truecase and models is None else finished  # Truecasers learn from all captions.
@@ -158,7 +157,7 @@ def build_captions(
         written.append(truecasers | "WriteTruecasers" >> write)
     tokenize = TokenizeCaptions(output, steps, truecasers, finished, source.repeat_advice, meter)
     written.append(runs | "TokenizeCaptions" >> tokenize)
-    _ = written | "AllDone" >> beam.Flatten() | "CommitDataset" >> CommitDataset(output, libraries=caption_shards.LIBRARIES)
+    return written | "AllDone" >> beam.Flatten()
 
 
 # --- vocabulary ------------------------------------------------------------------------------------------------------
@@ -225,15 +224,13 @@ def build_counts(
     captions: Dataset,
     output: OutputDataset,
     meter: Meter,
-) -> None:
+) -> beam.PCollection:
     """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
     if finished:
         restore = beam.Map(lambda _, output: (restore_text(output),), output)
-        written = pipeline | "VocabularyIsThere" >> CreateAfterPreflight([b""], check) | "WriteText" >> restore
-    else:
-        counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
-        written = counts | "BuildVocabulary" >> BuildVocabulary(job, output)
-    _ = written | "CommitDataset" >> CommitDataset(output, libraries=token_counts.LIBRARIES)
+        return pipeline | "VocabularyIsThere" >> CreateAfterPreflight([b""], check) | "WriteText" >> restore
+    counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
+    return counts | "BuildVocabulary" >> BuildVocabulary(job, output)
 
 
 # --- shard by shard --------------------------------------------------------------------------------------------------
@@ -252,7 +249,7 @@ class EncodeCaptions(WriteShards):
     def __init__(
         self, captions: Dataset, vocabulary: Dataset, max_length: int, output: OutputDataset, meter: Meter = Meter()
     ) -> None:
-        super().__init__(output, ShardEncoder(captions, vocabulary, max_length, meter))
+        super().__init__(ShardEncoder(captions, vocabulary, max_length, output, meter))
 
 
 class ExtractTokenFeatures(WriteShards):
@@ -272,4 +269,4 @@ class ExtractTokenFeatures(WriteShards):
     def __init__(
         self, job: TextFeaturesJob, captions: Dataset, output: OutputDataset, meter: Meter = Meter(), threads: int = 0
     ) -> None:
-        super().__init__(output, TextFeatureExtractor(job, captions, output, meter, threads))
+        super().__init__(TextFeatureExtractor(job, captions, output, meter, threads))

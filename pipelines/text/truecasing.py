@@ -21,6 +21,7 @@ from functools import lru_cache
 from itertools import dropwhile, pairwise
 from typing import Any
 
+from pipelines.running.process_pool import by_key
 from pipelines.text.moses import LETTERS, lower
 from schemas.errors import InputError
 from schemas.fingerprints import sha256_of_bytes
@@ -97,14 +98,11 @@ class TruecaseModel:
 
         A line is ``best (count/total) other (count) ...``, the other forms by decreasing count, then by code point.
         """
-        others: dict[str, list[str]] = {word_type: [] for word_type in self.best}
-        for form in self.counts:
-            word_type = lower(form)
-            if form != self.best[word_type]:
-                others[word_type].append(form)
+        forms_by_type = by_key((lower(form), form) for form in self.counts)
         lines = []
         for word_type, best in sorted(self.best.items()):
-            forms = sorted(others[word_type], key=lambda form: (-self.counts[form], form))
+            others = (form for form in forms_by_type[word_type] if form != best)
+            forms = sorted(others, key=lambda form: (-self.counts[form], form))
             total = self.counts[best] + sum(self.counts[form] for form in forms)
             head = f"{best} ({_number(self.counts[best])}/{_number(total)})"
             lines.append(" ".join([head, *(f"{form} ({_number(self.counts[form])})" for form in forms)]) + "\n")

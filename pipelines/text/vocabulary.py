@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
@@ -17,7 +17,6 @@ from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
 from pipelines.text.token_counts import (
-    LIBRARIES,
     count_shard,
     execution_for,
     open_captions_dataset,
@@ -33,14 +32,8 @@ from schemas.options import takes_fields
 from schemas.parameters import VocabularyParameters
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAME
-from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ReusePolicy
-
-if TYPE_CHECKING:
-    import apache_beam as beam
-
-    from pipelines.running.preflight import PreflightCheck
 
 _MANY_UNKNOWN = 0.5  # A share of tokens.
 
@@ -117,19 +110,16 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         notes=job.notes.to_json(),
     ).made_from(captions)
 
-    def build(pipeline: beam.Pipeline, finished: frozenset[int], check: PreflightCheck | None) -> None:
+    def build(*arguments: Any) -> Any:
         from pipelines.text.transforms import build_counts
 
-        build_counts(pipeline, finished, check, job=job, captions=captions, output=output, meter=meter)
+        return build_counts(*arguments, job=job, captions=captions, output=output, meter=meter)
 
-    def run_here(finished: frozenset[int], run: Map) -> bool:
+    def run_here(finished: frozenset[int], run: Map) -> tuple[str, ...]:
         if finished:
-            name = restore_text(output)
-        else:
-            counts = run(partial(count_shard, captions=captions, meter=meter), range(captions.num_shards))
-            name = write_vocabulary(job, output, sum_by_key(chain.from_iterable(counts)))
-        commit(output, libraries=LIBRARIES, files=(name,))
-        return True
+            return (restore_text(output),)
+        counts = run(partial(count_shard, captions=captions, meter=meter), range(captions.num_shards))
+        return (write_vocabulary(job, output, sum_by_key(chain.from_iterable(counts))),)
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
-    return run_job(DatasetJob(output, policy, execution, build, run_here, meter=meter))
+    return run_job(DatasetJob(output, policy, execution, build, run_here, libraries=("apache-beam",), meter=meter))

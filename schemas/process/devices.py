@@ -46,6 +46,21 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Check that a device supports a precision.
+
+    Args:
+        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed precision:
+            convolutions and matrix products in 16 bits, results in float32).
+        device: from `resolve_device`.
+
+    Raises:
+        UsageError: the device does not support the precision.
+    """
+    if device.type == "cpu" and precision in ("tf32", "fp16"):
+        raise UsageError(f"precision {precision!r} needs a GPU, but the device is 'cpu': pass fp32 or bf16, or another device")
+
+
 def driver_cuda() -> int | None:
     """Return the newest CUDA of NVIDIA's driver, e.g. 12040 for 12.4, or None."""
     try:

@@ -16,9 +16,10 @@ step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from schemas.console import events
@@ -30,7 +31,7 @@ from schemas.manifest import FileEntry, Manifest, ShardEntries, ShardEntry
 from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
-from schemas.writing.output import PROBE_NAME, OutputDataset, is_leftover
+from schemas.writing.output import PROBE_NAME, OutputDataset, is_temporary
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
@@ -38,13 +39,6 @@ from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, p
 Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
 _MAX_RANGES = 20
-
-
-def write_shards(output: OutputDataset, indices: Iterable[int], write_shard: Callable[[int, ShardWriter], object]) -> None:
-    """Write shards sequentially in this process."""
-    for index in indices:
-        with open_shard(output, index) as shard:
-            write_shard(index, shard)
 
 
 def write_dataset(
@@ -63,14 +57,16 @@ def write_dataset(
     """
 
     def write_missing(finished: frozenset[int]) -> None:
-        write_shards(output, output.missing(finished), write_shard)
+        for index in output.missing(finished):
+            with open_shard(output, index) as shard:
+                write_shard(index, shard)
 
     return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
 
 
 def complete_dataset(
     output: OutputDataset,
-    write_missing: Callable[[frozenset[int]], bool | None],
+    write_missing: Callable[[frozenset[int]], Manifest | None],
     policy: ReusePolicy = ReusePolicy(),
     *,
     task: ArrayTask | None = None,
@@ -84,7 +80,7 @@ def complete_dataset(
 
     Args:
         output: the dataset.
-        write_missing: function that writes all shards except those with the given indices, and returns whether it committed.
+        write_missing: function that writes all shards except those with the given indices, and returns the manifest if it commits.
         policy: reuse of existing shards.
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
@@ -112,9 +108,7 @@ def complete_dataset(
         finished = state.finished_shards()
         state.clear()
         del state  # It holds the states of all shards.
-        if write_missing(finished):
-            return Manifest.read(output.folder)
-        return commit(output, libraries=libraries, statistics=statistics)
+        return write_missing(finished) or commit(output, libraries=libraries, statistics=statistics)
 
 
 def read_compatible(
@@ -144,7 +138,7 @@ def _probe(folder: Folder) -> None:
 def _complete_task(
     output: OutputDataset,
     task: ArrayTask,
-    write_missing: Callable[[frozenset[int]], bool | None],
+    write_missing: Callable[[frozenset[int]], object],
     policy: ReusePolicy,
     check: Callable[[], object],
     libraries: tuple[str, ...],
@@ -246,13 +240,9 @@ def _check_update(output: OutputDataset, policy: ReusePolicy) -> None:
 
 def _ranges(indices: Collection[int], limit: int | None = _MAX_RANGES) -> str:
     """Format sorted indices as schedulers do, e.g. ``0-3,7``."""
-    ranges: list[list[int]] = []
-    for index in indices:
-        if ranges and index == ranges[-1][1] + 1:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:limit])
+    runs = groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
+    ranges = [[index for _, index in pairs] for _, pairs in runs]
+    text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges[:limit])
     return text if limit is None or len(ranges) <= limit else f"{text} and more"
 
 
@@ -311,7 +301,7 @@ def commit(
         leftovers = [
             name
             for name in sorted(state.entries)
-            if is_leftover(name) or name in shards.stray or (output.is_other_file(name) and name not in files)
+            if is_temporary(name) or name in shards.stray or (output.is_other_file(name) and name not in files)
         ]
         folder.map(folder.delete, leftovers)
         publish_manifest(folder, manifest, state.entries)

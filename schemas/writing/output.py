@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from schemas.dataset import Dataset
 from schemas.fingerprints import fingerprint_of, sha256_of_json
 from schemas.keys import shard_name
 from schemas.kinds import schema_of
@@ -23,9 +24,6 @@ from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.vocabulary import TEXT_NAME
 from schemas.writing.reuse_policy import FailureLimit
-
-if TYPE_CHECKING:
-    from schemas.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,14 @@ LOCK_NAME = ".lock"
 PUBLISHING_NAME = ".publishing"
 """Lock file of the publication of a shard, or of a commit."""
 
-PROBE_NAME = ".probe"
-"""File written and deleted before a run, to check that a store is writable."""
+PROBE_NAME = f".probe{TEMPORARY_MARK}0"
+"""Temporary file that is written and deleted before a run, to check that a store is writable."""
 
 JOB_NAME = "_job.json"
 """Record of a job on other machines; not foreign."""
 
 _OF_SHARDS = re.compile(r"part-\d{5}-of-\d{5}\.parquet|(_failures|\.records)/part-\d{5}-of-\d{5}\.jsonl")
-_CONTROL = (MANIFEST_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME, PROBE_NAME)
+_CONTROL = (MANIFEST_NAME, JOB_NAME, LOCK_NAME, PUBLISHING_NAME)
 _TEMPORARY = re.compile(rf"(.*/)?\.[^/]+{re.escape(TEMPORARY_MARK)}\d.*", re.DOTALL)  # Also files in a temporary folder.
 _SIDE_NAMES = re.compile(rf"{re.escape(TEXT_NAME)}|_truecaser/[^/]+\.model|_names/(classes|attributes)")
 
@@ -136,13 +134,11 @@ def is_control_file(name: str) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file is left by a run that was killed while writing it."""
+    """Return whether a file is left by a run that was killed while writing it.
+
+    The next run deletes the file.
+    """
     return _TEMPORARY.fullmatch(name) is not None
-
-
-def is_leftover(name: str) -> bool:
-    """Return whether the next run deletes a file."""
-    return is_temporary(name) or name == PROBE_NAME
 
 
 def is_like_shard(name: str) -> bool:

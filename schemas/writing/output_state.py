@@ -32,8 +32,8 @@ from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, other_version
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import FileInfo, Folder
-from schemas.writing.output import OutputDataset, is_control_file, is_leftover, is_like_shard, is_of_shard, left_alone
-from schemas.writing.records import Record, read_record, record_name, write_record
+from schemas.writing.output import OutputDataset, is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
+from schemas.writing.records import Record, read_record, record_name
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import publishing
 
@@ -328,7 +328,8 @@ class OutputState:
         folder = self.output.folder
         foreign = self._foreign()
         others = sorted(name for name in foreign if not is_like_shard(name))
-        others = others if others and self._holds_dataset() else []
+        if MANIFEST_NAME not in self.entries and all(footer in (None, FOREIGN) for footer in self._footers.values()):
+            others = []  # Not the folder of a dataset.
         if refused := sorted(foreign - set(others)):
             raise DatasetError(
                 f"{folder.location!r} holds files that do not belong to a dataset, e.g. {refused[0]!r}: {written}. "
@@ -404,7 +405,7 @@ class OutputState:
             name
             for name in self.entries
             if (is_of_shard(name) and name not in retained)
-            or is_leftover(name)
+            or is_temporary(name)
             or (name in old and not self.output.is_other_file(name))
         ]
         folder.map(folder.delete, obsolete)
@@ -426,17 +427,14 @@ class OutputState:
                 folder.delete(MANIFEST_NAME)
 
     def _record_digest(self, index: int) -> None:
-        folder, name = self.output.folder, self.output.name(index)
+        folder = self.output.folder
         shard = read_state(self.output, index, self._own_manifest) if folder.is_local else self._states[index]
         if not shard.is_intact or shard.record is not None or shard.entry is None or shard.footer is None:
             return
         record = Record.of(shard.entry, shard.footer, sample_outputs=self._sample_outputs(shard))
-        beside = record_name(name)
-        if folder.is_local:
-            write_record(folder, name, record)
-        else:
-            old = self.entries[beside].tag if beside in self.entries else None
-            folder.put(beside, record.to_json_lines().encode(), if_match=old)
+        beside = record_name(self.output.name(index))
+        old = self.entries[beside].tag if beside in self.entries else None
+        folder.put(beside, record.to_json_lines().encode(), if_match=old)
 
     @cached_property
     def _manifest(self) -> Manifest | DatasetError | None:
@@ -478,13 +476,6 @@ class OutputState:
         shards = {name for name, footer in self._footers.items() if footer is FOREIGN and is_of_shard(name)}
         unlike = (name for name in self.entries if not is_of_shard(name) and name not in listed)
         return shards | {name for name in unlike if not (is_control_file(name) or self.output.is_other_file(name))}
-
-    def _holds_dataset(self) -> bool:
-        """Return whether the folder has a manifest or a shard of any dataset."""
-        if MANIFEST_NAME in self.entries:
-            return True
-        shards = (name for name in self.entries if name.startswith("part-"))
-        return any(inspect_shard(self.output.folder, name) not in (None, FOREIGN) for name in shards)
 
     def _listed_files(self) -> set[str]:
         """Return the files beside shards that the folder's manifest lists."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import pyarrow as pa
-
+from schemas.dataset import Dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name
-from schemas.footers import ShardRows
 from schemas.keys import SHARD_NAME
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
-from schemas.vocabulary import TEXT_NAME, Vocabulary
+from schemas.vocabulary import TEXT_NAME
 from schemas.writing.output import is_like_shard, is_own, is_temporary
-from schemas.writing.output_state import ShardState, Status, file_problem, state_of
+from schemas.writing.output_state import Status, file_problem, state_of
 from schemas.writing.records import Record, record_name, write_record
 from schemas.writing.shard_writer import lock_folder
 
@@ -84,7 +82,7 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
                 delete(part)
     for entry in files:
         if file_problem(folder, entries, entry, "the manifest", digest=True):
-            text = _vocabulary_text(folder, intact[0]) if entry.path == TEXT_NAME and intact else None
+            text = _vocabulary_text(folder, manifest) if manifest is not None and entry.path == TEXT_NAME else None
             if text is not None:
                 folder.put(entry.path, text.encode())
                 mended.append(entry.path)
@@ -102,10 +100,9 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
     return Repair(tuple(mended), tuple(deleted), tuple(missing), tuple(others))
 
 
-def _vocabulary_text(folder: Folder, shard: ShardState) -> str | None:
+def _vocabulary_text(folder: Folder, manifest: Manifest) -> str | None:
     """Return the text of a vocabulary from its shard; None if unreadable."""
     try:
-        with folder.open(shard.name) as file:
-            return Vocabulary.from_table(ShardRows(file, folder.path_of(shard.name)).read()).to_text()
-    except (DatasetError, ValueError, KeyError, OSError, pa.ArrowException):
+        return Dataset(folder, manifest).vocabulary().to_text()
+    except DatasetError:
         return None

@@ -99,10 +99,8 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
 def _delete_publishing(folder: Folder) -> None:
     """Delete the lock file of a killed publisher, unless a worker still holds it."""
     if folder.stat(PUBLISHING_NAME) is not None:
-        with contextlib.suppress(BlockingIOError):
-            handle = lock_file(folder.local_path / PUBLISHING_NAME)
-            folder.delete(PUBLISHING_NAME)
-            os.close(handle)
+        with contextlib.suppress(BlockingIOError), exclusive_lock(folder.local_path / PUBLISHING_NAME, patience=0.0):
+            pass
 
 
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
@@ -149,20 +147,23 @@ def _is_last(handle: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def publishing(folder: Folder) -> Iterator[None]:
+def exclusive_lock(path: Path, *, patience: float = math.inf) -> Iterator[None]:
+    """Lock a file inside the block as `lock_file` does, and delete it at the end."""
+    handle = lock_file(path, patience=patience)
+    try:
+        yield
+    finally:
+        with storage_errors(str(path)):
+            path.unlink(missing_ok=True)  # Under the lock, so that no other lock file is deleted.
+        os.close(handle)
+
+
+def publishing(folder: Folder) -> contextlib.AbstractContextManager[None]:
     """Exclude other processes from publishing shards or committing in the block.
 
     An object store has no lock.
     """
-    if not folder.is_local:
-        yield
-        return
-    handle = lock_file(folder.local_path / PUBLISHING_NAME, patience=math.inf)
-    try:
-        yield
-    finally:
-        folder.delete(PUBLISHING_NAME)  # Under the lock, so that no other lock file is deleted.
-        os.close(handle)
+    return exclusive_lock(folder.local_path / PUBLISHING_NAME) if folder.is_local else contextlib.nullcontext()
 
 
 def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, FileInfo]) -> None:
@@ -173,15 +174,13 @@ def publish_manifest(folder: Folder, manifest: Manifest, stored: Mapping[str, Fi
     Raises:
         DatasetError: an attempt has replaced a shard since the listing, or another run has committed another result.
     """
-    parts = (part.encode() for part in manifest.json_parts())
-    if folder.is_local:
-        with folder.replace(MANIFEST_NAME) as file:
-            file.writelines(parts)
-        return
     with folder.temporary(MANIFEST_NAME) as file:
-        file.writelines(parts)
+        file.writelines(part.encode() for part in manifest.json_parts())
         file.flush()
+        os.fsync(file.fileno())
         tag = folder.put(MANIFEST_NAME, Path(file.name), if_match=None)
+    if folder.is_local:
+        return
     if tag is None:
         other = b""
         with contextlib.suppress(FileNotFoundError):

@@ -15,10 +15,9 @@ from schemas.console import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
-from schemas.footers import ShardRows
 from schemas.keys import shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images, is_vector
-from schemas.manifest import MANIFEST_NAME, FileEntry, ShardEntry
+from schemas.manifest import MANIFEST_NAME, FileEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
 from schemas.sample_outputs import are_equal
 from schemas.storage.folder import FileInfo
@@ -76,30 +75,14 @@ def validate(
     return problems
 
 
-def _open_table(dataset: Dataset, entry: ShardEntry, schema: pa.Schema) -> pa.Table | str:
-    """Read the rows of a shard, or return the problem of reading them."""
-    try:
-        with dataset.folder.open(entry.path) as file:
-            table = ShardRows(file, dataset.folder.path_of(entry.path)).read()
-    except DatasetError as error:
-        return str(error)
-    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
-        return f"{entry.path} cannot be read: {error}"
-    if not table.schema.equals(schema):
-        stored, expected = (columns.to_string(show_field_metadata=False) for columns in (table.schema, schema))
-        return f"{entry.path} has the columns {stored!r}, expected {expected!r}"
-    if table.num_rows != entry.rows:
-        return f"{entry.path} has {table.num_rows:,} rows, the manifest says {entry.rows:,}"
-    return table
-
-
 def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mapping[str, FileInfo]) -> Iterator[str]:
     entry, footer = dataset.manifest.shards[index], shard.footer
     if footer is not None and shard.status is Status.OTHER:
         yield f"{entry.path} was made for fingerprint {footer.fingerprint!r}, the dataset has {dataset.fingerprint!r}"
-    table = _open_table(dataset, entry, dataset.schema)
-    if isinstance(table, str):
-        yield table
+    try:
+        table = dataset.shard(index)
+    except DatasetError as error:
+        yield str(error)
         return
     if footer is None:
         yield f"{entry.path} does not say in its footer which dataset it was made for"

@@ -83,7 +83,7 @@ def test_request_keep_crops_changes_spec_and_fingerprint(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet50-pool", {"dtype": "float64"}, "--dtype is 'float64', expected one of float32, float16"),
+        ("resnet50-pool", {"dtype": "float64"}, "--dtype is 'float64', expected one of 'float32', 'float16'"),
         ("resnet50-pool", {"dtype": "half"}, "--dtype is 'half'"),
         (
             "resnet50-pool",

@@ -326,6 +326,8 @@ def test_plan_measures_photographs_and_a_table_in_one_line(pair, photos, caption
         "paths.table": photos / "captions.tsv",
         "steps.images.extractor": model,
         "steps.texts.model": model,
+        "steps.found.run": model,
+        "steps.found.query": '["a cup of coffee"]',
         "steps.evaluation.splits": '["train"]',
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -334,6 +336,8 @@ def test_plan_measures_photographs_and_a_table_in_one_line(pair, photos, caption
     content = json.loads((folder / "evaluation/evaluation.json").read_text(encoding="utf-8"))
     assert content["scores"] == json.loads(evaluated.stdout)["scores"]
     assert (folder / "comparison/comparison.png").stat().st_size > 10_000
+    page = (folder / "found.html").read_text(encoding="utf-8")
+    assert page.index("a cup of coffee") < page.index("coffee", page.index("<img"))
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
     imagepivot("build", "zero-shot", *words, cwd=tmp_path)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == before

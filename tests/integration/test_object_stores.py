@@ -20,6 +20,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
 from schemas.storage import s3
 from schemas.storage.folder import Folder
+from schemas.writing.output import PROBE_NAME
 from schemas.writing.validation import validate
 from tests.builders import stored, write_rows
 from tests.integration.processes import start, wait_for
@@ -242,7 +243,7 @@ def test_killed_run_leaves_whole_objects_and_resumes(store, pictures, imagepivot
     imagepivot("features", bucket, tmp_path / "local", *options)
     expected = dataset_in(tmp_path / "local")
     with start("features", bucket, output, *options, folder=tmp_path / "process") as run:
-        wait_for(lambda: set(Folder(output).names()) - {".probe"} or not run.runs)
+        wait_for(lambda: set(Folder(output).names()) - {PROBE_NAME} or not run.runs)
         assert run.runs, "the run ended before it could be killed"
         run.send(signal.SIGKILL)
         run.wait()

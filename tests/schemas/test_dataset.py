@@ -246,7 +246,7 @@ def test_vocabulary(toys):
     vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
     assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
     assert (toys["vocabulary"].path / "_vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
-    with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected a vocabulary"):
+    with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected vocabulary: give"):
         open_dataset(toys["captions"].path).vocabulary()
 
 

@@ -1,7 +1,7 @@
 """Functions of jobs take the job, or its fields."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
@@ -31,6 +31,7 @@ class Job(Options):
     languages: Annotated[tuple[str, ...], Opt("Languages.")] = ()
     limit: Share | None = None
     top: Annotated[int, Opt("Number.", min_=1)] = 5
+    sub_words: Annotated[Literal["mean", "first"] | None, Opt("Vectors.")] = None
 
 
 @takes_fields(Job)
@@ -63,6 +64,12 @@ def test_wrong_fields_are_refused():
         run("a", tops=2)
     with pytest.raises(UsageError, match="--top is 0, expected 1 or more"):
         run("a", top=0)
+
+
+def test_value_beyond_the_choices_is_refused():
+    assert Job("a", sub_words="first").sub_words == "first"
+    with pytest.raises(UsageError, match="--sub-words is 'last', expected one of 'mean', 'first'"):
+        Job("a", sub_words="last")
 
 
 def test_function_keeps_its_name_and_words():

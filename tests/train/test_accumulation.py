@@ -11,7 +11,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, ENGLISH, assert_equal, contents, events, lasting_log, weights
 from train.config.sections import from_toml
-from train.loop.training_data import build_sampler, load_training_inputs
+from train.loop.training_data import load_training_inputs
 from train.models.catalogue import build_model
 from train.runs.checkpoints import LAST, read_checkpoint
 
@@ -96,7 +96,7 @@ def test_accumulated_steps_equal_a_reference_in_float64(toy, train_toy, tmp_path
     config = from_toml(text, "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
     captions, features = training_inputs.training.captions, training_inputs.training.features[:]
-    sampler = build_sampler(config, captions, 0)
+    sampler = training_inputs.sampler(config, 0)
     reference = Reference(dict(build_model(config.model, training_inputs.dimensions, 0).state_dict()), 6, 4)
     epochs, queries, named, total = 0, 0, {}, 0.0
     for _ in range(10):

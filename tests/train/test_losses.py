@@ -10,17 +10,25 @@ import torch
 
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
+from schemas.vocabulary import SPECIALS, Vocabulary
 from tests.train.models.equations import cosine, diversity
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, VseConfig
 from train.config.sections import LossConfig
 from train.data.batches import CaptionBatch
-from train.data.sampling import ImageSampler, TaskSampler
-from train.data.splits import open_data
+from train.data.sampling import Batch, ImageSampler, TaskSampler
+from train.data.splits import SplitData, open_data
 from train.loop.distributed import DistributedContext
-from train.loop.training_data import build_inputs
+from train.loop.training_data import TrainingInputs
 from train.losses import Inputs, Objective, Views, diversity_loss, named_losses, ranking_loss, terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+
+
+def inputs_of(data: SplitData, batch: Batch, rows: slice = slice(None)) -> Inputs:
+    dimensions = Dimensions(data.captions.language_names, 1, data.features.shape[1:])
+    return TrainingInputs(data, data, Vocabulary(SPECIALS, ({},) * len(SPECIALS)), {}, dimensions).inputs(
+        batch, torch.device("cpu"), rows
+    )
 
 
 def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], margin: float, hinges: str) -> float:
@@ -184,7 +192,7 @@ def test_task_objective_equals_brute_force(data, model, hinges, task):
     for _ in range(4):
         batch = sampler.next()
         assert batch.task == task
-        loss, terms = objective(model)(build_inputs(data, batch, torch.device("cpu")), hinges)
+        loss, terms = objective(model)(inputs_of(data, batch), hinges)
         sides = [embed(model, data, rows) for rows in batch.captions]
         a, b = sides if task == "c2c" else (images_of(model, data, batch.images), *sides)
         assert loss.item() == pytest.approx(by_hand(model, a, b, batch.images, hinges), rel=1e-5)
@@ -194,7 +202,7 @@ def test_task_objective_equals_brute_force(data, model, hinges, task):
 
 def test_objective_equals_equations_1_and_2_of_gella(data, model):
     batch = ImageSampler(data.captions, 9, seed=0).next()
-    inputs = build_inputs(data, batch, torch.device("cpu"))
+    inputs = inputs_of(data, batch)
     images = images_of(model, data, batch.images)
     english, german, french = (embed(model, data, rows) for rows in batch.captions)
     pairs = [(images, english), (images, german), (images, french), (english, german), (english, french), (german, french)]
@@ -207,9 +215,9 @@ def test_objective_equals_equations_1_and_2_of_gella(data, model):
         assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-5)
 
 
-def test_build_inputs_of_some_rows(data):
+def test_inputs_of_some_rows(data):
     batch = TaskSampler(data.captions, 10, seed=0).next()
-    inputs = build_inputs(data, batch, torch.device("cpu"), slice(3, 7))
+    inputs = inputs_of(data, batch, slice(3, 7))
     assert inputs.numbers.tolist() == batch.images.tolist()
     np.testing.assert_array_equal(inputs.images.features, data.features[:][batch.images[3:7]])
     assert len(inputs.captions[0]) == 4
@@ -218,7 +226,7 @@ def test_build_inputs_of_some_rows(data):
 def test_c2c_gradients_reach_sentence_encoders_only(data, model):
     model.zero_grad()
     batch = TaskSampler(data.captions, 10, seed=0, c2c_probability=1.0).next()
-    objective(model)(build_inputs(data, batch, torch.device("cpu")), "sum")[0].backward()
+    objective(model)(inputs_of(data, batch), "sum")[0].backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert with_gradient == {name for name, _ in model.named_parameters() if name.startswith("sentences")}
     assert with_gradient
@@ -253,7 +261,7 @@ def doubled(inputs):
 @pytest.mark.parametrize("languages", [("en", "de"), LANGUAGES])
 def test_objective_equals_equation_7_of_huang(regions, heads, languages):
     batch = ImageSampler(regions.captions, 9, seed=0).next()
-    inputs = doubled(build_inputs(regions, batch, torch.device("cpu")))
+    inputs = doubled(inputs_of(regions, batch))
     inputs = replace(inputs, captions=inputs.captions[: len(languages)], languages=languages)
     views = {"images": view(heads.encode_images(inputs.images))}
     for language, captions in zip(languages, inputs.captions, strict=True):
@@ -280,7 +288,7 @@ def test_diversity_terms_of_a_task_batch(regions, heads):
     batch = TaskSampler(regions.captions, 9, seed=0).next()
     language = batch.languages[0]
     _, terms = Objective(heads, terms_of(LOSS, heads), gather_rows=lambda part, count: part)(
-        doubled(build_inputs(regions, batch, torch.device("cpu"))), "sum"
+        doubled(inputs_of(regions, batch)), "sum"
     )
     names = [f"c2i/{language}", "diversity/images", f"diversity/images-{language}", f"diversity/{language}"]
     assert list(terms) == names

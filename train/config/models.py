@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 from schemas.conversion import Tagged, convert, hints_of
 from schemas.errors import UsageError
@@ -110,9 +110,6 @@ class ModelConfig(Tagged):
         return _SECTIONS[kind], {key: value for key, value in table.items() if key != "kind"}
 
 
-WordStart: TypeAlias = Literal["random", "finetuned", "frozen", "precomputed"]
-
-
 @dataclass(frozen=True)
 class _Words(ModelConfig):
     """Keys and checks of the kinds in this package.
@@ -128,7 +125,7 @@ class _Words(ModelConfig):
 
     embed_dim: int = 512
     word_dim: int = 300
-    word_vectors: WordStart = "random"
+    word_vectors: Literal["random", "finetuned", "frozen", "precomputed"] = "random"
 
     def __post_init__(self) -> None:
         cls: Any = type(self)

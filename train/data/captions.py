@@ -113,17 +113,12 @@ class Captions:
 def read_captions(dataset: Dataset, *, split: str | Sequence[str], portions: Mapping[str, Sequence[str]]) -> Captions:
     """Read the captions of one split or several, in some portions by language.
 
-    Captions are of kind ``encoded``, or ``embeddings``.
+    The dataset is of kind ``encoded``, or ``embeddings``.
 
     Raises:
-        DatasetError: the dataset is of another kind, or lacks these captions.
+        DatasetError: the dataset lacks these captions.
         UsageError: a portion of a language is repeated.
     """
-    if dataset.kind not in _CONTENT:
-        raise DatasetError(
-            f"{dataset.folder.location!r} holds {dataset.kind}, expected encoded captions: run 'imagepivot encode' on them "
-            "and give its output"
-        )
     splits = (split,) if isinstance(split, str) else tuple(split)
     for wanted in portions.values():
         if len(set(wanted)) < len(wanted):

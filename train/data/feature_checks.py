@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,10 +45,6 @@ class FeatureOutliers:
             f"feature outliers in split {self.split!r}: of {self.images:,} images {counts}, for example {self.example}; they are "
             "used unchanged"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return asdict(self)
 
 
 def find_feature_outliers(split: str, features: ImageFeatures, image_ids: Sequence[str]) -> FeatureOutliers | None:

@@ -141,12 +141,6 @@ class ImageFeatures:
     l2: bool = False
     counts: np.ndarray | None = None
 
-    @classmethod
-    def of(cls, records: np.ndarray, rows: np.ndarray, spec: FeatureSpec, l2: bool) -> ImageFeatures:
-        """Build features from a structured array, see `_record`."""
-        names = records.dtype.names or ()
-        return cls(records["stored"], records["norms"], rows, spec, l2, records["counts"] if "counts" in names else None)
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -220,38 +214,36 @@ def read_features(
 
     Args:
         dataset: a dataset of kind ``features`` or ``regions``.
-        image_ids: distinct images.
+        image_ids: distinct images with features, see `missing_images`.
         l2: divide each feature by its Euclidean norm; zeros stay zeros.
         memory_map: folder for a memory-mapped copy of the whole dataset, shared by later calls and other processes.
         advice: advice in the error message about memory.
 
     Raises:
-        DatasetError: the dataset is of another kind, lacks an image, or a feature is not finite.
+        DatasetError: the dataset is of another kind, or a feature is not finite.
         UsageError: the features are too large for memory without ``memory_map``.
     """
     spec = feature_spec(dataset)
-    missing = missing_images(dataset, image_ids)
-    if len(missing):
-        examples = ", ".join(image_ids[n] for n in missing[:5].tolist()) + (", ..." if len(missing) > 5 else "")
-        raise DatasetError(
-            f"{dataset.folder.location!r} lacks the features of {len(missing):,} of {len(image_ids):,} images: {examples}"
-        )
-    if memory_map is not None:
-        return _map(dataset, image_ids, l2, memory_map)
-    record = _record(dataset)
-    check_memory(record.itemsize * len(image_ids), len(image_ids), advice)
-    records = np.empty(len(image_ids), record)
-    requested = pa.array(image_ids, pa.string())
-    for batch in dataset.batches(["image_id", *vector_columns(dataset)], batch_size=_batch_size(spec)):
-        indices = pc.index_in(batch["image_id"], requested)
-        if indices.null_count:
-            batch, indices = batch.filter(indices.is_valid()), indices.drop_null()
-        if len(indices):
-            positions = indices.to_numpy()
-            values, counts = vectors_of(dataset, batch)
-            check_finite(values, dataset, [image_ids[n] for n in positions.tolist()])
-            _put(records, positions, values, counts)
-    return ImageFeatures.of(records, np.arange(len(image_ids)), spec, l2)
+    indices = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string()))
+    rows, has_counts = indices.to_numpy().astype(np.int64), dataset.kind == "regions"
+    counts = [("counts", np.int32)] if has_counts else []
+    record = np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counts])
+    if memory_map is None:
+        check_memory(record.itemsize * len(rows), len(rows), advice)
+        records = np.empty(len(rows), record)
+        _fill(records, dataset, rows)
+        rows = np.arange(len(rows))
+    else:
+        # The fingerprint does not change when a dataset grows: include the digests of the shards.
+        identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
+        fill = partial(_fill, dataset=dataset, rows=np.arange(len(dataset)))
+        records = mapped_array(memory_map, identity, (len(dataset),), record, fill)
+    stored_counts = records["counts"] if has_counts else None
+    features = ImageFeatures(records["stored"], records["norms"], rows, spec, l2, stored_counts)
+    # Only requested images are checked. An infinite norm may also be an overflow.
+    suspects = np.unique(np.nonzero(~np.isfinite(features.norms_of_images()))[0])
+    check_finite(features.stored[rows[suspects]], dataset, [image_ids[n] for n in suspects.tolist()])
+    return features
 
 
 def shard_features(
@@ -281,44 +273,21 @@ def _copy_mapped_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return gathered
 
 
-def _record(dataset: Dataset) -> np.dtype[Any]:
-    """Return the structured type of an image's features and norms."""
-    spec = feature_spec(dataset)
-    counts = [("counts", np.int32)] if dataset.kind == "regions" else []
-    return np.dtype([("stored", spec.dtype, spec.shape), ("norms", np.float32, spec.shape[:-1]), *counts])
-
-
-def _put(records: np.ndarray, rows: np.ndarray | slice, values: np.ndarray, counts: np.ndarray | None) -> None:
-    records["stored"][rows] = values
-    records["norms"][rows] = norms_of(values)
-    if counts is not None:
-        records["counts"][rows] = counts
-
-
-def _batch_size(spec: FeatureSpec) -> int:
-    return max(1, _BATCH_BYTES // (4 * spec.width))
-
-
-def _map(dataset: Dataset, image_ids: Sequence[str], l2: bool, folder: str | os.PathLike[str]) -> ImageFeatures:
-    """Memory-map the copy of a dataset, writing it first if it is missing."""
-    spec = feature_spec(dataset)
-
-    def fill(copy: np.ndarray) -> None:
-        row = 0
-        for batch in dataset.batches(vector_columns(dataset), batch_size=_batch_size(spec)):
-            _put(copy, slice(row, row + batch.num_rows), *vectors_of(dataset, batch))
-            row += batch.num_rows
-            release(copy)
-
-    # The fingerprint does not change when a dataset grows: include the digests of the shards.
-    identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
-    copy = mapped_array(folder, identity, (len(dataset),), _record(dataset), fill)
-    rows = pc.index_in(pa.array(image_ids, pa.string()), pa.array(dataset.image_ids(), pa.string())).to_numpy().astype(np.int64)
-    features = ImageFeatures.of(copy, rows, spec, l2)
-    # Only requested images are checked. An infinite norm may also be an overflow.
-    suspects = np.unique(np.nonzero(~np.isfinite(features.norms_of_images()))[0])
-    check_finite(features.stored[rows[suspects]], dataset, [image_ids[n] for n in suspects.tolist()])
-    return features
+def _fill(records: np.ndarray, dataset: Dataset, rows: np.ndarray) -> None:
+    """Fill records with the features and norms of rows of a dataset."""
+    positions = np.full(len(dataset), -1)
+    positions[rows] = np.arange(len(rows))
+    start, batch_size = 0, max(1, _BATCH_BYTES // (4 * feature_spec(dataset).width))
+    for batch in dataset.batches(vector_columns(dataset), batch_size=batch_size):
+        targets = positions[start : start + batch.num_rows]
+        start += batch.num_rows
+        chosen = targets >= 0
+        values, counts = vectors_of(dataset, batch)
+        records["stored"][targets[chosen]] = values[chosen]
+        records["norms"][targets[chosen]] = norms_of(values[chosen])
+        if counts is not None:
+            records["counts"][targets[chosen]] = counts[chosen]
+        release(records)
 
 
 def check_memory(size: int, count: int, advice: str, *, of: str = "images") -> None:

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.shard_writer import lock_file
+from schemas.writing.shard_writer import exclusive_lock
 
 _BLOCK = bytes(1 << 20)
 
@@ -44,16 +44,11 @@ def mapped_array(
         array = _open_existing(path, shape, dtype)
         if array is not None:
             return array
-        lock = path.with_name(f".{path.name}.lock")
-        handle = lock_file(lock, patience=math.inf)
-        try:
+        with exclusive_lock(path.with_name(f".{path.name}.lock")):
             array = _open_existing(path, shape, dtype)  # Another process may have written it in the meantime.
             if array is None:
                 _create(path, shape, dtype, fill)
                 array = np.lib.format.open_memmap(path, mode="r")
-        finally:
-            lock.unlink()
-            os.close(handle)
     return array
 
 

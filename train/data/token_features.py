@@ -88,29 +88,27 @@ def with_token_features(captions: Captions, dataset: Dataset, *, memory_map: str
     index = _Index.of(dataset.table([*_KEY, "length"]))
     rows = index.rows_of(pa.array(captions.ids(), pa.string()), captions.lengths, dataset)
     spec = TokenFeaturesParameters.from_json(dataset.manifest.parameters).feature
-    ends = np.cumsum(index.lengths)
-    if memory_map is not None:
+    copied = rows if memory_map is None else np.arange(len(index.lengths))
+    lengths, starts = index.lengths[copied], np.full(len(index.lengths), -1)
+    starts[copied] = np.cumsum(lengths) - lengths
 
-        def fill(copy: np.ndarray) -> None:
-            for row, vectors in _caption_vectors(dataset, index):
-                copy[ends[row] - len(vectors) : ends[row]] = vectors
-                if row % 4096 == 0:
-                    release(copy)
+    def fill(copy: np.ndarray) -> None:
+        for row, vectors in _caption_vectors(dataset, index):
+            if starts[row] >= 0:
+                copy[starts[row] : starts[row] + len(vectors)] = vectors
+            if row % 4096 == 0:
+                release(copy)
 
+    shape = int(lengths.sum()), spec.width
+    if memory_map is None:
+        size = shape[0] * spec.width * np.dtype(spec.dtype).itemsize
+        check_memory(size, len(captions), "name a folder on a fast disk with --memory-map", of="captions")
+        stored = np.empty(shape, spec.dtype)
+        fill(stored)
+    else:
         identity = [dataset.fingerprint, [shard.sha256 for shard in dataset.manifest.shards]]
-        total = int(index.lengths.sum())
-        stored = mapped_array(memory_map, identity, (total, spec.width), spec.dtype, fill)
-        return replace(captions, vectors=TokenVectors(stored, ends[rows] - index.lengths[rows]))
-    size = int(index.lengths[rows].sum()) * spec.width * np.dtype(spec.dtype).itemsize
-    check_memory(size, len(captions), "name a folder on a fast disk with --memory-map", of="captions")
-    starts = np.cumsum(captions.lengths) - captions.lengths
-    positions = np.full(len(index.lengths), -1, np.int64)
-    positions[rows] = starts
-    stored = np.empty((int(captions.lengths.sum()), spec.width), spec.dtype)
-    for row, vectors in _caption_vectors(dataset, index):
-        if positions[row] >= 0:
-            stored[positions[row] : positions[row] + len(vectors)] = vectors
-    return replace(captions, vectors=TokenVectors(stored, starts))
+        stored = mapped_array(memory_map, identity, shape, spec.dtype, fill)
+    return replace(captions, vectors=TokenVectors(stored, starts[rows]))
 
 
 def shard_token_vectors(dataset: Dataset, shard: int, captions: pa.Table) -> TokenVectors:

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset as MapDataset
 from torch.utils.data import IterableDataset, get_worker_info
 
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.kinds import numpy_type
@@ -77,10 +77,8 @@ class PairSource:
             if isinstance(values, str):
                 raise UsageError(f"{name} is {values!r}, expected a list, e.g. [{values!r}]")
         texts, images = open_dataset(captions), open_dataset(features)
-        if texts.kind not in _CAPTIONS:
-            raise DatasetError(f"{texts.folder.location!r} holds {texts.kind}, expected captions, encoded or not")
-        if images.kind not in VECTORS:
-            raise DatasetError(f"{images.folder.location!r} holds {images.kind}, expected features or regions")
+        check_kind(texts, *_CAPTIONS)
+        check_kind(images, *VECTORS)
         available = [name for name in images.schema.names if name != "image_id"]
         if unknown := [name for name in columns if name not in available]:
             raise UsageError(f"{images.folder.location!r} has no column {unknown[0]!r}. It has: {', '.join(available)}")
@@ -114,12 +112,6 @@ class PairSource:
             tables.append(table.filter(pc.is_valid(indices)))
             positions.append(pc.drop_null(indices).to_numpy())
         return pa.concat_tables(tables), np.concatenate(positions)
-
-    def pairs_by_shard(self, captions: pa.Table) -> np.ndarray:
-        """Count the captions by shard of their images' features, int64 ``[num_shards]``."""
-        counts = captions["image_id"].value_counts()
-        shards = [shard_of(image_id, self.features.num_shards) for image_id in counts.field("values").to_pylist()]
-        return np.bincount(shards, counts.field("counts"), self.features.num_shards).astype(np.int64)
 
     def without_missing(self, captions: pa.Table, allowed: bool) -> tuple[tuple[MissingFeatures, ...], pa.Table]:
         """Return images without features, by split, and the captions of all other images."""
@@ -331,7 +323,9 @@ class PairStream(IterableDataset[Pair]):
         shards = (source.captions_of(shard, ()) for shard in range(source.captions.num_shards))
         self.missing_features, complete = source.without_missing(pa.concat_tables(shards), allow_missing_features)
         self.num_pairs = len(complete)
-        self._counts = source.pairs_by_shard(complete)
+        counts, num_shards = complete["image_id"].value_counts(), source.features.num_shards
+        image_shards = [shard_of(image_id, num_shards) for image_id in counts.field("values").to_pylist()]
+        self._counts = np.bincount(image_shards, counts.field("counts"), num_shards).astype(np.int64)  # Pairs by shard.
         if not world_size <= min(len(self._counts), self.num_pairs):
             raise UsageError(
                 f"world_size is {world_size}, more than the {self.num_pairs:,} pairs or {len(self._counts)} shards of features: "

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from schemas.errors import UsageError
 from schemas.process.devices import upload
-from train.chance import chance_measures
+from train.chance import Chance, chance_measures
 from train.config.sections import Config
 from train.data.batches import CaptionBatch
 from train.data.captions import Captions
@@ -160,10 +160,10 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
     return scores
 
 
-def chance(captions: Captions, language: str) -> dict[str, tuple[float, ...]]:
-    """Return recalls in percent and median rank of a random order, by direction."""
+def chance(captions: Captions, language: str) -> Chance:
+    """Return recalls in percent and median rank of a random order."""
     counts = np.unique(captions.images[captions.rows_of(language)], return_counts=True)[1].tolist()
-    return {"image_to_text": chance_measures(counts, sum(counts)), "text_to_image": chance_measures([1], len(counts))}
+    return Chance(chance_measures(counts, sum(counts)), chance_measures([1], len(counts)), images=len(counts))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ Letters: ``A``, ``B`` and ``N`` texts or images, ``E`` embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,9 @@ from mteb.types import PromptType
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import FeaturesParameters
 from train.data.features import VECTORS
-from train.evaluation.encoding import embed_arrays
-from train.evaluation.evaluation import eval_mode
-from train.evaluation.pairs import JointSpace
-from train.evaluation.sentences import TextEncoder, Tokenize, embed_sentences, sentence_language
-from train.models.retrieval_model import Encoded, RetrievalModel
+from train.evaluation.encoding import EncodingRun, JointModel
+from train.evaluation.sentences import TextEncoder, sentence_language
 from train.runs.checkpoints import weights_digest
-from train.runs.run import Run
 
 _PAIRS_AT_ONCE = 256
 
@@ -41,27 +38,26 @@ class MtebModel:
     """
 
     def __init__(
-        self, run: Run | TextEncoder, tokenize: Tokenize, extractor: Any = None, *, language: str = "", truecaser: str = ""
+        self, run: EncodingRun | TextEncoder, extractor: Any = None, *, language: str = "", truecaser: str = ""
     ) -> None:
-        self._extractor, self._l2, self._language = extractor, False, language
+        self._extractor, self._language = extractor, language
         self._modalities: dict[PromptType | None, str] = {}
-        self._model: RetrievalModel
-        if not isinstance(run, Run):
+        self._encoder: EncodingRun | JointModel
+        if not isinstance(run, EncodingRun):
             images = run.parameters if extractor is None else FeaturesParameters(extractor.spec, extractor.parameters)
-            self._model = model = JointSpace(run.parameters, images, places=(run.name, images.feature.name))
-            self._embed = lambda texts, language: model.encode_texts(run.encode(texts, language)).values.numpy()
+            self._encoder = model = JointModel(run, images, place=images.feature.name)
+            self._encode_text: Callable[..., np.ndarray] = model.encode_text
             name, digest = run.name, run.parameters.checkpoint or ""
         else:
-            self._model, self._l2, self._language = run.model, run.config.data.l2_features, sentence_language(run, language)
-            self._embed = lambda texts, language: embed_sentences(
-                run, [tokenize(text, language, run.text, truecaser) for text in texts], language
-            )
+            self._encoder, self._language = run, sentence_language(run, language)
+            self._encode_text = partial(run.encode_text, truecaser=truecaser)
             name, digest = run.folder.location.rstrip("/").rpartition("/")[2], weights_digest(run.model.state_dict())
             if extractor is not None and extractor.fingerprint != run.fingerprints["extractor"]:
                 raise DatasetError(
                     f"{run.folder.location!r} was trained on features of another extractor, or other settings or weights, than "
                     f"{extractor.spec.name!r}: load the extractor that imagepivot inspect shows for its features"
                 )
+        self._model = self._encoder.model
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": f"imagepivot/{name}",
@@ -90,17 +86,15 @@ class MtebModel:
                 raise UsageError("a run embeds a text or an image, not both at a time: choose tasks of one modality per input")
             self._modalities[prompt_type] = "text" if "text" in batch else "image"
             is_text = self._modalities[prompt_type] == "text"
-            parts.append(self._embed(batch["text"], language) if is_text else self._embed_images(batch["image"]))
+            parts.append(self._encode_text(batch["text"], language=language) if is_text else self._embed_images(batch["image"]))
         return np.concatenate(parts)
 
     def similarity(self, a: Any, b: Any) -> torch.Tensor:
         """Return the run's scores ``[A, B]`` of embeddings of queries and documents."""
         modalities = [self._modalities.get(PromptType(name)) for name in ("query", "document")]
-        with eval_mode(self._model) as device:
-            first, second = (Encoded(torch.as_tensor(values).to(device)) for values in (a, b))
-            if modalities == ["text", "image"]:  # The order similarity takes the image first.
-                return self._model.scores(second, first).T.cpu()
-            return self._model.scores(first, second).cpu()
+        if modalities == ["text", "image"]:  # The order similarity takes the image first.
+            return torch.from_numpy(self._encoder.similarity(b, a).T)
+        return torch.from_numpy(self._encoder.similarity(a, b))
 
     def similarity_pairwise(self, a: Any, b: Any) -> torch.Tensor:
         """Return the run's scores ``[N]`` of pairs of embeddings."""
@@ -112,5 +106,5 @@ class MtebModel:
         if extractor is None:
             raise UsageError("the task has images: give mteb_model(run, extractor) the extractor of the run's features")
         columns = extractor.extract_columns(extractor.collate([extractor.preprocess(image.convert("RGB")) for image in images]))
-        values = columns[VECTORS[extractor.description.kind]]
-        return embed_arrays(self._model, values, extractor.spec, self._l2, columns.get("num_regions"))
+        values, counts = columns[VECTORS[extractor.description.kind]], columns.get("num_regions")
+        return self._encoder.encode_images(values, *(() if counts is None else (counts,)))

@@ -21,7 +21,6 @@ import numpy as np
 from schemas.conversion import convert
 from schemas.errors import InputError, UsageError
 from schemas.storage.folder import file_at
-from schemas.storage.storage_errors import storage_errors
 from schemas.text import decode_text
 from schemas.vocabulary import SPECIALS
 from train.data.captions import Captions
@@ -56,7 +55,8 @@ class FileRelevance:
         Raises:
             UsageError: two images have the same number.
         """
-        numbers = [_image_number(image_id) for image_id in captions.image_ids]
+        matches = (re.search(r"(?<!\d)\d+$", image_id) for image_id in captions.image_ids)
+        numbers = [int(match[0]) if match else -1 for match in matches]
         named = {image for image, _ in self.annotations}
         pictures: dict[int, int] = {}
         for position, image in enumerate(images.tolist()):
@@ -122,11 +122,6 @@ def _pairs_of(right: Mapping[str, Sequence[int]], queries: Mapping[Any, int], it
     return first, second
 
 
-def _image_number(image_id: str) -> int:
-    match = re.search(r"(?<!\d)\d+$", image_id)
-    return int(match[0]) if match else -1
-
-
 def _read_annotations(location: str) -> Annotations:
     """Read captions by image number and index, from COCO's or Karpathy's file."""
     content, captions = _read_json(location), defaultdict(list)
@@ -146,8 +141,7 @@ def _read_annotations(location: str) -> Annotations:
 def _read_json(location: str) -> Any:
     folder, name = file_at(location)
     try:
-        with storage_errors(location):
-            return json.loads(decode_text(folder.read(name), location))
+        return json.loads(decode_text(folder.read(name), location))
     except FileNotFoundError as error:
         raise InputError(f"{location!r} does not exist: give the path of a JSON file") from error
     except (json.JSONDecodeError, RecursionError) as error:

@@ -126,7 +126,6 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     known, languages = check_members(runs), job.languages
     files = read_relevance(job.relevance, job.annotations, runs[0].vocabulary.tokens)
     definitions: dict[str, RightItems] = {OWN_CAPTIONS: captions_of_images, **files}
-    check_tokens(runs, job.token_features)
     subject, knows = ("this run", "the run knows") if len(runs) == 1 else ("the ensemble", "all its runs know")
     if not job.members:
         subject, knows = "this pair", "the vectors are of"
@@ -249,13 +248,13 @@ def _score_portion(
     parts = rank_folds(_with_captions(members, chosen), language, folds, on_progress=on_progress, definitions=definitions)
     numbers = [None] if folds == 1 else range(1, folds + 1)
     tables = [rank_table(part, language, ranks, fold) for fold, (part, ranks) in zip(numbers, parts, strict=True)]
-    table = pa.concat_tables(tables)
+    table, chances = pa.concat_tables(tables), [chance(part, language) for part, _ in parts]
     return Score(
         language=language,
         portion=portion,
         split=captions.split,
         retrieval=mean_over_folds([RetrievalMetrics.of(ranks) for _, ranks in parts]),
-        chance=mean_over_folds([chance(part, language) for part, _ in parts]),
+        chance={name: mean_over_folds([getattr(fold, name) for fold in chances]) for name in DIRECTIONS},
         missing_features=data.missing_features,
         folds=folds,
         protocol=match_protocol(captions.split, chosen.compact().image_ids, len(chosen), folds),

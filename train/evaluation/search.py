@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,11 +25,11 @@ from schemas.vocabulary import UNK
 from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.evaluation import Count, eval_mode, no_progress
-from train.evaluation.pairs import JointSpace
-from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, encode_sentences, load_encoder
+from train.evaluation.encoding import JointModel, compare_vectors
+from train.evaluation.evaluation import Count, no_progress
+from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, embed_sentences, load_encoder
 from train.jobs import SearchJob
-from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
+from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import weights_digest
 from train.runs.run import Run, open_run
 
@@ -75,12 +75,12 @@ class ImageSearch:
 
     Attributes:
         languages: known languages; empty for a model that reads any.
-        encode: encodes a sentence in a language.
+        encode: encodes a sentence in a language, float32 ``[1, E]``.
     """
 
     model: RetrievalModel
     languages: Sequence[str]
-    encode: Callable[[str, str], Encoded]
+    encode: Callable[[str, str], np.ndarray]
     load_gallery: Callable[[], Gallery]
 
     @cached_property
@@ -98,7 +98,7 @@ class ImageSearch:
         _check_language(chosen, self.languages)
         return chosen
 
-    def best(self, query: Encoded, top: int) -> list[Hit]:
+    def best(self, query: np.ndarray, top: int) -> list[Hit]:
         """Return the best images for an encoded query, best first."""
         return _best_hits(self.model, query, self.gallery, top)
 
@@ -180,7 +180,7 @@ def open_search(
     if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):
         on_warning(remark)
 
-    def encode(query: str, language: str) -> Encoded:
+    def encode(query: str, language: str) -> np.ndarray:
         if not job.tokenized and tokenize is None:
             raise UsageError(
                 f"the query {query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
@@ -248,35 +248,31 @@ def search_gallery(run: Run, tokens: Sequence[str], language: str, gallery: Gall
     return _best_hits(run.model, _encode_tokens(run, tokens, language), gallery, top)
 
 
-def _encode_tokens(run: Run, tokens: Sequence[str], language: str) -> Encoded:
+def _encode_tokens(run: Run, tokens: Sequence[str], language: str) -> np.ndarray:
     ids = run.vocabulary.encode(tokens)
     if all(token == UNK for token in ids[1:-1]):
         raise UsageError(
             f"the model knows no word of {' '.join(tokens)!r}: its vocabulary has none of them, so every image would do as well"
         )
-    return encode_sentences(run, [tokens], language)
+    return embed_sentences(run, [tokens], language)
 
 
 def _open_pair(encoder: TextEncoder, job: SearchJob) -> ImageSearch:
     location = job.embeddings or job.features
-    dataset, device = open_dataset(location, kind="features"), choose_device(job.device)
+    dataset = open_dataset(location, kind="features")
     images = FeaturesParameters.from_json(dataset.manifest.parameters)
-    # A declared space has no encoders on record: whoever searches it names one.
-    texts = replace(encoder.parameters, space=images.space)
-    model = JointSpace(texts, images, places=(encoder.name, location)).to(device)
+    model = JointModel(encoder, images, place=location, device=choose_device(job.device))
 
     def load_gallery() -> Gallery:
-        vectors = torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device)
-        return Gallery(dataset.image_ids(), model.encode_images(ImageBatch(vectors)).values)
+        return Gallery(dataset.image_ids(), torch.from_numpy(model.encode_images(dataset.numpy())))
 
-    return ImageSearch(model, (), lambda query, language: model.encode_texts(encoder.encode([query], language)), load_gallery)
+    return ImageSearch(model.model, (), lambda query, language: model.encode_text([query], language=language), load_gallery)
 
 
-def _best_hits(model: RetrievalModel, query: Encoded, gallery: Gallery, top: int) -> list[Hit]:
-    with eval_mode(model):
-        scores = model.scores(Encoded(gallery.embeddings), query)[:, 0]
-    best = torch.argsort(scores, descending=True, stable=True)[:top]
-    return [Hit(gallery.image_ids[row], score) for row, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
+def _best_hits(model: RetrievalModel, query: np.ndarray, gallery: Gallery, top: int) -> list[Hit]:
+    scores = compare_vectors(model, gallery.embeddings, query)[:, 0]
+    best = np.argsort(-scores, kind="stable")[:top]
+    return [Hit(gallery.image_ids[row], score) for row, score in zip(best, scores[best].tolist(), strict=True)]
 
 
 def _check_language(language: str, known: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from schemas.parameters import FeaturesParameters, TextRecipe
 from train.data.batches import CaptionBatch
 from train.evaluation.compatibility import check_reads_text, check_vectors
 from train.evaluation.evaluation import Count, embed_captions, no_progress
-from train.models.retrieval_model import Encoded
 from train.runs.run import Run
 
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
@@ -54,16 +53,11 @@ def embed_sentences(
     run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count = no_progress
 ) -> np.ndarray:
     """Return the vectors of tokenized sentences, float32 ``[S, E]``."""
-    return encode_sentences(run, sentences, language, on_progress).values.cpu().numpy()
-
-
-def encode_sentences(run: Run, sentences: Sequence[Sequence[str]], language: str, on_progress: Count = no_progress) -> Encoded:
-    """Encode tokenized sentences on the run's device."""
     ids = [run.vocabulary.encode(tokens) for tokens in sentences]
     token_ids = np.fromiter((token for sentence_ids in ids for token in sentence_ids), np.int32)
     offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     batch = CaptionBatch(token_ids, offsets, np.arange(len(ids)))
-    return embed_captions(run.model, batch, language, on_progress=on_progress)
+    return embed_captions(run.model, batch, language, on_progress=on_progress).values.cpu().numpy()
 
 
 def sentence_language(run: Run, language: str) -> str:

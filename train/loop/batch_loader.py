@@ -25,8 +25,12 @@ class BatchLoader:
     """Batches with the inputs of a model, and the position of the training in them.
 
     `prefetching` reads the next batches in a thread, into pinned memory for a GPU, if an image has several features. Single
-    vectors are read without a thread, which is faster. It changes neither the batches nor `position` and `epoch`, which are those
-    of the last returned batch.
+    vectors are read without a thread, which is faster. It changes neither the batches nor `position` and `epoch`.
+
+    Attributes:
+        position: position of the sampler after the last returned batch.
+        epoch: number of complete epochs.
+        epoch_steps: number of batches in an epoch.
     """
 
     def __init__(
@@ -39,26 +43,12 @@ class BatchLoader:
         self._training_inputs, self._sampler, self._processes, self._device = training_inputs, sampler, processes, device
         self._thread: ThreadPoolExecutor | None = None
         self._pending: deque[tuple[Batch, dict[str, Any], int, Future[Inputs]]] = deque()
-        self._position, self._epoch = sampler.position(), sampler.epoch  # After the last returned batch.
-
-    @property
-    def epoch_steps(self) -> int:
-        """Number of batches in an epoch."""
-        return self._sampler.epoch_steps
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete epochs."""
-        return self._epoch
-
-    def position(self) -> dict[str, Any]:
-        """Return the position of the sampler after the last returned batch."""
-        return self._position
+        self.position, self.epoch, self.epoch_steps = sampler.position(), sampler.epoch, sampler.epoch_steps
 
     def restore(self, position: Mapping[str, Any]) -> None:
         """Restore the position of an equal sampler; not inside `prefetching`."""
         self._sampler.restore(position)
-        self._position, self._epoch = self._sampler.position(), self._sampler.epoch
+        self.position, self.epoch = self._sampler.position(), self._sampler.epoch
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
@@ -73,7 +63,7 @@ class BatchLoader:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None
             self._pending.clear()
-            self.restore(self._position)
+            self.restore(self.position)
 
     def next(self) -> tuple[Batch, Inputs]:
         """Return the next batch, and the inputs of this process's rows on the device.
@@ -81,13 +71,13 @@ class BatchLoader:
         The sampler is called here, so that it needs no lock. An error of the thread is raised for its own batch.
         """
         if self._thread is None:
-            batch, self._position, self._epoch = self._draw()
+            batch, self.position, self.epoch = self._draw()
             inputs = self._inputs(batch, self._device)
         else:
             while len(self._pending) <= _PREFETCHED_BATCHES:
                 drawn = self._draw()
                 self._pending.append((*drawn, self._thread.submit(self._prefetch, drawn[0])))
-            batch, self._position, self._epoch, future = self._pending.popleft()
+            batch, self.position, self.epoch, future = self._pending.popleft()
             inputs = future.result()
         return batch, _map_tensors(inputs, lambda tensor: tensor.to(self._device, non_blocking=True))
 

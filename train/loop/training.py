@@ -21,6 +21,7 @@ from schemas.errors import UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.options import takes_fields
 from schemas.parameters import untrained_remark
+from schemas.process.devices import check_precision
 from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
@@ -28,7 +29,7 @@ from schemas.user_code import user_code
 from schemas.writing.shard_writer import lock_folder
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
-from train.devices import check_training_precision, choose_device, computing
+from train.devices import choose_device, computing
 from train.evaluation.ranks import RANKS, write_ranks
 from train.jobs import DivergedError, TrainJob, TrainResult
 from train.loop.batch_loader import BatchLoader
@@ -113,7 +114,7 @@ def train(
     if not job.output or (job.corpus is None and training_inputs is None):
         missing = "--captions, --features and --vocabulary are missing" if job.output else "OUTPUT is missing"
         raise UsageError(f"{missing}: imagepivot train CONFIG OUTPUT --captions ... --features ... --vocabulary ...")
-    check_training_precision(job.precision, device)
+    check_precision(job.precision, device)
     if job.compile:
         config.model.check_compile()
     if job.compile and device.type == "cpu":
@@ -275,7 +276,7 @@ class _Loop:
                 for missing in self.training_inputs.missing_features:
                     log.write("missing_features", 0, missing.to_dict())
                 for outliers in self.training_inputs.feature_outliers:
-                    log.write("feature_outliers", 0, outliers.to_dict())
+                    log.write("feature_outliers", 0, vars(outliers))
                 if self.start.untrained:
                     log.write("untrained", 0, {"features": list(self.start.untrained)})
                 if self.start.started_from:
@@ -453,7 +454,7 @@ class _Loop:
         progress = replace(self.progress, stop_reason="", losses=LossSums())
         checkpoint = replace(self.start, model=self.model.state_dict(), progress=progress)
         if name == LAST:
-            optimizer, sampler = self.optimizer.state_dict(), self.batches.position()
+            optimizer, sampler = self.optimizer.state_dict(), self.batches.position
             checkpoint = replace(checkpoint, progress=self.progress, optimizer=optimizer, sampler=sampler)
         with self.stopwatch.measure("checkpoints"):
             write_checkpoint(self.folder, name, checkpoint)

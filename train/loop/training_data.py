@@ -95,18 +95,49 @@ class TrainingInputs:
     def chance(self) -> dict[str, Chance]:
         """Return the recalls of a random ranking of the validation split by language."""
         captions = self.validation.captions
-        return {
-            name: Chance(**chance(captions, name), images=len(np.unique(captions.images[captions.rows_of(name)])))
-            for name in captions.language_names
-        }
+        return {name: chance(captions, name) for name in captions.language_names}
 
     def sampler(self, config: Config, seed: int) -> Sampler:
-        """Build the sampler of a configuration."""
-        return build_sampler(config, self.training.captions, seed)
+        """Build the sampler of a configuration.
+
+        Raises:
+            UsageError: the captions are of no image or a single one, so that batches have no negatives.
+        """
+        captions, schedule = self.training.captions, config.schedule
+        has_captions, names = ByImage.of(captions).counts > 0, captions.language_names  # [I, L]
+        groups = (
+            [*zip(has_captions.T, names, strict=True)]
+            if schedule.batches == "tasks"
+            else [(has_captions.all(1), " and ".join(names))]
+        )
+        for images, name in groups:
+            if images.sum() == 1:
+                raise UsageError(
+                    f"split {captions.split!r} has captions in {name} of a single image, so that batches have no negatives: give "
+                    "captions of two images or more"
+                )
+        if schedule.batches == "images":
+            return ImageSampler(captions, schedule.batch_size, seed=seed)
+        return TaskSampler(
+            captions,
+            schedule.batch_size,
+            seed=seed,
+            c2c_probability=config.loss.c2c_probability,
+            bucket_by_length=schedule.bucket_by_length,
+        )
 
     def inputs(self, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
-        """Return the inputs of the model for some rows of a batch."""
-        return build_inputs(self.training, batch, device, rows)
+        """Read the captions and features of some rows of a batch, as inputs of the model."""
+        data = self.training
+        captions = [data.captions.batch(chosen[rows]) for chosen in batch.captions]
+        if data.captions.vectors is not None:  # Read here, in the thread that prefetches batches.
+            captions = [chosen.compact() for chosen in captions]
+        return Inputs(
+            numbers=upload(torch.from_numpy(np.asarray(batch.images, np.int64)), device),
+            images=None if batch.task == "c2c" else ImageBatch.of(data.features, batch.images[rows], device),
+            captions=tuple(captions),
+            languages=batch.languages,
+        )
 
     def evaluate(self, model: RetrievalModel, config: Config, terms: Sequence[Term]) -> Validation:
         """Measure recalls, by language, and the losses of terms on the validation split."""
@@ -256,46 +287,3 @@ def frequent_tokens(captions: Captions, min_count: int, *, together: bool) -> di
         return dict.fromkeys(captions.language_names, frequent(captions.token_ids))
     languages = np.repeat(captions.languages, captions.lengths)  # The language of each token.
     return {name: frequent(captions.token_ids[languages == index]) for index, name in enumerate(captions.language_names)}
-
-
-def build_sampler(config: Config, captions: Captions, seed: int) -> Sampler:
-    """Build the sampler of a configuration.
-
-    Raises:
-        UsageError: the captions are of no image or a single one, so that batches have no negatives.
-    """
-    schedule, names = config.schedule, captions.language_names
-    has_captions = ByImage.of(captions).counts > 0  # [I, L]
-    groups = (
-        [*zip(has_captions.T, names, strict=True)]
-        if schedule.batches == "tasks"
-        else [(has_captions.all(1), " and ".join(names))]
-    )
-    for images, name in groups:
-        if images.sum() == 1:
-            raise UsageError(
-                f"split {captions.split!r} has captions in {name} of a single image, so that batches have no negatives: give "
-                "captions of two images or more"
-            )
-    if schedule.batches == "images":
-        return ImageSampler(captions, schedule.batch_size, seed=seed)
-    return TaskSampler(
-        captions,
-        schedule.batch_size,
-        seed=seed,
-        c2c_probability=config.loss.c2c_probability,
-        bucket_by_length=schedule.bucket_by_length,
-    )
-
-
-def build_inputs(data: SplitData, batch: Batch, device: torch.device, rows: slice = slice(None)) -> Inputs:
-    """Read the captions and features of a batch."""
-    captions = [data.captions.batch(chosen[rows]) for chosen in batch.captions]
-    if data.captions.vectors is not None:  # Read here, in the thread that prefetches batches.
-        captions = [chosen.compact() for chosen in captions]
-    return Inputs(
-        numbers=upload(torch.from_numpy(np.asarray(batch.images, np.int64)), device),
-        images=None if batch.task == "c2c" else ImageBatch.of(data.features, batch.images[rows], device),
-        captions=tuple(captions),
-        languages=batch.languages,
-    )

@@ -21,15 +21,8 @@ from torch import Tensor, nn
 
 from train.config.models import DanConfig
 from train.data.batches import CaptionBatch
-from train.models.encoders import (
-    BidirectionalLSTM,
-    SentenceEncoderModel,
-    SentenceEncoders,
-    apply_where_present,
-    compute_head_weights,
-    widen_bfloat16,
-)
-from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
+from train.models.encoders import AttentionPoolingModel, SentenceEncoders, apply_where_present
+from train.models.retrieval_model import Dimensions, Encoded
 
 
 class Dropout(nn.Module):
@@ -156,7 +149,7 @@ def _linear(width: int, outputs: int) -> nn.Linear:
     return matrix
 
 
-class Dan(SentenceEncoderModel):
+class Dan(AttentionPoolingModel):
     """Images and sentences pooled by `AttentionSteps` into concatenated contexts.
 
     The similarity of an image and a sentence is the inner product of their embeddings: the sum of those of their contexts over the
@@ -170,26 +163,10 @@ class Dan(SentenceEncoderModel):
         self.width = (config.attention_steps + 1) * config.embed_dim
         self.attention = AttentionSteps(dimensions.feature_shape[1], config, mapped=True)
         self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
-            lambda: AttentionSteps(config.embed_dim, config, mapped=False),
+            config, dimensions, "bilstm", lambda: AttentionSteps(config.embed_dim, config, mapped=False)
         )
 
-    def encode_images(self, images: ImageBatch) -> Encoded:
-        """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        return Encoded(widen_bfloat16(self.attention(Encoded(images.features, images.mask))))
-
-    def pool_states(self, states: Encoded, language: str) -> Encoded:
-        """Return the embeddings ``[N, E]`` of captions, in their order."""
-        return Encoded(widen_bfloat16(self.sentences.of(language).pooling(_sum_directions(states))))
-
-    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return the attention weights of each step over regions and tokens."""
-        regions, words = Encoded(images.features, images.mask), _sum_directions(self.token_states(captions, language))
-        return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
-
-
-def _sum_directions(states: Encoded) -> Encoded:
-    """Convert the mean of both directions ``[N, T, H]`` to their sum."""
-    return Encoded(2 * states.values, states.mask)
+    def token_states(self, captions: CaptionBatch, language: str) -> Encoded:
+        """Return the sums of both directions of the LSTM, ``[N, T, H]``."""
+        means = super().token_states(captions, language)
+        return Encoded(2 * means.values, means.mask)

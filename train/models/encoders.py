@@ -8,13 +8,14 @@ A sentence passes through three stages::
 `RetrievalModel.token_states` returns the states, and is never compiled; `RetrievalModel.pool_states` is the pooling, and can be
 compiled. In checkpoints the text encoder is the submodule ``reader``.
 
-Shapes: ``B`` images or captions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width, ``W`` width of a
-word vector, ``E`` width of the joint space.
+Shapes: ``B`` images or captions, ``R`` regions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width,
+``W`` width of a word vector, ``E`` width of the joint space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ from train.config.models import ModelConfig
 from train.data.batches import CaptionBatch
 from train.data.word_vectors import WordVectors
 from train.models.packed_rnn import bilstm_over_trie, build_trie, gru_over_trie
-from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, RetrievalModel
+from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import inner_product
 
 
@@ -57,8 +58,6 @@ class WordEmbedding(nn.Embedding):
         self.ids = range(vocabulary_size) if ids is None else tuple(ids)
         rows = None
         if ids is not None:
-            if UNK not in ids:
-                raise ValueError(f"the ids of a language lack <unk> ({UNK})")
             rows = torch.full((vocabulary_size,), list(ids).index(UNK))
             rows[torch.tensor(ids)] = torch.arange(len(ids))
         self.rows: Tensor | None
@@ -220,28 +219,33 @@ class SentenceEncoder(nn.Module):
 
 
 class SentenceEncoders(nn.ModuleList):
-    """The sentence encoders of a model: one for each language, or one for all."""
+    """The sentence encoders of a model: one for each language, or one for all.
+
+    ``config`` is the section of a kind in this package, and ``text_encoder`` a key of `TEXT_ENCODERS`. By default, ``hidden_size``
+    is the width of the joint space.
+    """
 
     def __init__(
         self,
+        config: Any,
         dimensions: Dimensions,
-        word_dim: int,
-        build_reader: Callable[[], nn.Module],
+        text_encoder: str,
         build_pooling: Callable[[], Callable[[Encoded], Tensor]] = lambda: pool,
         *,
-        shared: bool = False,
+        hidden_size: int = 0,
     ) -> None:
         self.languages = dimensions.languages
-        self.shared = shared
+        self.shared = config.mixes_languages
+        build_reader = partial(TEXT_ENCODERS[text_encoder], config.word_dim, hidden_size or config.embed_dim)
 
         def build_words(language: str) -> WordEmbedding | PrecomputedTokens:
             if dimensions.token_width:
                 return PrecomputedTokens()
-            return WordEmbedding(dimensions.vocabulary_size, word_dim, ids=dimensions.language_ids.get(language))
+            return WordEmbedding(dimensions.vocabulary_size, config.word_dim, ids=dimensions.language_ids.get(language))
 
         super().__init__(
             SentenceEncoder(build_words(language), build_reader(), build_pooling())
-            for language in self.languages[: 1 if shared else None]
+            for language in self.languages[: 1 if self.shared else None]
         )
 
     def of(self, language: str) -> SentenceEncoder:
@@ -360,6 +364,13 @@ class SentenceEncoderModel(RetrievalModel):
         """Return the states of the text encoder: ``[B, T, H]``, or the last, ``[B, H]``."""
         return self.sentences.of(language).states(captions)
 
+    def pool_states(self, states: Encoded, language: str) -> Encoded:
+        """Return the embeddings ``[B, E]`` of captions, in their order."""
+        return self._embedding(self.sentences.of(language).pooling(states))
+
+    def _embedding(self, pooled: Tensor) -> Encoded:
+        return Encoded(widen_bfloat16(pooled))
+
     def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
         """Encode captions in one language, in their order."""
         return self.pool_states(self.token_states(captions, language), language)
@@ -387,9 +398,24 @@ def widen_bfloat16(values: Tensor) -> Tensor:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def compute_head_weights(image_heads: Any, regions: Encoded, word_heads: Any, words: Encoded) -> AttentionWeights:
-    """Return the weights of attention heads for an image and a caption."""
-    return AttentionWeights(
-        regions=image_heads.weights(regions)[0, :, regions.mask_or_ones[0]],
-        words=word_heads.weights(words)[0, :, words.mask_or_ones[0]],
-    )
+class AttentionPoolingModel(SentenceEncoderModel):
+    """A model that pools regions and tokens by attention, with ``weights`` of heads."""
+
+    attention: nn.Module
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        """Return embeddings ``[B, E]`` of images with the features ``[B, R, D]``."""
+        return self._embedding(self.attention(self._regions(images)))
+
+    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
+        """Return the attention weights of each head over regions and tokens."""
+        regions, words = self._regions(images), self.token_states(captions, language)
+        image_heads: Any = self.attention
+        word_heads: Any = self.sentences.of(language).pooling
+        return AttentionWeights(
+            regions=image_heads.weights(regions)[0, :, regions.mask_or_ones[0]],
+            words=word_heads.weights(words)[0, :, words.mask_or_ones[0]],
+        )
+
+    def _regions(self, images: ImageBatch) -> Encoded:
+        return Encoded(images.features, images.mask)

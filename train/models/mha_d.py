@@ -11,17 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from train.config.models import MhaDConfig
-from train.data.batches import CaptionBatch
-from train.models.encoders import (
-    BidirectionalLSTM,
-    ImageEncoder,
-    SentenceEncoderModel,
-    SentenceEncoders,
-    apply_where_present,
-    compute_head_weights,
-    widen_bfloat16,
-)
-from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
+from train.models.encoders import AttentionPoolingModel, ImageEncoder, SentenceEncoders, apply_where_present, widen_bfloat16
+from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.similarity import l2_normalize
 
 
@@ -67,7 +58,7 @@ class MultiHeadAttention(nn.Module):
         return torch.einsum("...ka,ka->...k", keys, queries.to(keys.dtype))
 
 
-class MhaD(SentenceEncoderModel):
+class MhaD(AttentionPoolingModel):
     """Regions and words in one space, pooled by `MultiHeadAttention`.
 
     An affine map encodes regions, and one bidirectional LSTM per language encodes words. Images and each language have their own
@@ -86,30 +77,11 @@ class MhaD(SentenceEncoderModel):
         self.heads = config.num_heads
         self.regions = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
         self.attention = MultiHeadAttention(config)
-        self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: BidirectionalLSTM(config.word_dim, config.embed_dim),
-            lambda: MultiHeadAttention(config),
-        )
-
-    def encode_images(self, images: ImageBatch) -> Encoded:
-        """Return embeddings ``[N, E]`` of images with the features ``[N, R, D]``."""
-        return _embedding(self.attention(self._regions(images)))
-
-    def pool_states(self, states: Encoded, language: str) -> Encoded:
-        """Return the embeddings ``[N, E]`` of captions, in their order."""
-        return _embedding(self.sentences.of(language).pooling(states))
-
-    def attention_weights(self, images: ImageBatch, captions: CaptionBatch, language: str) -> AttentionWeights:
-        """Return the attention weights of each head over regions and tokens."""
-        regions, words = self._regions(images), self.token_states(captions, language)
-        return compute_head_weights(self.attention, regions, self.sentences.of(language).pooling, words)
+        self.sentences = SentenceEncoders(config, dimensions, "bilstm", lambda: MultiHeadAttention(config))
 
     def _regions(self, images: ImageBatch) -> Encoded:
         """Return the regions of images in the joint space, ``[N, R, H]``."""
         return Encoded(apply_where_present(self.regions, images.features, images.mask), images.mask)
 
-
-def _embedding(heads: Tensor) -> Encoded:
-    return Encoded(l2_normalize(widen_bfloat16(heads)))
+    def _embedding(self, pooled: Tensor) -> Encoded:
+        return Encoded(l2_normalize(widen_bfloat16(pooled)))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from train.config.models import MlmmeConfig
-from train.models.encoders import FinalStateGRU, ImageEncoder, SentenceEncoderModel, SentenceEncoders, widen_bfloat16
+from train.models.encoders import ImageEncoder, SentenceEncoderModel, SentenceEncoders, widen_bfloat16
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.similarity import l2_normalize
 
@@ -38,9 +38,7 @@ class Mlmme(SentenceEncoderModel):
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
         # As the image encoder: Xavier, and biases of 0.
         self.projection = ImageEncoder(config.hidden_size, config.embed_dim)
-        self.sentences = SentenceEncoders(
-            dimensions, config.word_dim, lambda: FinalStateGRU(config.word_dim, config.hidden_size)
-        )
+        self.sentences = SentenceEncoders(config, dimensions, "gru", hidden_size=config.hidden_size)
         self.mappings: nn.ModuleDict | None = None
         self._pairs = tuple(combinations((_IMAGES, *self.languages), 2))
         self.similarity, self.width = "cosine", config.embed_dim
@@ -50,13 +48,13 @@ class Mlmme(SentenceEncoderModel):
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Map features ``[N, D]`` to embeddings ``[N, E]``."""
-        return self._embedding(self.images(images.features), _IMAGES)
+        return self._embed_view(self.images(images.features), _IMAGES)
 
     def pool_states(self, states: Encoded, language: str) -> Encoded:
         """Return the embeddings ``[N, E]`` of captions, in their order."""
-        return self._embedding(self.projection(self.sentences.of(language).pooling(states)), language)
+        return self._embed_view(self.projection(self.sentences.of(language).pooling(states)), language)
 
-    def _embedding(self, vectors: Tensor, view: str) -> Encoded:
+    def _embed_view(self, vectors: Tensor, view: str) -> Encoded:
         """Return the embeddings of vectors ``[N, W]`` of a view."""
         if self.mappings is None:
             return Encoded(l2_normalize(widen_bfloat16(vectors)))

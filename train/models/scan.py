@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from torch.nn.functional import leaky_relu
 from schemas.process.devices import upload
 from train.config.models import ScanConfig
 from train.data.batches import CaptionBatch
-from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders
+from train.models.encoders import ImageEncoder, SentenceEncoderModel, SentenceEncoders
 from train.models.retrieval_model import AttentionWeights, Dimensions, Encoded, ImageBatch
 from train.models.similarity import l2_normalize
 
@@ -121,7 +121,7 @@ class _CrossAttention(torch.autograd.Function):
         is_dense = int(nonzero.sum()) > _DENSE_SHARE * nonzero.numel()
         with torch.autocast(queries.device.type, enabled=False):
             if queries.device.type != "cpu" and not is_dense:
-                sides = _Side(queries, query_mask, d_queries), _Side(contexts, context_mask, d_contexts)
+                sides = (queries, query_mask, d_queries), (contexts, context_mask, d_contexts)
                 _add_pair_gradients(*sides, d_scores, nonzero.nonzero(), ctx.config)
                 return d_queries, None, d_contexts, None, None
             height = _contexts_per_tile(contexts, queries, query_mask) if is_dense else 1
@@ -142,56 +142,35 @@ class _CrossAttention(torch.autograd.Function):
         return d_queries, None, d_contexts, None, None
 
 
-class _Side(NamedTuple):
-    """All queries or contexts ``[N, M, E]``, their CPU mask, and their gradients."""
-
-    values: Tensor
-    mask: Tensor | None
-    gradients: Tensor
-
-    def gather(self, cpu_rows: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return rows ``[P, M, E]``, zeros outside the mask, and their mask.
-
-        M is the largest size among them. The rows are int64 ``[P]``, on the CPU and on the device.
-        """
-        if self.mask is None:
-            return self.values[rows], None
-        mask = self.mask[cpu_rows]
-        mask = upload(mask[:, : _sizes(mask).max()], self.values.device)
-        return self.values[rows, : mask.shape[1]].masked_fill(~mask[..., None], 0), mask
-
-    def add(self, rows: Tensor, gradients: Tensor, mask: Tensor | None) -> None:
-        """Add gradients to rows, with repetitions, in a reproducible order."""
-        if mask is not None:
-            gradients = gradients.masked_fill(~mask[..., None], 0)
-        self.gradients[:, : gradients.shape[1]].index_put_((rows,), gradients, accumulate=True)
+_Side: TypeAlias = tuple[Tensor, Tensor | None, Tensor]
+"""All queries or contexts ``[N, M, E]``, their CPU mask, and their gradients."""
 
 
 def _add_pair_gradients(queries: _Side, contexts: _Side, d_scores: Tensor, pairs: Tensor, config: ScanConfig) -> None:
     """Add the gradients of pairs (query, context), int64 ``[P, 2]`` on the CPU."""
-    _, max_size, width = queries.values.shape
-    block_size = max(1, _GATHERED_ELEMENTS // max(1, (max_size + contexts.values.shape[1]) * width))
+    _, max_size, width = queries[0].shape
+    block_size = max(1, _GATHERED_ELEMENTS // max(1, (max_size + contexts[0].shape[1]) * width))
     for block in pairs.split(block_size) if len(pairs) else ():
         rows = upload(block, d_scores.device)
-        query, query_mask = queries.gather(block[:, 0], rows[:, 0])
-        context, context_mask = contexts.gather(block[:, 1], rows[:, 1])
+        query = _Chunk.gather(*queries[:2], block[:, 0], rows[:, 0])
+        context = _Chunk.gather(*contexts[:2], block[:, 1], rows[:, 1])
         attention = _Attention(
-            torch.bmm(context, query.mT)[..., None],
-            torch.bmm(context, context.mT),
-            None if query_mask is None else query_mask[..., None],
-            context_mask,
+            torch.bmm(context.vectors, query.vectors.mT)[..., None],
+            torch.bmm(context.vectors, context.vectors.mT),
+            None if query.mask is None else query.mask[..., None],
+            context.mask,
             config,
         )
         d_products, d_gram = attention.gradients(d_scores[rows[:, 0], rows[:, 1], None])
         d_products = d_products.squeeze(3)  # [P, K, T]
-        queries.add(rows[:, 0], torch.bmm(d_products.mT, context), query_mask)
-        d_context = torch.bmm(d_products, query).baddbmm_(d_gram, context, alpha=2)
-        contexts.add(rows[:, 1], d_context, context_mask)
+        query.add(queries[2], torch.bmm(d_products.mT, context.vectors), is_repeated=True)
+        d_context = torch.bmm(d_products, query.vectors).baddbmm_(d_gram, context.vectors, alpha=2)
+        context.add(contexts[2], d_context, is_repeated=True)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Queries or contexts of similar size.
+    """Some queries or contexts.
 
     Attributes:
         cpu_rows: int64 ``[n]``, their row indices, on the CPU.
@@ -208,11 +187,30 @@ class _Chunk:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, total: Tensor, gradients: Tensor) -> None:
-        """Add gradients ``[n, M, E]`` to those of all queries or contexts."""
+    @classmethod
+    def gather(cls, values: Tensor, mask: Tensor | None, cpu_rows: Tensor, rows: Tensor) -> _Chunk:
+        """Gather one or more rows; the mask is on the CPU."""
+        if mask is None:
+            return cls(cpu_rows, rows, values[rows], None)
+        chosen = mask[cpu_rows]
+        chosen = chosen[:, : _sizes(chosen).max()]
+        vectors = values[rows, : chosen.shape[1]]
+        if chosen.all():
+            return cls(cpu_rows, rows, vectors, None)
+        chosen = upload(chosen, values.device)
+        return cls(cpu_rows, rows, vectors.masked_fill(~chosen[..., None], 0), chosen)
+
+    def add(self, total: Tensor, gradients: Tensor, *, is_repeated: bool = False) -> None:
+        """Add gradients ``[n, M, E]`` to those of all queries or contexts.
+
+        Rows that may be repeated are added in a reproducible order.
+        """
         if self.mask is not None:
             gradients = gradients.masked_fill(~self.mask[..., None], 0)
-        total[self.rows, : gradients.shape[1]] += gradients  # The rows of a chunk are distinct.
+        if is_repeated:
+            total[:, : gradients.shape[1]].index_put_((self.rows,), gradients, accumulate=True)
+        else:
+            total[self.rows, : gradients.shape[1]] += gradients
 
 
 def _chunks(values: Tensor, mask: Tensor | None, length: int, rows: Tensor | None = None) -> Iterator[_Chunk]:
@@ -221,15 +219,10 @@ def _chunks(values: Tensor, mask: Tensor | None, length: int, rows: Tensor | Non
     Mask and rows are on the CPU, so that shapes are known without synchronising.
     """
     rows = torch.arange(len(values)) if rows is None else rows
-    sizes = torch.full((len(rows),), values.shape[1]) if mask is None else _sizes(mask[rows])
-    sizes, order = sizes.sort(stable=True)
-    for chunk, size in zip(rows[order].split(length), sizes.split(length), strict=True) if len(rows) else ():
-        device_rows = upload(chunk, values.device)
-        vectors = values[device_rows, : size[-1]]
-        chunk_mask = None if mask is None or mask[chunk, : size[-1]].all() else upload(mask[chunk, : size[-1]], values.device)
-        if chunk_mask is not None:
-            vectors = vectors.masked_fill(~chunk_mask[..., None], 0)
-        yield _Chunk(chunk, device_rows, vectors, chunk_mask)
+    if mask is not None:
+        rows = rows[_sizes(mask[rows]).argsort(stable=True)]
+    for chunk in rows.split(length) if len(rows) else ():
+        yield _Chunk.gather(values, mask, chunk, upload(chunk, values.device))
 
 
 def _sizes(mask: Tensor) -> Tensor:
@@ -328,12 +321,7 @@ class Scan(SentenceEncoderModel):
         self._config = config
         self._words_attend = config.attention == "t2i"
         self.images = ImageEncoder(dimensions.feature_shape[1], config.embed_dim)
-        self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: TEXT_ENCODERS[config.text_encoder](config.word_dim, config.embed_dim),
-            shared=config.shared_encoder,
-        )
+        self.sentences = SentenceEncoders(config, dimensions, config.text_encoder)
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         """Encode features ``[B, R, D]`` as unit vectors ``[B, R, E]``."""

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from train.config.models import VseConfig
-from train.models.encoders import TEXT_ENCODERS, ImageEncoder, SentenceEncoderModel, SentenceEncoders, orthogonalize, pool
+from train.models.encoders import ImageEncoder, SentenceEncoderModel, SentenceEncoders, orthogonalize, pool
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 from train.models.similarity import inner_product, l2_normalize, order
 
@@ -31,13 +31,8 @@ class JointEmbedding(SentenceEncoderModel):
         self.width = config.embed_dim
         self.similarity = config.similarity
         self.images = ImageEncoder(dimensions.feature_shape[0], config.embed_dim)
-        self.sentences = SentenceEncoders(
-            dimensions,
-            config.word_dim,
-            lambda: TEXT_ENCODERS[config.text_encoder](config.word_dim, config.embed_dim),
-            lambda: partial(pool, pooling=config.pooling),
-            shared=config.shared_encoder,
-        )
+        pooling = partial(pool, pooling=config.pooling)
+        self.sentences = SentenceEncoders(config, dimensions, config.text_encoder, lambda: pooling)
         if config.initialization == "orthogonal":
             for encoder in self.sentences:
                 orthogonalize(encoder.get_submodule("reader"))
@@ -46,13 +41,9 @@ class JointEmbedding(SentenceEncoderModel):
         """Map features ``[B, D]`` to embeddings ``[B, E]``."""
         return self._embedding(self.images(images.features))
 
-    def pool_states(self, states: Encoded, language: str) -> Encoded:
-        """Return the embeddings ``[B, E]`` of captions, in their order."""
-        return self._embedding(self.sentences.of(language).pooling(states))
-
     def _compare(self, a: Encoded, b: Encoded) -> Tensor:
         return SIMILARITIES[self.similarity](a.values, b.values)
 
-    def _embedding(self, encoded: Tensor) -> Encoded:
-        vectors = l2_normalize(encoded.float())
+    def _embedding(self, pooled: Tensor) -> Encoded:
+        vectors = l2_normalize(pooled.float())
         return Encoded(vectors.abs() if self.similarity == "order" else vectors)

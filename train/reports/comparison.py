@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, product
 from statistics import mean, stdev
@@ -306,7 +306,18 @@ def _scores(comparison: Comparison) -> Table:
             lines.append((group, label, group.scores(gallery, mean), "italic"))
             lines.append((None, "  deviation", group.scores(gallery, stdev), "italic"))
         lines.append((None, "chance", comparison.chance(gallery), "dim"))
-        rows += (row for line in lines if line[2] for row in _score_rows(comparison, gallery, marked, *line))
+        for owner, label, scores, style in (line for line in lines if line[2]):
+            specs = {} if label == "  deviation" else {"median_rank": ".0f"}
+            texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
+            for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
+                texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], owner) in marked else " "
+            cells = (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))
+            rows.append([Cell(text, style=style) for text in cells])
+            intervals = {way: owner and comparison.intervals.get((gallery, way), {}).get(owner) for way in DIRECTIONS}
+            if any(intervals.values()):
+                ends = [getattr(intervals[way], measure, None) for way, measure in SCORES]
+                bounds = [Cell(end and (f"{round(end.low, 1)}–", f"{round(end.high, 1)} "), style="dim") for end in ends]
+                rows.append((Cell("  95 % interval", style="dim"), *bounds))
     notes = ["recalls in percent; med: median rank; i→t: image to text, t→i: text to image; sum: of the six recalls, 0 to 600"]
     if any(comparison.intervals.values()):
         notes += interval_notes(gallery.images for gallery in comparison.galleries)
@@ -315,32 +326,6 @@ def _scores(comparison: Comparison) -> Table:
             f"{_NOT_WORSE}: not significantly worse than the best of its column (p of at least {LEVEL}, over seeds if any)"
         )
     return Table(["", *number_columns(*headings, "sum")], rows, "scores at the best step", notes)
-
-
-def _score_rows(
-    comparison: Comparison,
-    gallery: RankedGallery,
-    marked: Collection[tuple[Any, str, ComparedRow]],
-    row: ComparedRow | None,
-    label: str,
-    scores: GalleryScores,
-    style: str,
-) -> list[Row]:
-    """Return a row of scores, and one of their intervals, if known.
-
-    ``marked`` are place, recall and row of recalls that do not differ from the best.
-    """
-    specs = {} if label == "  deviation" else {"median_rank": ".0f"}
-    texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
-    for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
-        texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], row) in marked else " "
-    rows: list[Row] = [[Cell(text, style=style) for text in (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))]]
-    intervals = {way: row and comparison.intervals.get((gallery, way), {}).get(row) for way in DIRECTIONS}
-    if any(intervals.values()):
-        ends = [getattr(intervals[way], measure, None) for way, measure in SCORES]
-        cells = [Cell(end and (f"{round(end.low, 1)}–", f"{round(end.high, 1)} "), style="dim") for end in ends]
-        rows.append((Cell("  95 % interval", style="dim"), *cells))
-    return rows
 
 
 def _tests(comparison: Comparison) -> Table:

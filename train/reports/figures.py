@@ -18,7 +18,7 @@ from schemas.writing.made_from import MadeFrom, sizes_of, write_made_from
 from train.data.captions import labels_of
 from train.data.splits import TEST_SPLITS, SplitData, default_test_splits
 from train.devices import choose_device
-from train.evaluation.compatibility import check_languages, check_tokens, check_vectors
+from train.evaluation.compatibility import check_languages, check_vectors
 from train.evaluation.evaluation import Count, embed_images, no_progress
 from train.evaluation.pairs import open_members
 from train.evaluation.scores import open_split, portions_in
@@ -176,7 +176,6 @@ def _write_figures(
 def _open_captions(run: Run, job: FiguresJob) -> SplitData:
     """Open the captions of a split, in one portion if all languages share one."""
     known = run.model.languages
-    check_tokens([run], job.token_features)
     check_languages(job.languages, known)
     labels = labels_of(open_dataset(job.captions))
     splits = sorted({split for split, language, _ in labels if language in known})

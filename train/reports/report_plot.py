@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from schemas.drawing.charts import save
-from schemas.drawing.style import Axes, Figure, own_style
+from schemas.drawing.style import Figure, own_style
 from schemas.storage.folder import Folder
-from train.reports.reproduce_report import PaperReport, Section
+from train.reports.reproduce_report import PaperReport
 
 _COLOURS = {"image_to_text": "tab:blue", "text_to_image": "tab:orange"}
 _MEASURE = "recall_at_10"
@@ -20,19 +21,11 @@ def plot_report(report: PaperReport, path: Path) -> None:
     figure = Figure(figsize=(8, 0.28 * sum(heights) + 0.6), layout="constrained")
     panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for section, panel in zip(report.sections, panels, strict=True):
-        _draw_section(section, panel)
-    panels[-1].set_xlabel("R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image")
-    figure.suptitle(f"{report.paper}: measured beside published")
-    save(figure, Folder(str(path.parent)), path.name, dpi=150)
-
-
-def _draw_section(section: Section, panel: Axes) -> None:
-    panel.set_title(section.title, loc="left", fontsize="medium")
-    panel.set_yticks(range(len(section.lines)), [f"{line.row.name}, {line.row.language}" for line in section.lines])
-    panel.set_ylim(len(section.lines) - 0.4, -0.6)
-    panel.grid(axis="x", alpha=0.3)
-    for height, line in enumerate(section.lines):
-        for direction, colour in _COLOURS.items():
+        panel.set_title(section.title, loc="left", fontsize="medium")
+        panel.set_yticks(range(len(section.lines)), [f"{line.row.name}, {line.row.language}" for line in section.lines])
+        panel.set_ylim(len(section.lines) - 0.4, -0.6)
+        panel.grid(axis="x", alpha=0.3)
+        for (height, line), (direction, colour) in product(enumerate(section.lines), _COLOURS.items()):
             cell = line.cells[direction, _MEASURE]
             if cell.published is not None:
                 panel.plot(cell.published, height, marker="o", mfc="none", color=colour)
@@ -40,3 +33,6 @@ def _draw_section(section: Section, panel: Axes) -> None:
                 panel.plot(cell.chance, height, marker="x", markersize=4, color=colour)
             if cell.mean is not None and (direction, _MEASURE) in section.columns:
                 panel.errorbar(cell.mean, height, xerr=cell.deviation or 0.0, marker="o", color=colour, capsize=2)
+    panels[-1].set_xlabel("R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image")
+    figure.suptitle(f"{report.paper}: measured beside published")
+    save(figure, Folder(str(path.parent)), path.name, dpi=150)

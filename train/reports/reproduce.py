@@ -33,6 +33,7 @@ from schemas.fingerprints import sha256_of_bytes
 from schemas.options import takes_fields
 from schemas.parameters import EncodedParameters, untrained_remark
 from schemas.process import steps
+from schemas.process.devices import check_precision
 from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
@@ -42,7 +43,7 @@ from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
 from train.data.features import read_features
 from train.data.splits import TEST_SPLITS, leave_out_missing
-from train.devices import check_training_precision, choose_device
+from train.devices import choose_device
 from train.evaluation.scores import portions_in
 from train.jobs import Corpus, ReproduceJob
 from train.loop.training_data import contents_of, validation_portions
@@ -198,7 +199,7 @@ def reproduce(
     """
     Folder(job.output).check_writable()
     device = choose_device(job.device)
-    check_training_precision(job.precision, device)
+    check_precision(job.precision, device)
     corpora, skipped = corpora_of(job)
     captions = open_dataset(job.captions, kind="encoded")
     labels = labels_of(captions)

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
-from train.config.presets import list_presets
 from train.config.sections import Config, load_config
 from train.data.features import feature_spec
 from train.jobs import Corpus, ReproduceJob
@@ -78,7 +77,7 @@ def corpora_of(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
         if name in ENSEMBLES:  # Members precede their ensemble.
             message = next((missing[member] for member in ENSEMBLES[name] if member in missing), "")
             corpus = corpora.get(ENSEMBLES[name][0], job.corpus)
-        elif name in list_presets():
+        else:
             config = load_config(name, job.overrides)
             location, message = features_for(name, config, features)
             taken = {field for field, dataset in OPTIONAL_DATASETS.items() if getattr(config.model, dataset.config_field)}
@@ -86,8 +85,6 @@ def corpora_of(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
             absent = (OPTIONAL_DATASETS[field].missing_message for field in folders if field in taken and not folders[field])
             message = message or next(absent, "")
             corpus = replace(job.corpus, features=location, **folders)
-        else:
-            message, corpus = "a preset", job.corpus
         if message:
             missing[name] = message
         else:

@@ -14,14 +14,14 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from schemas.conversion import convert, hints_of
+from schemas.conversion import convert
 from schemas.errors import DatasetError, UsageError
 from schemas.parameters import EncodedParameters
 from schemas.pickle_growth import check_growth
@@ -212,31 +212,22 @@ def _load_checked(file: pa.NativeFile, location: str) -> Any:
 
 def _checkpoint(content: dict[str, Any], location: str) -> Checkpoint:
     """Check the types of all content of a checkpoint, and return it."""
-    content = {"untrained": (), "sample_outputs": {}, **content}  # Checkpoints of version 0.2 have no such fields.
-    known = {item.name for item in fields(Checkpoint)}
-    if missing := sorted(known - content.keys()):
-        raise unusable(location, f"{missing[0]} is missing")
-    if unknown := sorted(map(str, content.keys() - known)):
-        raise unusable(location, f"{unknown[0]!r} is unknown")
-    model = content["model"]
+    try:
+        checkpoint: Checkpoint = convert({**content, "model": {}, "tokens": ()}, Checkpoint, error=DatasetError)
+        EncodedParameters.from_json(checkpoint.captions)
+    except (DatasetError, ValueError, TypeError) as error:  # TypeError: a name is not text.
+        raise unusable(location, str(error)) from error
+    model, tokens = content.get("model"), content.get("tokens")
     if not isinstance(model, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in model.items()):
         raise unusable(location, "model does not map names to tensors")
-    tokens = content["tokens"]
     if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
         raise unusable(location, "tokens are not text")
-    hints = hints_of(Checkpoint)
-    try:
-        for name in known - {"model", "tokens"}:
-            content[name] = convert(content[name], hints[name], name, error=DatasetError)
-        EncodedParameters.from_json(content["captions"])
-    except (DatasetError, ValueError) as error:
-        raise unusable(location, str(error)) from error
-    if set(content["fingerprints"]) - _OPTIONAL != set(_FINGERPRINTS):
+    if set(checkpoint.fingerprints) - _OPTIONAL != set(_FINGERPRINTS):
         raise unusable(location, f"fingerprints are not those of {', '.join(_FINGERPRINTS)}")
-    start = content["started_from"]
+    start = checkpoint.started_from
     if start and not all(isinstance(start.get(key), str) for key in ("run", "weights_sha256")):
         raise unusable(location, f"started_from is {start!r}")
-    return Checkpoint(**content)
+    return replace(checkpoint, model=model, tokens=tokens)
 
 
 _MAX_PROBLEMS = 3

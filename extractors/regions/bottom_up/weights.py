@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from extractors.regions.bottom_up.network import Head
 from extractors.regions.boxes import cell_anchors
 from extractors.weights.caffemodel import read_layers
 from extractors.weights.checkpoints import COUNTER, Choice, checkpoint_format, list_names, read_entries
@@ -73,8 +74,6 @@ _BOX_REGRESSION = (_PREDICTOR + "bbox_pred.weight", _PREDICTOR + "bbox_pred.bias
 # Checked and dropped: the preprocessing has its own values, from cfgs/*.yml and the configs of both ports.
 _PIXELS = {"pixel_mean": (102.9801, 115.9465, 122.7717), "pixel_std": (1.0, 1.0, 1.0)}
 
-# Sizes of the attribute head: test.prototxt, layers cls_embedding, fc_attr and attr_score.
-_FEATURE, _EMBEDDING, _HIDDEN, _ATTRIBUTES = 2048, 256, 512, 401
 # Logit that leaves the others a probability of exactly 0 in float32.
 _CERTAIN = 200.0
 
@@ -152,7 +151,7 @@ def _from_airsplay(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     anchors = _tensor(entries[_ANCHORS], _ANCHORS, path) if _ANCHORS in entries else _centred_anchors()
     # A width is x2 - x1 + 1 in our decoding, x2 - x1 in theirs: moving the far corner by one gives equal boxes.
     state["rpn.anchors"] = anchors - torch.tensor([0.0, 0.0, 1.0, 1.0])
-    return state if has_attributes else state | _no_attributes(len(state["head.classes.bias"]))
+    return state if has_attributes else state | _no_attributes()
 
 
 def _from_caffe(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
@@ -232,14 +231,10 @@ def _centred_anchors() -> Tensor:
     return torch.tensor([(-width / 2, -ratio * width / 2, width / 2, ratio * width / 2) for width, ratio in sides])
 
 
-def _no_attributes(classes: int) -> dict[str, Tensor]:
+def _no_attributes() -> dict[str, Tensor]:
     """Return an attribute head that always predicts 0, none."""
-    bias = torch.zeros(_ATTRIBUTES)
-    bias[0] = _CERTAIN
-    return {
-        "head.attribute_embedding.weight": torch.zeros(classes, _EMBEDDING),
-        "head.attribute_hidden.weight": torch.zeros(_HIDDEN, _FEATURE + _EMBEDDING),
-        "head.attribute_hidden.bias": torch.zeros(_HIDDEN),
-        "head.attributes.weight": torch.zeros(_ATTRIBUTES, _HIDDEN),
-        "head.attributes.bias": bias,
-    }
+    with torch.device("meta"):
+        parts = Head().state_dict().items()
+    state = {f"head.{name}": torch.zeros(part.shape) for name, part in parts if name.startswith("attribute")}
+    state["head.attributes.bias"][0] = _CERTAIN
+    return state

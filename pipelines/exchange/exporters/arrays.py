@@ -18,7 +18,7 @@ from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import by_key
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, check_kind
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import normalization_hint
 from schemas.kinds import numpy_type
@@ -29,7 +29,7 @@ _BATCH_BYTES = 8 << 20
 _MULISERA = "resnet50-avgpool"
 
 
-def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``features.npy`` as stored and ``ids.txt``.
 
     Regions also have ``boxes.npy`` and ``sizes.npy`` (width, height). ``features.import.json`` holds the options that ``import``
@@ -54,10 +54,9 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
         if regions is not None:
             write_array(files[2], dataset, ["boxes"], rows, dtype="float32")
             write_array(files[3], dataset, ["width", "height"], rows, dtype="int32")
-    return staging.paths(names)
 
 
-def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``SPLIT-resnet50-avgpool.npy``, float16 ``[N, D]``, and ``.ids``.
 
     The rows follow a list of Multi30K for each split, e.g. ``image_splits/SPLIT.txt``; ``.ids`` holds their image ids.
@@ -80,7 +79,6 @@ def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> list[P
         for array, list_, order in zip(files[::2], files[1::2], orders.values(), strict=True):
             write_array(array, dataset, ["feature"], rows_of(order), dtype="float16", l2=job.l2, meter=staging.meter)
             write_ids(list_, order)
-    return staging.paths(names)
 
 
 def feature_column(dataset: Dataset) -> str:
@@ -89,8 +87,7 @@ def feature_column(dataset: Dataset) -> str:
     Raises:
         DatasetError: the dataset has none.
     """
-    if dataset.kind not in ("features", "regions"):
-        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected features or regions")
+    check_kind(dataset, "features", "regions")
     return "feature" if dataset.kind == "features" else "features"
 
 

@@ -87,12 +87,6 @@ class Staging:
                 for path in temporary.values():
                     path.unlink(missing_ok=True)
 
-    def paths(self, names: Sequence[str]) -> list[Path]:
-        """Return the final paths of the files and of their sidecars."""
-        folder = target_path(self.location)
-        sidecars = [name for name in map(sidecar_name, names) if (folder / name).is_file()]
-        return [folder / name for name in (*names, *sidecars)]
-
 
 def sidecar_name(name: str) -> str:
     """Return the name of a sidecar, e.g. ``dev_ims.import.json`` of ``dev_ims.npy``."""

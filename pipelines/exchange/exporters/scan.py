@@ -8,7 +8,6 @@ number. They always take the first 5,000 captions of ``dev``.
 from __future__ import annotations
 
 from itertools import accumulate, groupby
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +22,7 @@ _PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
 
 
-def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``SPLIT_ims.npy`` (float32), ``SPLIT_caps.txt`` and ``SPLIT_ids.txt``.
 
     Images are sorted by id, features have the shape ``[D]`` or ``[R, D]``. The captions must be of one language and portion.
@@ -39,7 +38,6 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]
             write_array(images, dataset, [column], rows_of(image_ids), dtype="float32", l2=job.l2, meter=staging.meter)
             write_lines(lines, (line for chunk in texts.chunks for line in chunk.to_pylist()))
             write_ids(ids, image_ids)
-    return staging.paths(names)
 
 
 def _captions_by_split(job: ExportJob, dataset: Dataset, staging: Staging) -> dict[str, tuple[list[str], pa.ChunkedArray]]:

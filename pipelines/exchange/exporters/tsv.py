@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.jobs import ExportJob
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, check_kind
 from schemas.errors import DatasetError
 
 BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -38,17 +37,15 @@ _FROM_ZERO = ("objects_id", "attrs_id")
 _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": "height", "num_boxes": "num_regions"}
 
 
-def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``regions.tsv`` with the used regions of each image."""
-    if dataset.kind != "regions":
-        raise DatasetError(f"{dataset.folder.location!r} holds {dataset.kind}, expected regions: a tsv holds boxes")
+    check_kind(dataset, "regions")  # A tsv holds boxes.
     options = options_for(dataset.image_ids(), regions=dataset.shape_of("features")[0])
     with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
         for batch in dataset.batches(batch_size=_BATCH_ROWS):
             for row in range(batch.num_rows):
                 file.write(_tsv_line(batch, row, _COLUMNS[job.columns]))
             staging.meter.add(images=batch.num_rows)
-    return staging.paths(["regions.tsv"])
 
 
 def _tsv_line(batch: pa.RecordBatch, row: int, columns: Sequence[str]) -> bytes:

@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from pipelines.exchange.exporters.arrays import feature_column
 from pipelines.exchange.exporters.base import Staging, read_selected_captions
 from pipelines.exchange.jobs import ExportJob
-from schemas.dataset import Dataset
+from schemas.dataset import Dataset, dicts_of_rows
 from schemas.errors import DatasetError
 from schemas.escapes import counted
 from schemas.keys import normalization_hint
@@ -25,7 +24,7 @@ NUMBERS = ("width", "height", "num_regions")
 LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
-def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list[Path]:
+def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write one ``part-00000.tar`` ... per shard, with ``IMAGE_ID.feature.npy``.
 
     Features are written as stored, always as the same bytes. Regions also have ``IMAGE_ID.boxes.npy`` and
@@ -58,15 +57,11 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> list
     if captions is not None and skipped:
         hint = normalization_hint(skipped, pc.unique(captions["image_id"]).to_pylist())
         staging.on_warning(f"skipped {counted(len(skipped), 'image')} without a chosen caption{hint and f': {hint}'}")
-    return staging.paths(names)
 
 
 def _sample_rows(dataset: Dataset, shard: int) -> Iterator[dict[str, Any]]:
     for batch in dataset.shard_batches(shard):
-        table = pa.Table.from_batches([batch])
-        columns = {name: dataset.values(table[name], name) for name in table.column_names}
-        for index in range(len(table)):
-            row: dict[str, Any] = {name: values[index] for name, values in columns.items()}
+        for row in dicts_of_rows(pa.Table.from_batches([batch]), dataset.spec):
             *folders, name = row["image_id"].split("/")
             if "" in (*folders, name) or {".", ".."} & set(folders) or "." in name:
                 raise DatasetError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -104,11 +104,8 @@ class Selection:
 
     def takes(self, language: str, portion: str, split: str) -> bool:
         """Return whether captions of this language, portion and split are selected."""
-        return (
-            (not self.languages or language in self.languages)
-            and (not self.portions or portion in self.portions)
-            and (not self.splits or split in self.splits)
-        )
+        pairs = ((language, self.languages), (portion, self.portions), (split, self.splits))
+        return all(not values or value in values for value, values in pairs)
 
 
 EVERYTHING = Selection()
@@ -195,48 +192,30 @@ class PathSource(CaptionSource):
         )
 
 
-class LabelCombinations:
-    """The combinations of language, portion and split in a file."""
+def record_labels(kinds: set[tuple[str, str, str]], kind: tuple[str, str, str], *, location: str) -> None:
+    """Add a combination of language, portion and split to those of a file.
 
-    def __init__(self, location: str) -> None:
-        self._location = location
-        self._seen: set[tuple[str, str, str]] = set()
-
-    def add(self, kind: tuple[str, str, str]) -> None:
-        """Record a combination.
-
-        Raises:
-            InputError: the file has too many for languages, portions and splits.
-        """
-        if kind in self._seen:
-            return
-        if len(self._seen) >= _MAX_COMBINATIONS:
-            raise InputError(
-                f"{self._location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, the latest "
-                f"{kind!r}: is one of them read from the wrong column?"
-            )
-        self._seen.add(kind)
-
-    def require(self, selection: Selection) -> None:
-        """Check that captions and all selected values occurred.
-
-        Raises:
-            InputError: no captions occurred, or a selected value did not.
-        """
-        if not self._seen:
-            raise InputError(f"{self._location!r} holds no captions: check the program that wrote it, or fetch it again")
-        require_selected(selection, self._seen, location=self._location)
+    Raises:
+        InputError: the file has too many for languages, portions and splits.
+    """
+    kinds.add(kind)
+    if len(kinds) > _MAX_COMBINATIONS:
+        raise InputError(
+            f"{location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, the latest "
+            f"{kind!r}: is one of them read from the wrong column?"
+        )
 
 
-def require_selected(selection: Selection, kinds: Iterable[tuple[str, str, str]], *, location: str) -> None:
-    """Check that every value of a selection matches captions.
+def require_selected(selection: Selection, kinds: Collection[tuple[str, str, str]], *, location: str) -> None:
+    """Check that there are captions, and that every value of a selection matches some.
 
     ``kinds`` holds all combinations of language, portion and split. A value must match alone and together with the others.
 
     Raises:
-        InputError: a value matches no captions; the message names the existing values.
+        InputError: there are no captions, or a value matches none; the message names the existing values.
     """
-    kinds = set(kinds)
+    if not kinds:
+        raise InputError(f"{location!r} holds no captions: check the program that wrote it, or fetch it again")
     wanted = (selection.languages, selection.portions, selection.splits)
     nouns = ("in language", "of portion", "of split")
     for narrowed in (False, True):
@@ -302,3 +281,23 @@ def find_files(location: str, pattern: str, *, hint: str) -> tuple[Folder, list[
         listed = ", ".join(map(repr, names[:10])) or "no files"
         raise InputError(f"no {hint} in {location!r}; it holds {listed}. Name the file itself, or the folder that holds it")
     return folder, matches
+
+
+def find_splits(location: str, pattern: str, form: str) -> tuple[Folder, dict[str, str]]:
+    """Return the folder and the files by split, of one file or of a folder's files.
+
+    The group of the regex is the split; ``form`` describes the names of files in messages.
+
+    Raises:
+        InputError: the folder contains none, a file name does not contain a split, or two contain the same.
+    """
+    folder, names = find_files(location, pattern, hint=repr(form))
+    splits: dict[str, str] = {}
+    for name in names:
+        place, match = repr(folder.path_of(name)), re.fullmatch(pattern, name)
+        if match is None:
+            raise InputError(f"{place} is not named {form!r}, so its split is unknown: rename it")
+        split = check_label(match[1], ours="split", place=place, advice=f"rename it {form!r}")
+        if splits.setdefault(split, name) != name:
+            raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
+    return folder, splits

@@ -17,7 +17,6 @@ from typing import Any
 from pipelines.inputs.captions.base import (
     COMPARABLE,
     RENAME,
-    LabelCombinations,
     Part,
     PathSource,
     RawCaption,
@@ -25,6 +24,8 @@ from pipelines.inputs.captions.base import (
     check_label,
     check_text,
     find_files,
+    find_splits,
+    record_labels,
     require_selected,
 )
 from pipelines.inputs.files import KARPATHY_FORM, iter_json
@@ -35,7 +36,7 @@ from schemas.storage.folder import Folder
 
 _COCO_FORM = "one of COCO's 'captions_*.json'"
 _KARPATHY_FILE = r"dataset.*\.json(\.gz)?"
-_COCO_FILE = r"captions_.+\.json(\.gz)?"
+_COCO_FILE = r"captions_(.+)\.json(?:\.gz)?"
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,15 @@ class KarpathySource(PathSource):
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions image by image."""
         location = self.folder.path_of(part.name)
-        combinations = LabelCombinations(location)
+        kinds = set[tuple[str, str, str]]()
         for place, image in iter_json(self.folder, part.name, prefix="images.item", form=KARPATHY_FORM):
             image_id, split, texts = _parse_image(image, self.ids, place=place)
             if texts:
-                combinations.add((part.language, part.portion, split))
+                record_labels(kinds, (part.language, part.portion, split), location=location)
             if selection.takes(part.language, part.portion, split):
                 for index, text in enumerate(texts):
                     yield RawCaption(image_id, part.language, part.portion, index, split, text)
-        combinations.require(selection)
+        require_selected(selection, kinds, location=location)
 
 
 def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list[str]]:
@@ -131,7 +132,7 @@ class CocoSource(PathSource):
     """The captions of one or more ``captions_SPLIT.json``."""
 
     folder: Folder
-    names: tuple[str, ...]
+    files: tuple[Part, ...]
     language: str
     ids: IdRule = "name"
 
@@ -142,22 +143,13 @@ class CocoSource(PathSource):
         Raises:
             InputError: the folder contains none, a file name does not contain a split, or two contain the same.
         """
-        folder, names = find_files(location, _COCO_FILE, hint="'captions_*.json'")
-        splits: dict[str, str] = {}
-        for name in names:
-            split = _split_of(name)
-            if not split:
-                raise InputError(
-                    f"{folder.path_of(name)!r} is not named 'captions_SPLIT.json', so its split is unknown: rename it"
-                )
-            if splits.setdefault(split, name) != name:
-                raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
-        return cls(folder, tuple(names), language, ids)
+        folder, splits = find_splits(location, _COCO_FILE, "captions_SPLIT.json")
+        files = (Part(name, language=language, portion=COMPARABLE, split=split) for split, name in splits.items())
+        return cls(folder, tuple(files), language, ids)
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file."""
-        parts = [Part(name=n, language=self.language, portion=COMPARABLE, split=_split_of(n)) for n in self.names]
-        return self._select(parts, selection)
+        return self._select(self.files, selection)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of one file, annotation by annotation."""
@@ -208,9 +200,3 @@ class CocoSource(PathSource):
                     f"{'make ids of whole paths with --id-rule path, or ' if helps else ''}{RENAME}"
                 )
         return {key: image_id for image_id, key in keys.items()}
-
-
-def _split_of(name: str) -> str:
-    """Return ``train2014`` for ``captions_train2014.json``; empty for other names."""
-    stem = name.removesuffix(".gz").removesuffix(".json")
-    return stem.removeprefix("captions_") if stem.startswith("captions_") else ""

@@ -13,28 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 
-from pipelines.inputs.captions.base import COMPARABLE, CaptionSource, Part, RawCaption, Selection, check_label, find_files
+from pipelines.inputs.captions.base import COMPARABLE, CaptionSource, Part, RawCaption, Selection, find_splits
 from pipelines.inputs.files import count_lines, list_files, read_lines
 from schemas.errors import InputError
 from schemas.keys import check_image_id
 from schemas.storage.folder import Folder
 
-_ENDING = "_caps.txt"
-_FILE = r".+_caps\.txt(\.gz)?"
+_FILE = r"(.+)_caps\.txt(?:\.gz)?"
 _PER_IMAGE = 5
 
 
 @dataclass(frozen=True)
 class ScanSource(CaptionSource):
-    """The captions of one or more ``SPLIT_caps.txt``.
-
-    Attributes:
-        lists: the file with the image ids of each; empty without one.
-    """
+    """The captions of one or more ``SPLIT_caps.txt``."""
 
     folder: Folder
-    names: tuple[str, ...]
-    lists: tuple[str, ...]
+    files: tuple[Part, ...]
     language: str
     ids = "name"
 
@@ -45,19 +39,13 @@ class ScanSource(CaptionSource):
         Raises:
             InputError: the folder contains none, a file name does not contain a split, or two contain the same.
         """
-        folder, names = find_files(location, _FILE, hint=f"'SPLIT{_ENDING}'")
+        folder, splits = find_splits(location, _FILE, "SPLIT_caps.txt")
         present = set(list_files(folder))
-        splits: dict[str, str] = {}
-        lists = []
-        for name in names:
-            place = repr(folder.path_of(name))
-            if not name.removesuffix(".gz").endswith(_ENDING):
-                raise InputError(f"{place} is not named 'SPLIT{_ENDING}', so its split is unknown: rename it")
-            split = check_label(_stem(name), ours="split", place=place, advice=f"rename it 'SPLIT{_ENDING}'")
-            if splits.setdefault(split, name) != name:
-                raise InputError(f"{splits[split]!r} and {name!r} in {location!r} are the same split: keep one")
-            lists.append(next((list_ for list_ in (f"{split}_ids.txt", f"{split}_ids.txt.gz") if list_ in present), ""))
-        return cls(folder, tuple(names), tuple(lists), language)
+        files = []
+        for split, name in splits.items():
+            ids = next((list_ for list_ in (f"{split}_ids.txt", f"{split}_ids.txt.gz") if list_ in present), "")
+            files.append(Part(name, ids, language, COMPARABLE, split))
+        return cls(folder, tuple(files), language)
 
     @property
     def repeat_advice(self) -> str:
@@ -69,11 +57,7 @@ class ScanSource(CaptionSource):
 
     def parts(self, selection: Selection) -> list[Part]:
         """Return one part per file of captions."""
-        parts = [
-            Part(name=name, images=images, language=self.language, portion=COMPARABLE, split=_stem(name))
-            for name, images in zip(self.names, self.lists, strict=True)
-        ]
-        return self._select(parts, selection)
+        return self._select(self.files, selection)
 
     def read(self, part: Part, selection: Selection) -> Iterator[RawCaption]:
         """Yield the captions of one split."""
@@ -111,7 +95,3 @@ class ScanSource(CaptionSource):
                     f"{line_number} are both {image_id!r}: give each image an id of its own, or list the id of every caption"
                 )
             yield from repeat(image_id, captions // images)
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".gz").removesuffix(_ENDING)

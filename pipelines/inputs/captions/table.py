@@ -20,12 +20,13 @@ from pipelines.inputs.captions.base import (
     COMPARABLE,
     EVERYTHING,
     CaptionSource,
-    LabelCombinations,
     Part,
     RawCaption,
     Selection,
     check_label,
     check_text,
+    record_labels,
+    require_selected,
     tables_of,
 )
 from pipelines.inputs.dialects import Dialect
@@ -102,7 +103,7 @@ class TableSource(CaptionSource):
             raise
 
     def _tables(self, part: Part, selection: Selection) -> Iterator[pa.Table]:
-        combinations = LabelCombinations(self.folder.path_of(part.name))
+        location, seen = self.folder.path_of(part.name), set[tuple[str, str, str]]()
         start, stop = part.range or (0, 0)
         is_first = not start
         for batch in self.table.batches((start, stop) if part.range else None):
@@ -115,10 +116,10 @@ class TableSource(CaptionSource):
                 kinds = pc.binary_join_element_wise(table["language"], table["portion"], table["split"], "/")
                 for kind in kinds.unique().to_pylist():
                     language, portion, split = kind.split("/")  # They have no slash.
-                    combinations.add((language, portion, split))
+                    record_labels(seen, (language, portion, split), location=location)
                 yield _selected(table, selection)
         if not part.range:
-            combinations.require(selection)
+            require_selected(selection, seen, location=location)
 
     def _table(self, batch: TableBatch) -> pa.Table | None:
         """Return the captions of a batch; None if a value is unusual."""

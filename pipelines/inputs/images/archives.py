@@ -17,6 +17,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
 from tarfile import TarInfo
@@ -220,23 +221,10 @@ class ImagesInParquet(_Archives):
 
     def read(self, ref: ImageRef) -> bytes:
         """Return the bytes of one row; the row group is read once and cached."""
-        try:
-            name, group, start = self._find(ref)
-            key = (self.folder.location, name, ref.version, group)
-            values = _ROW_GROUPS.get(key, lambda: read_column(self.folder, name, ref.version, group))
-            value = values[ref.offset - start].as_py()
-        except (pa.ArrowException, IndexError) as error:
-            raise _changed() from error
+        value = next(self.read_group([ref], is_cached=True))
         if value is None:
             raise no_image()
-        return bytes(value)
-
-    def _find(self, ref: ImageRef) -> tuple[str, int, int]:
-        """Return the file of a row, its row group and the first row of the group."""
-        name = _file_of(ref)
-        starts = first_rows(self.folder, name, ref.version)
-        group = bisect_right(starts, ref.offset) - 1
-        return name, group, starts[group]
+        return value
 
     def groups(self, refs: Iterable[ImageRef]) -> Iterator[list[ImageRef]]:
         """Split images, in the order of the listing, by row group."""
@@ -247,16 +235,19 @@ class ImagesInParquet(_Archives):
                 starts = ()  # An unreadable file is one group.
             yield from _by_row_group(rows, starts)
 
-    def read_group(self, refs: Sequence[ImageRef]) -> Iterator[bytes | None]:
+    def read_group(self, refs: Sequence[ImageRef], *, is_cached: bool = False) -> Iterator[bytes | None]:
         """Yield the bytes of images of one row group, None for a null.
 
         Raises:
             OSError, DatasetError: it cannot be read; a DatasetError has an OSError as its cause.
         """
+        name, version = _file_of(refs[0]), refs[0].version
         try:
-            name, group, start = self._find(refs[0])
-            values = read_column(self.folder, name, refs[0].version, group)
-            yield from (values[ref.offset - start].as_py() for ref in refs)
+            starts = first_rows(self.folder, name, version)
+            group = bisect_right(starts, refs[0].offset) - 1
+            load = partial(read_column, self.folder, name, version, group)
+            values = _ROW_GROUPS.get((self.folder.location, name, version, group), load) if is_cached else load()
+            yield from (values[ref.offset - starts[group]].as_py() for ref in refs)
         except (pa.ArrowException, IndexError) as error:
             raise _changed() from error
 

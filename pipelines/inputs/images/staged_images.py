@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pipelines.inputs.images.archives import ImagesInParquet
-from pipelines.inputs.images.base import ImageRef, ImageSource
+from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.row_groups import no_image
 from pipelines.inputs.web import PARALLEL_READS
 from schemas.errors import DatasetError
@@ -105,44 +105,30 @@ class StagingArea:
         return True
 
 
-class StagedImages(ImageSource):
-    """A source with staged images, by their URIs in the source."""
+@dataclass(frozen=True, kw_only=True)
+class StagedImages(ImagesInParquet):
+    """Parquet files with staged images, by URI, in a folder."""
 
-    def __init__(self, images: ImageSource, folder: Folder, staged: Mapping[str, StagedImage]) -> None:
-        self._images = images
-        self._folder = folder
-        self._staged = staged
-
-    @property
-    def location(self) -> str:
-        """The source."""
-        return self._images.location
-
-    def refs(self) -> Iterator[ImageRef]:
-        """List the images of the source."""
-        return self._images.refs()
-
-    def check_ids(self, refs: Iterable[ImageRef]) -> None:
-        """Delegate to the source."""
-        self._images.check_ids(refs)
+    staging: Folder
+    staged: Mapping[str, StagedImage]
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the staged bytes of an image, or read the source if they are missing."""
-        staged = self._staged.get(ref.uri)
+        """Return the staged bytes of an image, or read its row group if they are missing."""
+        staged = self.staged.get(ref.uri)
         if staged is not None and staged.bytes < 0:
             raise no_image()
         if staged is not None:
             with suppress(OSError, DatasetError):
-                data = self._folder.read(staged.name, staged.offset, staged.bytes)
+                data = self.staging.read(staged.name, staged.offset, staged.bytes)
                 if len(data) == staged.bytes:
                     return data
-        return self._images.read(ref)
+        return super().read(ref)
 
     @property
     def parallel_reads(self) -> int:
         """Many if the staged images are in a store."""
-        return self._images.parallel_reads if self._folder.is_local else PARALLEL_READS
+        return 1 if self.staging.is_local else PARALLEL_READS
 
     def in_reading_order(self, refs: Sequence[ImageRef]) -> Sequence[ImageRef]:
         """Return the list itself if all images are staged."""
-        return refs if all(ref.uri in self._staged for ref in refs) else self._images.in_reading_order(refs)
+        return refs if all(ref.uri in self.staged for ref in refs) else super().in_reading_order(refs)

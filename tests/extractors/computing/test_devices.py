@@ -7,10 +7,10 @@ from torch import nn
 
 import extractors
 from extractors.base import warn_once
-from extractors.computing.devices import cache_casts, cast_layers, check_precision, precision_context
+from extractors.computing.devices import cache_casts, cast_layers, check_request, precision_context
 from schemas.errors import UsageError
 from schemas.process import resources
-from schemas.process.devices import resolve_device, upload
+from schemas.process.devices import check_precision, resolve_device, upload
 from tests.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")
@@ -63,8 +63,8 @@ def test_check_precision_on_cpu():
     for precision in ("tf32", "fp16"):
         check_precision(precision, GPU)
     check_precision("fp32", CPU)
-    with pytest.raises(UsageError, match="precision is 'float32', expected one of fp32, tf32, bf16, fp16"):
-        check_precision("float32", CPU)
+    with pytest.raises(UsageError, match="precision 'fp16' needs a GPU, but the device is 'cpu'"):
+        check_precision("fp16", CPU)
 
 
 def test_check_precision_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog):
@@ -72,8 +72,7 @@ def test_check_precision_emulated_bfloat16_warns_once(monkeypatch, tmp_path, cap
     monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
     warn_once.cache_clear()
     for precision in ("fp32", "bf16", "bf16"):
-        check_precision(precision, CPU)
-    check_precision("bf16", GPU)
+        check_request("cpu", precision)
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "this processor has no instructions for bfloat16"
     ]

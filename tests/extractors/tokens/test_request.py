@@ -44,10 +44,6 @@ def test_describe_adapter_is_not_cached(model, tmp_path, loads):
 def test_describe_invalid_request_raises(model, loads):
     with pytest.raises(UsageError, match="--model is missing"):
         TextRequest("").describe()
-    with pytest.raises(UsageError, match="--sub-words is 'last', expected one of mean, first"):
-        TextRequest(model, "last")
-    with pytest.raises(UsageError, match="--dtype is 'int8', expected one of float32, float16"):
-        TextRequest(model, dtype="int8")
     with pytest.raises(InputError, match="'gs://bucket/bert' is in an object store"):
         TextRequest("gs://bucket/bert").describe()
     assert loads == []

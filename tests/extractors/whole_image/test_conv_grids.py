@@ -78,7 +78,7 @@ def small(name: str, **options) -> FeatureMapExtractor:
     state = {key: torch.zeros(value.shape) for key, value in meta_state(name).items()}
     extractor = FeatureMapExtractor(settings, Weights(state), torch.device("cpu"))
     pad = torch.nn.ConstantPad3d((0, 0, 0, 0, 0, WIDTHS[name] - 3), 0.0)
-    extractor._trunk = torch.nn.Sequential(torch.nn.AvgPool2d(32), pad)
+    extractor._network = torch.nn.Sequential(torch.nn.AvgPool2d(32), pad)
     return extractor
 
 

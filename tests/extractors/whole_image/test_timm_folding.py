@@ -96,11 +96,11 @@ def test_describe_records_folded_norms():
     assert described.parameters["norms"] == "folded"
     extractor = extractors.load_extractor(name, weights="random:0")
     assert extractor.description == described
-    assert (count(extractor._model, nn.BatchNorm2d), count(extractor._model, nn.Conv2d)) == (0, 0)
+    assert (count(extractor._network, nn.BatchNorm2d), count(extractor._network, nn.Conv2d)) == (0, 0)
 
 
 def loaded_in_bf16() -> nn.Module:
-    return extractors.load_extractor("timm:test_resnet.r160_in1k", weights="random:0", precision="bf16")._model
+    return extractors.load_extractor("timm:test_resnet.r160_in1k", weights="random:0", precision="bf16")._network
 
 
 def test_load_bf16_without_fusion_caches_casts(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import extractors
 from extractors.request import extractor_completions
 from pipelines.commands.binding import options_of
-from pipelines.jobs import CaptionsJob, FeaturesJob
+from pipelines.jobs import CaptionsJob
 from train.config.presets import list_presets
 
 ROOT = Path(__file__).parents[3]
@@ -95,7 +95,6 @@ def test_bash_runs_the_completion_script():
 
 @pytest.mark.slow
 def test_completion_lists_all_choices():
-    from extractors.computing.devices import PRECISIONS
     from pipelines.text.moses import RECIPES
 
     def completed(job, name):
@@ -103,5 +102,4 @@ def test_completion_lists_all_choices():
 
     assert set(extractors.extractor_names()) < set(extractor_completions())
     assert completed(CaptionsJob, "recipe") == tuple(RECIPES)
-    assert set(completed(FeaturesJob, "precision")) == set(PRECISIONS)
     assert "vsepp" in list_presets()

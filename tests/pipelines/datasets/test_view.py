@@ -308,7 +308,7 @@ def test_datasets_with_nothing_to_draw(photos_here, tmp_path, kind):
         dataset, message = features_of(tmp_path / "f", None), "has imported features without a transform"
     else:
         dataset = write(tmp_path / "f", kind, {"cat": {**key, "text": "Eine Katze", "tokens": ["eine", "katze"]}}, None)
-        message = "holds captions, expected regions or features"
+        message = "holds captions, expected features or regions"
     with pytest.raises(DatasetError, match=message):
         draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / "out.png"))
 

@@ -118,6 +118,15 @@ places = ["run", "pairs"]
 language = "en"
 device = "cpu"
 
+[steps.found]
+command = "search"
+run = "run"
+query = ["a red circle", "ein blaues Quadrat"]
+language = "en,de"
+features = "features"
+images = "scenes/images"
+device = "cpu"
+
 [steps.arrays]
 command = "export"
 dataset = "features"
@@ -175,8 +184,8 @@ def first(tmp_path_factory) -> Path:
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Return content and modification time of every file but those that view, compare and tables draw again, and temporary ones."""
-    drawn = ("picture.png", "comparison.png", "gella2017.md", "gella2017.json", "gella2017.png")
+    """Return content and modification time of every file but temporary ones and those that a command always draws again."""
+    drawn = ("picture.png", "comparison.png", "found.html", "gella2017.md", "gella2017.json", "gella2017.png")
     paths = (
         path for path in folder.rglob("*") if path.is_file() and path.name not in drawn and TEMPORARY_MARK not in path.name
     )

@@ -33,10 +33,10 @@ def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_l
     published = []
     publish = Folder.put
 
-    def record(self, name, data):
+    def record(self, name, data, **options):
         if isinstance(data, Path):
             published.append(name)
-        publish(self, name, data)
+        publish(self, name, data, **options)
 
     monkeypatch.setattr(Folder, "put", record)
     toys["vocabulary"].at(tmp_path / "vocabulary").write()

@@ -182,11 +182,6 @@ def test_repeated_portions_are_refused(toy):
         read_captions(open_dataset(toy.captions), split="val", portions={"en": ["comparable", "comparable"]})
 
 
-def test_other_kinds_are_refused(toy):
-    with pytest.raises(DatasetError, match="holds features, expected encoded captions: run 'imagepivot encode'"):
-        read_captions(open_dataset(toy.features), split="val", portions=ALL_PORTIONS)
-
-
 @pytest.mark.parametrize(
     ("ids", "message"),
     [([1, 5, 2], "it holds token id 5, expected 0 to 4"), ([1, -3, 2], "token id -3"), ([], "a caption without token ids")],

@@ -39,7 +39,7 @@ def test_outliers_are_counted(features, tmp_path, arguments, mapped):
         "feature outliers in split 'train': of 20 images 2 have a feature of zeros and 3 have a norm above 100 times the median "
         "of 5, or below a 100th of it, for example image-03; they are used unchanged"
     )
-    assert json.loads(json.dumps(found.to_dict()))["norm_outliers"] == 3
+    assert json.loads(json.dumps(vars(found)))["norm_outliers"] == 3
 
 
 def test_ordinary_features_are_no_outliers(features):

@@ -387,7 +387,7 @@ def test_missing_captions_are_refused(toy, dataset, arguments, error, message):
 
 
 def test_other_kinds_are_refused(toy):
-    with pytest.raises(DatasetError, match="holds features, expected captions, encoded or not"):
+    with pytest.raises(DatasetError, match="holds features, expected captions or encoded captions"):
         PairDataset(toy.features, toy.features)
     with pytest.raises(DatasetError, match="holds encoded, expected features or regions"):
         PairStream(toy.captions, toy.captions)

@@ -74,7 +74,7 @@ def test_wrong_arguments_are_wrong_usage(run):
         run.encode_text("ein Hund", language="de")
     with pytest.raises(UsageError, match=r"--language is 'cs', but .* knows only"):
         run.encode_text(["pes"], language="cs")
-    with pytest.raises(UsageError, match=r"features have shape \[3, 9\], expected \['N', 8\]: extract them as for the run"):
+    with pytest.raises(UsageError, match=r"features have shape \[3, 9\], expected \['N', 8\]: extract them as for the model"):
         run.encode_images(np.zeros((3, 9), np.float32))
 
 

@@ -13,7 +13,6 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.trainings import ALL_PORTIONS
 from train.data.splits import open_data
 from train.evaluation import scores
-from train.runs.run import open_run
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +42,9 @@ def tokenize(text, language, recipe, truecaser):
     return text.split()
 
 
-def mteb_model(*arguments, **options):
-    from train.evaluation.mteb_model import MtebModel  # Imports mteb, which takes seconds.
-
-    return MtebModel(*arguments, **options)
+def open_with(folder, tokenize):
+    """Open a run that tokenizes by a function."""
+    return replace(imagepivot.open_run(folder), tokenize=tokenize)
 
 
 def evaluate(model, task):
@@ -58,7 +56,8 @@ def evaluate(model, task):
 
 @pytest.fixture(params=["cosine", "order"])
 def run(request, write_run):
-    return open_run(write_run(request.param, **({"similarity": "order"} if request.param == "order" else {})))
+    options = {"similarity": "order"} if request.param == "order" else {}
+    return open_with(write_run(request.param, **options), tokenize)
 
 
 def mock_task(name: str, data):
@@ -88,7 +87,7 @@ def test_retrieval_in_mteb_equals_evaluate(run, toy):
         for start, end in zip(captions.offsets, captions.offsets[1:], strict=False)
     ]
     pictures = [Image.new("RGB", (2, 2), (row, 0, 0)) for row in range(9)]
-    model = mteb_model(run, tokenize, ToyExtractor(data.features[:], run.fingerprints["extractor"]), language="en")
+    model = imagepivot.mteb_model(run, ToyExtractor(data.features[:], run.fingerprints["extractor"]), language="en")
     assert isinstance(model, EncoderProtocol)
     text_ids, image_ids = [f"c{n}" for n in range(len(texts))], [f"i{n}" for n in range(9)]
     text, image = {"id": text_ids, "text": texts}, {"id": image_ids, "image": pictures}
@@ -114,7 +113,7 @@ def test_similarity_of_texts_in_mteb_is_that_of_the_run(run):
     sentences = [["en1 en2", "en3", "en4 en5 en6", "en7"], ["en2", "en3 en9", "en20", "en7 en8"]]
     data = Dataset.from_dict({"sentence1": sentences[0], "sentence2": sentences[1], "score": [5, 4, 0, 3]})
     task = mock_task("MockSTSTask", {"test": data})
-    model = mteb_model(run, tokenize, ToyExtractor(np.ones((1, 8), np.float32), run.fingerprints["extractor"]))
+    model = imagepivot.mteb_model(run, ToyExtractor(np.ones((1, 8), np.float32), run.fingerprints["extractor"]))
     for name, batch in (("query", {"text": ["en1"]}), ("document", {"image": [Image.new("RGB", (2, 2))]})):
         model.encode([batch], prompt_type=PromptType(name))  # An earlier task, whose modalities do not matter.
     found = evaluate(model, task)
@@ -131,26 +130,26 @@ def test_similarity_of_texts_in_mteb_is_that_of_the_run(run):
 
 
 def test_language_is_that_of_the_subset_or_the_chosen_one(write_run):
-    run = open_run(write_run())
     languages = []
 
     def spy(text, language, recipe, truecaser):
         languages.append(language)
         return text.split()
 
+    run = open_with(write_run(), spy)
     batch = [{"text": ["en1"]}]
-    mteb_model(run, spy).encode(batch, hf_subset="de")
-    mteb_model(run, spy).encode(batch, hf_subset="default")
-    mteb_model(run, spy, language="de").encode(batch, hf_subset="en-de")
+    imagepivot.mteb_model(run).encode(batch, hf_subset="de")
+    imagepivot.mteb_model(run).encode(batch, hf_subset="default")
+    imagepivot.mteb_model(run, language="de").encode(batch, hf_subset="en-de")
     assert languages == ["de", "en", "de"]
-    names = {mteb_model(run, spy, language=language).mteb_model_meta.revision for language in ("de", "en")}
+    names = {imagepivot.mteb_model(run, language=language).mteb_model_meta.revision for language in ("de", "en")}
     assert len(names) == 2
     with pytest.raises(UsageError, match=r"--language is 'fr', but .* knows only en, de"):
-        mteb_model(run, spy, language="fr")
+        imagepivot.mteb_model(run, language="fr")
 
 
 def test_what_a_run_cannot_embed_is_refused(write_run):
-    run, image = open_run(write_run()), [Image.new("RGB", (2, 2))]
+    run, image = imagepivot.open_run(write_run()), [Image.new("RGB", (2, 2))]
     model = imagepivot.mteb_model(run)
     with pytest.raises(UsageError, match="the task has images: give mteb_model"):
         model.encode([{"image": image}])
@@ -162,7 +161,7 @@ def test_what_a_run_cannot_embed_is_refused(write_run):
 
 def test_front_door_tokenizes_and_extracts(write_run, toy):
     recipe = imagepivot.load_recipe("multi30k-lc").parameters().to_json()
-    run = replace(open_run(write_run(l2=True)), captions={"text": recipe})
+    run = replace(imagepivot.open_run(write_run(l2=True)), captions={"text": recipe})
     features = open_data(toy.captions, toy.features, split="test", portions=ALL_PORTIONS).features
     model = imagepivot.mteb_model(run, ToyExtractor(features[:], run.fingerprints["extractor"]))
     assert np.array_equal(model.encode([{"text": ["En1, EN2"]}]), model.encode([{"text": ["en1 , en2"]}]))
@@ -183,4 +182,4 @@ def test_missing_extra_is_named(write_run, monkeypatch):
     monkeypatch.delitem(sys.modules, "train.evaluation.mteb_model", raising=False)
     monkeypatch.delattr("train.evaluation.mteb_model", raising=False)
     with pytest.raises(ImportError, match=r"mteb_model needs mteb.*: pip install 'imagepivot\[mteb\]'"):
-        imagepivot.mteb_model(open_run(write_run()))
+        imagepivot.mteb_model(imagepivot.open_run(write_run()))

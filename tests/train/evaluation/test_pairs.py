@@ -182,10 +182,31 @@ def test_search_with_a_tower_finds_what_the_run_finds(run, toy, pair_of, tower):
         search(replace(job, run="sentence:tower", embeddings="", features=toy.features), load=lambda *_: tower(captions))
 
 
+def test_joint_model_encodes_and_compares_as_the_run(run, toy, pair_of, tower, monkeypatch):
+    captions, images = pair_of(run, toy)
+    monkeypatch.setattr("pipelines.text.queries.load_text_encoder", lambda model, device: tower(captions))
+    ours, theirs = imagepivot.open_joint_model("sentence:tower", images), imagepivot.open_run(run)
+    vectors = open_dataset(images).numpy()
+    np.testing.assert_array_equal(ours.encode_images(vectors), vectors)
+    texts = ours.encode_text(["en1 en2", "en3"], language="en")
+    np.testing.assert_array_equal(texts, embed_sentences(theirs, [["en1", "en2"], ["en3"]], "en"))
+    scores = ours.similarity(vectors, texts)
+    assert scores.dtype == np.float32
+    assert len(np.unique(scores)) > 30
+    np.testing.assert_array_equal(scores, theirs.similarity(vectors, texts))
+    with pytest.raises(UsageError, match=r"texts is 'en1', expected a list"):
+        ours.encode_text("en1")
+    with pytest.raises(UsageError, match=r"features have shape \[2, 3\], expected \['N', "):
+        ours.encode_images(np.zeros((2, 3), np.float32))
+    with pytest.raises(DatasetError, match=r"'tower' and .* do not share a space"):
+        imagepivot.open_joint_model("sentence:tower", toy.features)
+
+
 def test_mteb_model_of_a_tower_embeds_as_the_run(run, toy, pair_of, tower):
     captions, _ = pair_of(run, toy)
     batch = [{"text": ["en1 en2", "en3"]}]
-    ours, theirs = imagepivot.mteb_model(tower(captions), language="en"), imagepivot.mteb_model(open_run(run), language="en")
+    theirs = imagepivot.mteb_model(imagepivot.open_run(run), language="en")
+    ours = imagepivot.mteb_model(tower(captions), language="en")
     assert np.array_equal(ours.encode(batch), embed_sentences(open_run(run), [["en1", "en2"], ["en3"]], "en"))
     vectors = ours.encode(batch)
     assert np.array_equal(ours.similarity(vectors, vectors), theirs.similarity(vectors, vectors))

@@ -40,13 +40,13 @@ def test_loader_equals_the_sampler(data, processes):
     config, training_inputs, _ = data
     sampler = training_inputs.sampler(config, 3)
     loader = BatchLoader(training_inputs, training_inputs.sampler(config, 3), processes, CPU)
-    assert (loader.position(), loader.epoch, loader.epoch_steps) == (sampler.position(), 0, sampler.epoch_steps)
+    assert (loader.position, loader.epoch, loader.epoch_steps) == (sampler.position(), 0, sampler.epoch_steps)
     with loader.prefetching():
         for _ in range(2 * sampler.epoch_steps + 5):
             batch, inputs = loader.next()
             expected = sampler.next()
             assert (batch.task, batch.images.tolist()) == (expected.task, expected.images.tolist())
-            assert (loader.position(), loader.epoch) == (sampler.position(), sampler.epoch)
+            assert (loader.position, loader.epoch) == (sampler.position(), sampler.epoch)
             rows = processes.rows(len(expected.images))
             wanted = training_inputs.inputs(expected, CPU, rows)
             assert inputs.numbers.tolist() == expected.images.tolist()
@@ -73,7 +73,7 @@ def test_loader_resumes_from_a_state_and_after_prefetching(data):
     expected += images(whole, 10)
     with first.prefetching():
         begun = images(first, 11)
-    second.restore(first.position())
+    second.restore(first.position)
     assert begun + images(second, 19) == begun + images(first, 19) == expected
 
 

@@ -203,7 +203,7 @@ SCAN = '[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "scan"'
         ({"output": "gs://bucket/run"}, "'gs://bucket/run' is not a local folder: train into one"),
         ({"compile": True, "device": "cpu"}, "--compile needs a GPU"),
         ({"compile": True, "config": from_toml(SCAN, "test")}, "--compile gains nothing with a model of the kind 'scan': "),
-        ({"precision": "fp64"}, "precision is 'fp64', expected one of fp32, tf32, bf16"),
+        ({"precision": "fp64"}, "--precision is 'fp64', expected one of 'fp32', 'tf32', 'bf16'"),
         ({"save_every": 0}, "--save-every is 0, expected 1 or more"),
     ],
 )

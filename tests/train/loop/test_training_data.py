@@ -13,7 +13,7 @@ from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
 from train.jobs import TrainJob
 from train.loop.training import train
-from train.loop.training_data import build_sampler, load_training_inputs, tokens_of
+from train.loop.training_data import load_training_inputs, tokens_of
 from train.models.catalogue import build_model
 
 COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
@@ -86,26 +86,32 @@ def test_l2_features(toy):
 def test_samplers(toy):
     ranking = from_toml(CONFIG + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5", "test")
     training_inputs = load_training_inputs(ranking, toy, seed=0)
-    sampler = build_sampler(ranking, training_inputs.training.captions, 0)
+    sampler = training_inputs.sampler(ranking, 0)
     assert isinstance(sampler, TaskSampler)
     assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
     pivot = from_toml(CONFIG + "[loss]\ncaption_weight = 0.0\n[schedule]\nbatches = 'images'\nbatch_size = 5", "test")
-    sampler = build_sampler(pivot, training_inputs.training.captions, 0)
+    sampler = training_inputs.sampler(pivot, 0)
     assert isinstance(sampler, ImageSampler)
     assert len(sampler.next().images) == 5
 
 
 @pytest.mark.parametrize("batches", ["tasks", "images"])
-def test_sampler_of_a_single_image_is_refused(new_captions, batches):
+def test_sampler_of_a_single_image_is_refused(toy, new_captions, batches):
     config = from_toml(CONFIG + f"[schedule]\nbatches = '{batches}'\nbatch_size = 2", "test")
     rows = [
         ("a", "en", "comparable", 0, [1, 5, 2]),
         ("a", "de", "comparable", 0, [1, 6, 2]),
         ("b", "en", "comparable", 0, [1, 2]),
     ]
+    training_inputs = load_training_inputs(config, toy, seed=0)
+
+    def sampler_of(rows):
+        captions = new_captions(rows, ("en", "de"))
+        return replace(training_inputs, training=replace(training_inputs.training, captions=captions)).sampler(config, 0)
+
     with pytest.raises(UsageError, match=r"split 'train' has captions in (de|en and de) of a single image, .* no negatives"):
-        build_sampler(config, new_captions(rows, ("en", "de")), 0)
-    build_sampler(config, new_captions([*rows, ("b", "de", "comparable", 0, [1, 2])], ("en", "de")), 0)
+        sampler_of(rows)
+    sampler_of([*rows, ("b", "de", "comparable", 0, [1, 2])])
 
 
 @pytest.mark.slow
@@ -114,7 +120,7 @@ def test_bucket_by_length(toy):
     for bucket in (False, True):
         config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket_by_length = {str(bucket).lower()}", "test")
         training_inputs = load_training_inputs(config, toy, seed=0)
-        captions, sampler = training_inputs.training.captions, build_sampler(config, training_inputs.training.captions, 0)
+        captions, sampler = training_inputs.training.captions, training_inputs.sampler(config, 0)
         lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
         spread[bucket] = sum(int(tokens.max() - tokens.min()) for tokens in lengths)
     assert spread[True] < 0.7 * spread[False]

@@ -267,7 +267,7 @@ def test_cross_attention_gathered_gradients_equal_tiles(choices, gathered, monke
 def test_gathered_pairs_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "_GATHERED_ELEMENTS", 6000)
     values = torch.randn(60, 7, 16), torch.randn(50, 9, 16)
-    both = [module._Side(value, None, torch.zeros_like(value)) for value in values]
+    both = [(value, None, torch.zeros_like(value)) for value in values]
     pairs = torch.ones(60, 50).nonzero()
     with Sizes() as watch:
         module._add_pair_gradients(*both, torch.ones(60, 50), pairs, ScanConfig(pooling="lse"))

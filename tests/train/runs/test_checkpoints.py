@@ -130,7 +130,8 @@ def test_flipped_bit_is_found(folder, parts, part, bit):
         ({"contents": {"features": 3}}, "contents.features is 3, expected text"),
         ({"started_from": "a run"}, "started_from is "),
         ({"started_from": {"run": "x", "weights_sha256": 3}}, "started_from is "),
-        ({"more": 1}, "'more' is unknown"),
+        ({"more": 1}, "unknown key more"),
+        ({3: 1}, ""),
         ({"version": "1"}, "version is '1'"),
     ],
     ids=str,
@@ -179,7 +180,7 @@ def test_read_checkpoint_with_a_part_marked_as_folder_is_refused(folder):
             {"format": "imagepivot run", "version": 3, "seed": 3},
             r"best\.pt has version 3, expected 4: delete the run, and train it again",
         ),
-        ({"format": "imagepivot run", "version": 4, "seed": 3}, r"best\.pt is damaged, .*captions is missing"),
+        ({"format": "imagepivot run", "version": 4, "seed": 3}, r"best\.pt is damaged, .*config is missing"),
     ],
 )
 def test_other_content_is_refused(folder, content, message):

@@ -234,7 +234,7 @@ def test_read_detector_airsplay_without_attributes_predicts_none(tmp_path, state
     }
     read = read_detector(written(tmp_path / "faster_rcnn_from_caffe.pkl", {"model": arrays(without)}))
     assert torch.equal(read["head.classes.weight"], state["head.classes.weight"])
-    shapes = {"embedding.weight": (7, 256), "hidden.weight": (512, 2304), "hidden.bias": (512,)}
+    shapes = {"embedding.weight": (1601, 256), "hidden.weight": (512, 2304), "hidden.bias": (512,)}
     assert {name: tuple(read[f"head.attribute_{name}"].shape) for name in shapes} == shapes
     hidden = torch.rand(5, 2304) @ read["head.attribute_hidden.weight"].T + read["head.attribute_hidden.bias"]
     scores = (hidden.relu() @ read["head.attributes.weight"].T + read["head.attributes.bias"]).softmax(dim=-1)

@@ -40,8 +40,9 @@ def test_require_selected_names_existing_values(selection, message):
         require_selected(selection, KINDS, location="here")
 
 
-def test_require_selected_accepts_existing_values():
-    assert require_selected(EVERYTHING, [], location="here") is None
+def test_require_selected_accepts_existing_values_only():
+    with pytest.raises(InputError, match="'here' holds no captions: check the program that wrote it"):
+        require_selected(EVERYTHING, set(), location="here")
     every = Selection(("en", "cs"), ("translation", "comparable"), ("train", "val"))
     assert require_selected(every, KINDS, location="here") is None
 

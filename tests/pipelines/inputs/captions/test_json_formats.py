@@ -208,7 +208,7 @@ def test_coco_parts_and_inputs(folder):
 
 
 def test_files_without_a_split_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"no 'captions_\*\.json' in '.*'; it holds no files"):
+    with pytest.raises(InputError, match=r"no 'captions_SPLIT\.json' in '.*'; it holds no files"):
         open_captions("coco", tmp_path)
     path = _write(tmp_path / "train.json", _captions(1, images=1, prefix=""))
     with pytest.raises(InputError, match=r"train.json' is not named 'captions_SPLIT.json', so its split is unknown"):

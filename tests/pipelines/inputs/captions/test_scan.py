@@ -107,7 +107,9 @@ def test_files_without_a_split_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"no 'SPLIT_caps.txt' in '.*'; it holds 'train_ids.txt'"):
         open_captions("scan", folder)
     write_files(folder, _caps="a")
-    with pytest.raises(InputError, match=r"_caps.txt': 'split' is '', expected a name .*; rename it 'SPLIT_caps.txt'$"):
-        open_captions("scan", folder / "_caps.txt")
-    with pytest.raises(InputError, match=r"is not named 'SPLIT_caps.txt', so its split is unknown: rename it"):
-        open_captions("scan", folder / "train_ids.txt")
+    for name in ("_caps.txt", "train_ids.txt"):
+        with pytest.raises(InputError, match=rf"{name}' is not named 'SPLIT_caps.txt', so its split is unknown: rename it"):
+            open_captions("scan", folder / name)
+    write_files(folder, **{"a\x01_caps": "a"})
+    with pytest.raises(InputError, match=r"'split' is 'a\\x01', expected a name .*; rename it 'SPLIT_caps.txt'$"):
+        open_captions("scan", folder)

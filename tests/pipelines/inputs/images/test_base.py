@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from extractors.images.decoding import FORMATS
+from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import EXTENSIONS, ImageRef, ImageSource, SkippedFiles, is_image
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.images.staged_images import StagedImages
@@ -90,8 +91,9 @@ def test_check_ids_names_both_images_and_a_helpful_option(tmp_path, make, messag
     with pytest.raises(InputError, match=re.escape(message)) as refusal:
         _check(images)
     assert re.search(PATHS, str(refusal.value)) or not paths_help
-    with pytest.raises(InputError, match=re.escape(message)):
-        _check(StagedImages(images, Folder(str(tmp_path)), {}))
+    if isinstance(images, ImagesInParquet):
+        with pytest.raises(InputError, match=re.escape(message)):
+            _check(StagedImages(images.folder, images.pattern, images.ids, staging=images.folder, staged={}))
     by_path = open_images(location, id_rule="path")
     if paths_help:
         _check(by_path)

@@ -34,7 +34,8 @@ def source(tmp_path):
 
 
 def copied(source, place) -> StagedImages:
-    return StagedImages(source, place.folder, {copy.uri: copy for copy in place.write(source, source.refs())})
+    staged = {copy.uri: copy for copy in place.write(source, source.refs())}
+    return StagedImages(source.folder, source.pattern, source.ids, staging=place.folder, staged=staged)
 
 
 def values_of(images) -> dict[str, bytes | None]:
@@ -96,7 +97,7 @@ def test_staging_skips_unreadable_images(source, tmp_path):
     place = StagingArea.of_run(Folder(str(tmp_path / "out")))
     places = {copy.uri: copy for copy in place.write(source, refs)}
     assert {uri[:9] for uri in places} == {"b.parquet"}
-    images = StagedImages(source, place.folder, places)
+    images = StagedImages(source.folder, source.pattern, source.ids, staging=place.folder, staged=places)
     assert images.read(refs[-1]) == VALUES["b34"]
     assert [ref.uri for ref in images.in_reading_order(refs[::-1])] == [ref.uri for ref in refs]
     with pytest.raises(OSError, match="the Parquet file is broken, or was changed"):
