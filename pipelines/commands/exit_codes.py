@@ -29,6 +29,7 @@ _EXTRAS = {
     "pipelines": _MODELS | _TEXT,
     "train": frozenset({"torch", "matplotlib", "scipy", "tensorboard"}),
     "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl", "jinja2"}),
+    "serve": frozenset({"starlette", "uvicorn"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),
     "fasttext": frozenset({"gensim"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from schemas.console import events
 from schemas.console.progress import Monitoring
 from schemas.console.tables import Cell, Column, Row, Table, render_tables
 from schemas.errors import ImagepivotError, UsageError
+from schemas.escapes import counted
 from schemas.options import Opt
 from train.jobs import SearchJob
 from train.progress import CountDisplay
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from pipelines.looking.pages import Chapter
     from schemas.dataset import Dataset
     from schemas.storage.folder import Folder
-    from train.evaluation.search import Answer
+    from train.evaluation.search import Answer, ImageSearch
 
 _SHEETS = (".html", ".png", ".pdf")
 
@@ -84,8 +86,8 @@ def search(
     if target is None:
         return
     if target[1].endswith(".html"):
+        from pipelines.looking.exhibits import answer_strips
         from pipelines.looking.pages import Chapter, write_page
-        from pipelines.looking.sheet import answer_strips
 
         lines = {} if dataset is None else caption_lines(dataset, ids)
         found = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
@@ -129,6 +131,9 @@ def report(
     output: Annotated[str, Opt("Write this .html file.")] = "report.html",
     images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
     duplicates: Annotated[str, Opt("Show the groups in this file of [i]duplicates --output[/i].")] = "",
+    serve: Annotated[bool, Opt("Serve the page, with search and browsing, instead of writing a file.")] = False,
+    address: Annotated[str, Opt("Serve at this host and port. Other hosts than the loopback need a token.")] = "127.0.0.1:8000",
+    model: Annotated[str, Opt("Search with this run or joint model, as for search. Default: the first run.")] = "",
     reading: ImageOptions = ImageOptions(),
 ) -> None:
     """Describe datasets and runs on one page, which holds all its pictures.
@@ -138,7 +143,15 @@ def report(
     in words. Examples of retrieval need the data that a run reads, or vectors of captions and images in one space. What is missing
     or suspicious comes first in each chapter.
     """
-    target = _page_place(output, (".html",))
+    target = None if serve else _page_place(output, (".html",))
+    if serve:
+        import uvicorn
+
+        from pipelines.looking.serving import LOOPBACK, LiveReport, build_app
+
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UsageError(f"--address is {address!r}, expected a host and a port, e.g. 127.0.0.1:8000")
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import write_page
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
@@ -159,8 +172,41 @@ def report(
         chapters.append(_comparison_chapter(runs))
     if runs or any(dataset.kind == "embeddings" for dataset in datasets):
         chapters += _retrieval_chapters(runs, datasets, photos)
-    write_page(*target, f"Report of {', '.join(locations)}", chapters)
-    print_remark(f"written: {output}", style="")
+    title = f"Report of {', '.join(locations)}"
+    if target is not None:
+        write_page(*target, title, chapters)
+        print_remark(f"written: {output}", style="")
+        return
+    places = [dataset.folder.location for dataset in datasets if dataset.kind in ("features", "regions")]
+    found = _open_model(model or runs[0], places) if model or runs else None
+    search = (found.find, found.find_like, found.model.languages) if found is not None else ()
+    is_loopback = host in LOOPBACK
+    token = "" if is_loopback else token_urlsafe(24)
+    app = build_app(
+        LiveReport(title, chapters, datasets, groups, photos, *search),
+        token=token,
+        hosts=LOOPBACK if is_loopback else ["*"] if host == "0.0.0.0" else [host],
+    )
+    print_remark(f"serving: http://{address}/{'?token=' if token else ''}{token}", style="")
+    uvicorn.run(app, host=host, port=int(port), log_level="warning")
+
+
+def _open_model(model: str, features: Sequence[str]) -> ImageSearch:
+    """Open a run or joint model with the first features that it reads."""
+    from pipelines.text.queries import load_text_encoder, tokenize_query
+    from train.evaluation.search import open_search
+
+    error: ImagepivotError = UsageError(f"{model!r} needs images to search: give their features, too")
+    for location in features:
+        job = SearchJob(model, (), features=location)
+        try:
+            images = open_search(job, tokenize_query, lambda words: None, lambda done: None, print_remark, load_text_encoder)
+            print_remark(f"{counted(len(images.gallery.image_ids), 'image')} of {location} to search", style="")
+        except ImagepivotError as problem:
+            error = problem
+        else:
+            return images
+    raise error
 
 
 def _comparison_chapter(runs: Sequence[str]) -> Chapter:

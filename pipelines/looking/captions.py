@@ -36,7 +36,7 @@ def describe_captions(
 
     ``images`` are the image ids of other collections by their names, e.g. of features and pictures.
     """
-    rows = pa.concat_tables(_with_plain_labels(table) for table in dataset.shards([*_LABELS, "tokens"]))
+    rows = read_labels(dataset, "tokens")
     languages = sorted(pc.unique(rows["language"]).to_pylist())
     tokens = {language: rows.filter(pc.field("language") == language)["tokens"].combine_chunks() for language in languages}
     counts, splits = _split_counts(rows), sorted(pc.unique(rows["split"]).to_pylist())
@@ -54,11 +54,14 @@ def describe_captions(
     return blocks, [*remarks, *_missing_images(described, images)]
 
 
-def _with_plain_labels(table: pa.Table) -> pa.Table:
-    """Return a table with labels as texts, which shards code differently."""
-    for index, name in enumerate(_LABELS):
-        table = table.set_column(index, name, table[name].cast(pa.string()))
-    return table
+def read_labels(dataset: Dataset, *columns: str) -> pa.Table:
+    """Read labels of captions as texts, which shards code differently."""
+    tables = []
+    for table in dataset.shards([*_LABELS, *columns]):
+        for index, name in enumerate(_LABELS):
+            table = table.set_column(index, name, table[name].cast(pa.string()))
+        tables.append(table)
+    return pa.concat_tables(tables)
 
 
 def _split_counts(rows: pa.Table) -> dict[tuple[str, str], Cell]:

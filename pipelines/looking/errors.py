@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.looking.exhibits import Photos, caption_rows_of, lines_in
+from pipelines.looking.exhibits import FoundImage, Photos, answer_strips, caption_rows_of, lines_in
 from pipelines.looking.pages import Exhibit, Strip, TextLine
-from pipelines.looking.sheet import FoundImage, answer_strips
 from schemas.dataset import Dataset
 from schemas.keys import CaptionKey
 

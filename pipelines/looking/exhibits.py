@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ from PIL import Image
 
 import extractors
 from pipelines.inputs.images.folders import ImagesInFolder
-from pipelines.looking.pages import TextLine, data_address
+from pipelines.looking.pages import Exhibit, Strip, TextLine, data_address
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError
 from schemas.keys import normalization_hint
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SIDE = 320  # Pixels of a thumbnail.
 _MAX_LINES = 3
+
+FoundImage: TypeAlias = tuple[str, float]
+"""Id and score of an image."""
+
+ImageAnswer: TypeAlias = tuple[str, str, Sequence[FoundImage], tuple[int, FoundImage] | None]
+"""A sentence, its language, the best images, and rank and image that are right, if known."""
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,23 @@ def spread(items: Sequence[T], count: int) -> list[T]:
     ['a', 'c', 'e']
     """
     return [items[index * len(items) // count] for index in range(count)] if len(items) > count else list(items)
+
+
+def answer_strips(
+    answers: Iterable[ImageAnswer],
+    pictures: Mapping[str, str],
+    captions: Mapping[str, Sequence[TextLine]],
+) -> list[Strip]:
+    """Return queries with their images in the order of rank.
+
+    ``pictures`` are addresses by image id; ``captions`` those of the images, shown in the language of the query.
+    """
+    strips = []
+    for query, language, hits, right in answers:
+        exhibits, shown = [], [*enumerate(hits, start=1), *([right] if right is not None and right[0] > len(hits) else [])]
+        for rank, (image_id, score) in shown:
+            lines = lines_in(captions.get(image_id, ()), language)
+            mark = "right" if right is not None and image_id == right[1][0] else ""
+            exhibits.append(Exhibit(image_id, pictures.get(image_id, ""), f"rank {rank:,}, score {score:.3f}", lines, mark))
+        strips.append(Strip(TextLine(query, language), exhibits))
+    return strips

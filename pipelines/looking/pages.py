@@ -20,6 +20,7 @@ from schemas.escapes import escape_text
 from schemas.storage.folder import Folder
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_STYLE = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
 _MAX_TEXT = 600
 
 MAP_SIDE, PICTURE_SIDE = 900, 54
@@ -49,13 +50,21 @@ class Exhibit(NamedTuple):
         """Text in place of the picture."""
         return f"{self.image_id}: {self.lines[0].text}" if self.lines else self.image_id
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return id, title and texts as plain values, for JSON."""
+        return {"image_id": self.image_id, "title": self.title, "captions": [line._asdict() for line in self.lines]}
+
 
 class Strip(NamedTuple):
-    """Pictures below a heading; the layout is ``wide``, ``pairs`` or empty."""
+    """Pictures below a heading; the layout is ``wide``, ``pairs`` or empty.
+
+    ``following`` are the parameters of the page of a server with more pictures.
+    """
 
     heading: TextLine
     exhibits: Sequence[Exhibit]
     layout: str = ""
+    following: Mapping[str, str] = {}
 
 
 class Chart(NamedTuple):
@@ -117,6 +126,27 @@ class Chapter:
         """The blocks that have content, each after the name of its macro."""
         return [(type(block).__name__.lower(), block) for block in self.blocks if not isinstance(block, Table) or block.rows]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return remarks, and the images of strips, as plain values for JSON."""
+        strips = [
+            {
+                **strip.heading._asdict(),
+                "following": dict(strip.following),
+                "images": [item.to_dict() for item in strip.exhibits],
+            }
+            for strip in self.blocks
+            if isinstance(strip, Strip)
+        ]
+        return {"remarks": list(self.remarks), "strips": strips}
+
+
+class Offer(NamedTuple):
+    """Forms of a server: search in languages, and browsing by filters and values."""
+
+    searches: bool
+    languages: Sequence[str]
+    filters: Mapping[str, Sequence[str]]
+
 
 def data_address(media_type: str, data: bytes) -> str:
     """Return an address that holds its data."""
@@ -125,6 +155,11 @@ def data_address(media_type: str, data: bytes) -> str:
 
 def write_page(folder: Folder, name: str, title: str, chapters: Sequence[Chapter]) -> None:
     """Write chapters as an HTML page."""
+    folder.put(name, render_page(title, chapters).encode())
+
+
+def render_page(title: str, chapters: Sequence[Chapter], offer: Offer | None = None) -> str:
+    """Return an HTML page of chapters, with the forms of a server if there is one."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -133,17 +168,22 @@ def write_page(folder: Folder, name: str, title: str, chapters: Sequence[Chapter
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
-    digest = b64encode(sha256(style.encode()).digest()).decode()
-    page = environment.get_template("page.html").render(
+    return environment.get_template("page.html").render(
         title=title,
         chapters=chapters,
         map_side=MAP_SIDE,
         picture_side=PICTURE_SIDE,
-        style=style,
-        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        style=_STYLE,
+        policy=policy_of(offer),
+        offer=offer,
     )
-    folder.put(name, page.encode())
+
+
+def policy_of(offer: Offer | None) -> str:
+    """Return the Content-Security-Policy: own style, own pictures, a server's forms."""
+    digest = b64encode(sha256(_STYLE.encode()).digest()).decode()
+    form = "'none'" if offer is None else "'self'"
+    return f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action {form}"
 
 
 def _escaped(value: Any) -> Any:

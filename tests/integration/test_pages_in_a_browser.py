@@ -4,7 +4,13 @@
 """
 
 import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 
@@ -32,13 +38,13 @@ def visit(browser):
     """Open a page; return it with the requests that are no data of its own, and the messages of its console."""
     contexts = []
 
-    def visit(path: Path, **options):
+    def visit(place: Path | str, **options):
         contexts.append(browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options}))
         page, requests, messages = contexts[-1].new_page(), [], []
         page.on("request", lambda request: requests.append(request.url) if not request.url.startswith("data:") else None)
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
-        page.goto(path.as_uri())
+        page.goto(place if isinstance(place, str) else place.as_uri())
         return page, requests, messages
 
     yield visit
@@ -59,6 +65,62 @@ def folder(demo, imagepivot, tmp_path_factory):
     names = [build / name for name in ("captions", "vocabulary", "encoded", "features", "regions", "run", "evaluation")]
     imagepivot("report", *names, "--duplicates", folder / "duplicates.csv", *images, folder / "report.html", cwd=folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def server(demo):
+    """Address of a live report of the demo."""
+    build = demo.folder / "build" / "demo"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    names = [build / name for name in ("captions", "encoded", "features", "run")]
+    words = ["report", *names, "--images", build / "scenes" / "images", "--serve", "--address", address]
+    process = subprocess.Popen([sys.executable, "-m", "imagepivot", *map(str, words)], cwd=Path(__file__).parents[2])
+    for _ in range(600):
+        try:
+            urlopen(f"http://{address}/", timeout=60).close()
+            break
+        except OSError:
+            assert process.poll() is None
+            time.sleep(0.2)
+    yield f"http://{address}"
+    process.terminate()
+    process.wait(30)
+
+
+def test_keyboard_alone_searches_and_finds_the_scene(demo, server, visit):
+    rows = open_dataset(demo.folder / "build" / "demo" / "captions").table().to_pylist()
+    key = {"image_id": "scene-00000", "language": "de", "portion": "translation"}
+    text = next(row["text"] for row in rows if key.items() <= row.items())
+    page, requests, messages = visit(f"{server}/")
+
+    def focus(name: str) -> None:
+        for _ in range(50):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.name || document.activeElement.textContent").startswith(name):
+                return
+        raise AssertionError(f"no way to {name}")
+
+    focus("query")
+    page.keyboard.type(text)
+    focus("language")
+    page.keyboard.type("de")
+    with page.expect_navigation():
+        focus("search")
+        page.keyboard.press("Enter")
+    found = f"{server}/search?query={quote(text, safe='').replace('%20', '+')}&language=de"
+    assert requests == [f"{server}/", found]
+    assert text in page.locator("main").text_content()
+    pictures = page.locator("ul.strip img")
+    ids = [pictures.nth(index).get_attribute("alt").partition(":")[0] for index in range(pictures.count())]
+    assert "scene-00000" in ids
+    assert pictures.nth(ids.index("scene-00000")).evaluate("image => image.naturalWidth") > 0
+    with page.expect_navigation():
+        focus("more")
+        page.keyboard.press("Enter")
+    assert requests[2:] == [f"{server}/search?like={ids[0]}"]
+    assert page.locator("ul.strip img").count() == 24
+    assert messages == []
 
 
 def test_scene_asked_for_is_found_with_its_picture(folder, visit):
@@ -88,27 +150,34 @@ def test_report_loads_nothing_and_shows_all_its_pictures(folder, visit):
     assert page.locator("svg.map image").count() > 0
 
 
-@pytest.mark.parametrize("name", ["found.html", "report.html"])
+@pytest.fixture(params=["found.html", "report.html", "/", "/browse"])
+def place(request, folder, server):
+    """Files and addresses of all pages."""
+    return server + request.param if request.param.startswith("/") else folder / request.param
+
+
 @pytest.mark.parametrize("width", [320, 390])
-def test_page_fits_a_phone(folder, visit, name, width):
-    page, _, _ = visit(folder / name, viewport={"width": width, "height": 800})
+def test_page_fits_a_phone(place, visit, width):
+    page, _, _ = visit(place, viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.parametrize("name", ["found.html", "report.html"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_is_accessible(folder, visit, name, scheme):
+def test_page_is_accessible(place, visit, scheme):
     axe = Path(os.environ.get("IMAGEPIVOT_AXE", ""))
     if not axe.is_file():
         pytest.skip("no axe-core: npm pack axe-core, unpack it, and set IMAGEPIVOT_AXE to its axe.min.js")
-    page, _, _ = visit(folder / name, color_scheme=scheme, bypass_csp=True)
+    page, _, _ = visit(place, color_scheme=scheme, bypass_csp=True)
     page.add_script_tag(content=axe.read_text(encoding="utf-8"))
     result = page.evaluate("rules => axe.run({runOnly: rules})", RULES)
     assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in result["violations"]] == []
     checked = " ".join(node["html"] for rule in result["passes"] for node in rule["nodes"])
     assert "<img src" in checked
     assert {"color-contrast", "image-alt", "html-has-lang"} <= {rule["id"] for rule in result["passes"]}
-    if name == "report.html":
+    if isinstance(place, str):
+        assert {"label", "select-name", "button-name"} <= {rule["id"] for rule in result["passes"]}
+        assert '<input name="query"' in checked
+    elif place.name == "report.html":
         assert all(part in checked for part in ('<th scope="col"', 'alt="curves of', 'class="map"'))
 
 

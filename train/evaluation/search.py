@@ -102,6 +102,23 @@ class ImageSearch:
         """Return the best images for an encoded query, best first."""
         return _best_hits(self.model, query, self.gallery, top)
 
+    def find(self, query: str, language: str, top: int) -> Answer:
+        """Return the best images for a sentence."""
+        chosen = self.language_of(language)
+        return Answer(query, chosen, self.best(self.encode(query, chosen), top))
+
+    def find_like(self, image_id: str, top: int) -> list[Hit]:
+        """Return the most similar images to one of them.
+
+        Raises:
+            UsageError: the image is unknown.
+        """
+        if image_id not in self.gallery.image_ids:
+            raise UsageError(f"{image_id!r} is no image of the gallery: name another")
+        row = self.gallery.image_ids.index(image_id)
+        hits = self.best(Encoded(self.gallery.embeddings[row : row + 1]), top + 1)
+        return [hit for hit in hits if hit.image_id != image_id][:top]
+
 
 @takes_fields(SearchJob)
 def search(
