@@ -98,7 +98,7 @@ class ImageSearch:
         _check_language(chosen, self.languages)
         return chosen
 
-    def best(self, query: np.ndarray, top: int) -> list[Hit]:
+    def best(self, query: np.ndarray | Tensor, top: int) -> list[Hit]:
         """Return the best images for an encoded query, best first."""
         return _best_hits(self.model, query, self.gallery, top)
 
@@ -116,7 +116,7 @@ class ImageSearch:
         if image_id not in self.gallery.image_ids:
             raise UsageError(f"{image_id!r} is no image of the gallery: name another")
         row = self.gallery.image_ids.index(image_id)
-        hits = self.best(Encoded(self.gallery.embeddings[row : row + 1]), top + 1)
+        hits = self.best(self.gallery.embeddings[row : row + 1], top + 1)
         return [hit for hit in hits if hit.image_id != image_id][:top]
 
 
@@ -269,7 +269,7 @@ def _open_pair(encoder: TextEncoder, job: SearchJob) -> ImageSearch:
     return ImageSearch(model.model, (), lambda query, language: model.encode_text([query], language=language), load_gallery)
 
 
-def _best_hits(model: RetrievalModel, query: np.ndarray, gallery: Gallery, top: int) -> list[Hit]:
+def _best_hits(model: RetrievalModel, query: np.ndarray | Tensor, gallery: Gallery, top: int) -> list[Hit]:
     scores = compare_vectors(model, gallery.embeddings, query)[:, 0]
     best = np.argsort(-scores, kind="stable")[:top]
     return [Hit(gallery.image_ids[row], score) for row, score in zip(best, scores[best].tolist(), strict=True)]
