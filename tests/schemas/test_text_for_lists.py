@@ -1,5 +1,5 @@
 from dataclasses import MISSING, fields
-from typing import get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -24,7 +24,12 @@ CASES = [
 @pytest.mark.parametrize(("job", "name"), CASES)
 def test_text_for_a_list_is_refused_by_every_job(job, name):
     with pytest.raises(UsageError, match=r"is the text '.*', expected a list: give \('.*',\)"):
-        job(**{key: ("x",) if (job, key) in CASES else "x" for key in _needed(job)} | {name: "en"})
+        job(**{key: ("x",) if (job, key) in CASES else _text(job, key) for key in _needed(job)} | {name: "en"})
+
+
+def _text(job, name):
+    kind = alternatives_of(hints_of(job)[name])[0]
+    return get_args(kind)[0] if get_origin(kind) is Literal else "x"
 
 
 def _needed(job):
