@@ -61,9 +61,10 @@ def example_strips(
         exhibits = []
         for image_id, _, hits, rank in (row for row in captions if row[1] == language):
             lines = [TextLine(f"{'✓' if is_right else '✗'} {found.text(hit).text}", language) for hit, is_right in hits]
-            title = "best captions; ✓ marks its own"
-            exhibits.append(Exhibit(image_id, found.pictures.get(image_id, ""), title, lines, f"rank {rank:,}"))
-        strips.append(Strip(TextLine(f"image to text, {language}"), exhibits, layout="wide"))
+            exhibits.append(Exhibit(image_id, found.pictures.get(image_id, ""), "its best caption:", lines, f"rank {rank:,}"))
+        strips.append(
+            Strip(TextLine(f"image to text, {language}: best captions; ✓ marks the image's own"), exhibits, layout="pairs")
+        )
     return strips
 
 
@@ -80,7 +81,8 @@ def worst_queries(ranks: pa.Table, count: int = _COUNT) -> Iterator[tuple[str, l
         for name, value in place.items():
             queries = queries.filter(pc.field(name) == value)
         worst = queries.sort_by([("rank", "descending"), ("query_id", "ascending")]).slice(0, count).to_pylist()
-        yield f"worst errors, {place['direction'].replace('_', ' ')}, {', '.join(place[name] for name in _PLACE[1:])}", worst
+        labels = ", ".join(label for name in _PLACE[1:] for label in place[name].split(","))
+        yield f"worst errors, {place['direction'].replace('_', ' ')}, {labels}", worst
 
 
 def error_strips(ranks: pa.Table, captions: Dataset | None, photos: Photos) -> list[Strip]:

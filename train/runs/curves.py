@@ -25,21 +25,25 @@ def draw_curves(history: History, folder: Folder, name: str) -> None:
 
 @own_style()
 def plot_curves(history: History) -> Figure:
-    """Return a figure of losses, learning rate and validation recalls."""
+    """Return a figure of losses, recalls, and the learning rate if it varies."""
     terms = [*history.losses("step"), *history.losses("validation")]
     kinds = list(dict.fromkeys(name.partition("/")[0] for name in terms)) or [""]  # Kinds differ in scale.
-    rows = len(kinds) // 2 + 2  # The last one has recalls.
+    rates = history.series("step", "learning_rate")
+    has_rate = len(set(rates.values)) > 1
+    rows = (len(kinds) + has_rate + 1) // 2 + 1  # The last one has recalls.
     figure, panels = new_figure(rows, 2, sharex=True)
-    losses, rate, recalls = panels[: len(kinds)], panels[len(kinds)], panels[-2:]
-    for panel in panels[len(kinds) + 1 : -2]:
+    losses, recalls = panels[: len(kinds)], panels[-2:]
+    for panel in panels[len(kinds) + has_rate : -2]:
         panel.set_visible(False)
     for kind, panel in zip(kinds, losses, strict=True):
         _draw_losses(panel, history, kind)
-    draw_series(rate, *history.series("step", "learning_rate"), style_of(0)._replace(marker=""))
-    rate.set_ylabel("learning rate")
-    rate.set_ylim(bottom=0)
-    rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-    rate.yaxis.get_offset_text().set_fontsize(TINY)
+    if has_rate:
+        rate = panels[len(kinds)]
+        draw_series(rate, *rates, style_of(0)._replace(marker=""))
+        rate.set_ylabel("learning rate")
+        rate.set_ylim(bottom=0)
+        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+        rate.yaxis.get_offset_text().set_fontsize(TINY)
     for panel, (direction, words) in zip(recalls, _DIRECTIONS.items(), strict=True):
         for index, language in enumerate(history.languages):
             for cutoff, dashes in _CUTOFFS.items():
@@ -56,9 +60,9 @@ def plot_curves(history: History) -> Figure:
             panel.axvline(best["step"], color=GREY, linewidth=0.8, zorder=1)
         handles = _handles(history.languages, best["step"])
         figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=TINY, frameon=False)
-    for panel in (*losses, rate, *recalls):
+    for panel in (*losses, *recalls):
         mark_empty(panel)
-    rate.set_xlim(0, 1.02 * max(history.last_step, 1))
+    losses[0].set_xlim(0, 1.02 * max(history.last_step, 1))
     return figure
 
 

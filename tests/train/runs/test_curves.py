@@ -72,9 +72,17 @@ def test_language_looks_the_same_in_all_panels(drawn):
 
 
 @pytest.mark.slow
+def test_constant_learning_rate_has_no_panel(drawn):
+    entries = [{**entry, "learning_rate": 0.1} if "learning_rate" in entry else entry for entry in HISTORY.entries]
+    visible = [panel.get_ylabel() for panel in drawn(History(tuple(entries))).axes if panel.get_visible()]
+    assert [label.partition(",")[0] for label in visible] == ["loss per query"] * 2 + ["validation recall"] * 2
+
+
+@pytest.mark.slow
 def test_panels_without_anything_say_so(drawn):
     figure = drawn(History(()))
-    assert [[text.get_text() for text in panel.texts] for panel in figure.axes] == [["nothing logged yet"]] * 4
+    panels = [panel for panel in figure.axes if panel.get_visible()]
+    assert [[text.get_text() for text in panel.texts] for panel in panels] == [["nothing logged yet"]] * 3
     assert figure.legends == []
 
 
