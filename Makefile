@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo docs test cluster cluster-test container-test wheel-test lowest-test quick check format same-bytes benchmarks speed gpu letters workflows-check release-check clean
+.PHONY: help setup lock demo docs test cluster cluster-test container-test wheel-test lowest-test quick check format screenshots same-bytes benchmarks speed gpu letters workflows-check release-check clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,9 @@ check: $(STAMP) docs  ## Run linter, formatter, type checker and licence checker
 format: $(STAMP)  ## Format the code.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+screenshots: demo  ## Draw the pictures of docs/images again, with Debian's Chromium.
+	$(BIN)/python -m tests.screenshots build/demo
 
 same-bytes: $(STAMP)  ## Compare datasets and a short training with those of another commit: make same-bytes BASE=COMMIT; some five minutes.
 	$(BIN)/python -m tests.same_bytes '$(BASE)'

@@ -31,8 +31,9 @@ def demo(
     """Run all steps on synthetic scenes with captions in four languages.
 
     A small model trains for a few seconds and is evaluated on held-out scenes. OUTPUT/figures/retrieval.png shows the scenes that
-    it finds for one query in each language. Features come from a network trained on ImageNet if the extra demo is installed, else
-    from an untrained one. The command builds the plan demo of imagepivot build.
+    it finds for one query in each language, and with the extra figures OUTPUT/report.html describes the data, the run and its
+    worst errors. Features come from a network trained on ImageNet if the extra demo is installed, else from an untrained one. The
+    command builds the plan demo of imagepivot build.
     """
     from schemas.storage.locations import target_path
     from schemas.storage.storage_errors import create_folder, storage_errors
@@ -83,6 +84,13 @@ def demo(
         settings=settings,
     )
     if has_run:
+        if find_spec("jinja2"):
+            from pipelines.commands.looking import report
+
+            places = tuple(
+                f"{output}/{name}" for name in ("captions", "vocabulary", "encoded", "features", "run", "evaluation")
+            )
+            report(places, f"{output}/report.html", f"{output}/scenes/images")
         show_run(folder, output, console=console, tokenize=tokenize_query, read_pictures=read_pictures)
     else:
         print_remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")

@@ -13,6 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.writing.validation import validate
 from tests.integration.processes import ForkedSteps
+from tests.pages import Page
 from tests.test_format import code_of_page
 from train.runs.run import open_run
 
@@ -118,6 +119,10 @@ def test_default_demo_finds_the_scene_first_in_four_languages(imagepivot, tmp_pa
     assert len({ranking["caption_id"].partition("/")[0] for ranking in rankings}) == 1
     assert [(ranking["rank"], ranking["images"]) for ranking in rankings] == [(1, 30)] * 4
     assert "\nThe picture: build/demo/figures/retrieval.png\n" in done.stdout
+    assert "written: build/demo/report.html" in done.stderr
+    report = Page(folder / "report.html")
+    assert "worst errors" in report.text
+    assert len(report.photos) > 20
     [scene] = re.findall("one query in each language: (scene-[0-9]+), among 30 held-out scenes", done.stdout)
     search = shlex.split(done.stdout.partition("Try next:")[2].splitlines()[1])
     assert re.search(rf"^ *1 +{scene} ", imagepivot(*search[1:], cwd=tmp_path).stdout, flags=re.MULTILINE)

@@ -1,0 +1,41 @@
+"""Pictures of the pages, drawn again from a built demo: ``make screenshots``.
+
+Usage: ``python -m tests.screenshots build/demo``. Debian's Chromium opens the report; ``docs/images`` receives the pictures.
+"""
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+HEIGHT = 760
+CHAPTERS = {"report-errors": "retrieval"}
+"""Names of pictures, with the first word of the chapter that each one shows."""
+
+
+def show(page: Page, chapter: str) -> None:
+    """Scroll to the heading of a chapter."""
+    heading = page.locator("h2").filter(has_text=chapter).first
+    heading.evaluate("heading => heading.scrollIntoView()")
+
+
+def main(demo: Path) -> None:
+    shutil.copy(demo / "figures/retrieval.png", IMAGES / "search.png")
+    with sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": HEIGHT})
+        page.goto((demo / "report.html").absolute().as_uri())
+        for name, chapter in CHAPTERS.items():
+            show(page, chapter)
+            pixels = Image.open(io.BytesIO(page.screenshot()))
+            pixels.quantize(256).save(IMAGES / f"{name}.png", optimize=True)  # Half the bytes.
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
