@@ -121,7 +121,7 @@ def _hits_table(answer: Answer, links: Mapping[str, str], *, has_title: bool) ->
         (rank, Cell(hit.image_id, style=f"link {links[hit.image_id]}" if hit.image_id in links else ""), hit.score)
         for rank, hit in enumerate(answer.hits, start=1)
     ]
-    title = f"{answer.language}: {answer.query}" if has_title else ""
+    title = ": ".join(filter(None, (answer.language, answer.query))) if has_title else ""
     return Table((Column("", ""), "image_id", Column("score", ".3f")), rows, title)
 
 

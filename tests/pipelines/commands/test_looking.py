@@ -7,11 +7,12 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from pipelines.commands import looking
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from tests.builders import write_rows
 from tests.pages import Page, colour_of, pixels_of, write_photos
-from train.evaluation.search import embed_gallery, search_gallery
+from train.evaluation.search import Answer, Hit, embed_gallery, search_gallery
 from train.runs.run import open_run
 
 
@@ -226,3 +227,8 @@ def test_report_refuses_before_the_work(command, toy, tmp_path):
     with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
         command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_answers_of_a_model_of_any_language_are_titled_by_the_query():
+    answers = [Answer("a dog", language, [Hit("img-1", 0.5)]) for language in ("", "en")]
+    assert [looking._hits_table(answer, {}, has_title=True).title for answer in answers] == ["a dog", "en: a dog"]
