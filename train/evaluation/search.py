@@ -6,7 +6,7 @@ Letters: ``I`` images, ``E`` embedding width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,13 +18,16 @@ from torch import Tensor
 from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
+from schemas.features import FeatureSpec
 from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters, untrained_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
+from train.data.features import VECTORS
 from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
+from train.evaluation.encoding import embed_arrays
 from train.evaluation.evaluation import Count, eval_mode, no_progress
 from train.evaluation.pairs import JointSpace
 from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, encode_sentences, load_encoder
@@ -75,11 +78,13 @@ class ImageSearch:
 
     Attributes:
         languages: known languages; empty for a model that reads any.
+        l2: whether features are divided by their norms before the model.
         encode: encodes a sentence in a language.
     """
 
     model: RetrievalModel
     languages: Sequence[str]
+    l2: bool
     encode: Callable[[str, str], Encoded]
     load_gallery: Callable[[], Gallery]
 
@@ -97,6 +102,13 @@ class ImageSearch:
         chosen = language or (self.languages[0] if len(self.languages) == 1 else "")
         _check_language(chosen, self.languages)
         return chosen
+
+    def encode_image(self, columns: Mapping[str, np.ndarray]) -> Encoded:
+        """Encode an image from columns of the extractor of the gallery's features."""
+        values = next(columns[name] for name in VECTORS.values() if name in columns)
+        spec = FeatureSpec("", values.shape[1:])
+        vectors = embed_arrays(self.model, values, spec, self.l2, columns.get("num_regions"))
+        return Encoded(torch.from_numpy(vectors).to(self.model.device))
 
     def best(self, query: Encoded, top: int) -> list[Hit]:
         """Return the best images for an encoded query, best first."""
@@ -144,7 +156,7 @@ def search(
     """
     if len(job.queries) != 1:
         raise UsageError(f"search takes one sentence, found {len(job.queries)}: call it once for each")
-    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning, load)
+    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning, load, {})
     return list(answer.hits)
 
 
@@ -155,12 +167,18 @@ def search_sentences(
     on_progress: Count,
     on_warning: Remark,
     load: LoadEncoder | None,
+    pictures: Mapping[str, Mapping[str, np.ndarray]],
 ) -> list[Answer]:
-    """Open a model and search images for all sentences of a job, see `search`."""
+    """Open a model and search images for all sentences of a job, see `search`.
+
+    ``pictures`` are further queries by name, as `ImageSearch.encode_image` takes them.
+    """
     images = open_search(job, tokenize, report_unknown, on_progress, on_warning, load)
     queries = [(query, images.language_of(language)) for query, language in job.queries]
     # Before the images are read: a sentence that no model understands fails at once.
     encoded = [images.encode(*query) for query in queries]
+    queries += [(name, "") for name in pictures]
+    encoded += [images.encode_image(columns) for columns in pictures.values()]
     return [Answer(*query, images.best(vector, job.top)) for query, vector in zip(queries, encoded, strict=True)]
 
 
@@ -195,7 +213,7 @@ def open_search(
     def load_gallery() -> Gallery:
         return embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
 
-    return ImageSearch(run.model, run.model.languages, encode, load_gallery)
+    return ImageSearch(run.model, run.model.languages, run.config.data.l2_features, encode, load_gallery)
 
 
 def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:
@@ -269,7 +287,9 @@ def _open_pair(encoder: TextEncoder, job: SearchJob) -> ImageSearch:
         vectors = torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device)
         return Gallery(dataset.image_ids(), model.encode_images(ImageBatch(vectors)).values)
 
-    return ImageSearch(model, (), lambda query, language: model.encode_texts(encoder.encode([query], language)), load_gallery)
+    return ImageSearch(
+        model, (), False, lambda query, language: model.encode_texts(encoder.encode([query], language)), load_gallery
+    )
 
 
 def _best_hits(model: RetrievalModel, query: Encoded, gallery: Gallery, top: int) -> list[Hit]:
