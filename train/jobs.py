@@ -301,7 +301,7 @@ class SearchJob(Options):
     """
 
     run: RunFolder
-    query: Annotated[tuple[str, ...] | str, Opt("Sentences to search for.")]
+    query: Annotated[tuple[str, ...] | str, Opt("Sentences to search for.", is_argument=True)] = ()
     language: Annotated[
         str,
         Opt("Set the language of all sentences, or of each, e.g. [i]en,de[/i]. Default: that of a run with a single one."),

@@ -15,7 +15,7 @@ from pipelines.jobs import ImageOptions
 from schemas.console import events
 from schemas.console.progress import Monitoring
 from schemas.console.tables import Cell, Column, Row, Table, render_tables
-from schemas.errors import ImagepivotError, UsageError
+from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.escapes import counted
 from schemas.options import Opt
 from train.jobs import SearchJob
@@ -23,6 +23,8 @@ from train.progress import CountDisplay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
 
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import Chapter
@@ -36,6 +38,8 @@ _SHEETS = (".html", ".png", ".pdf")
 @command('search runs/c2c "ein Hund im Schnee" --language de --features features --images photos --output found.html')
 def search(
     job: SearchJob,
+    image: Annotated[str, Opt("Search with this image, too; needs the extractor of the features.", metavar="FILE")] = "",
+    weights: Annotated[str, Opt("Load the weights of the extractor for --image from here.")] = "default",
     images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
     captions: Annotated[str, Opt("Show the captions of this dataset below the images of a .html.")] = "",
     output: Annotated[str, Opt("Write the queries and their images to this .html, .png or .pdf file.")] = "",
@@ -44,7 +48,7 @@ def search(
     as_json: AsJson = False,
     monitoring: Monitoring = Monitoring(),
 ) -> None:
-    """List the best images for sentences in any languages of a run.
+    """List the best images for sentences in any languages of a run, or for an image.
 
     A sentence is tokenized by the recipe of the captions that the run was trained on. In place of a RUN, open_clip:NAME,
     open_clip:FOLDER or sentence:FOLDER searches images of the same joint model. With --images, ids link to files on terminals that
@@ -54,6 +58,8 @@ def search(
     target = _page_place(output, _SHEETS) if output else None
     if captions and (target is None or not target[1].endswith(".html")):
         raise UsageError("--captions shows captions in a page: give --output with a name that ends in .html, or leave it out")
+    if not (job.query or image):
+        raise UsageError("a query is missing: give a sentence, or a picture with --image")
     from pipelines.text.queries import load_text_encoder, tokenize_query
     from schemas.dataset import open_dataset
     from train.evaluation.search import search_sentences
@@ -69,6 +75,7 @@ def search(
             count,
             print_remark,
             load_text_encoder,
+            {image: _extract(image, job, weights)} if image else {},
         )
     events.record(counts={"hits": sum(len(answer.hits) for answer in answers)})
     ids, links = {hit.image_id for answer in answers for hit in answer.hits}, dict[str, str]()
@@ -101,6 +108,36 @@ def search(
             answers, {image_id: (np.asarray(picture), picture.size) for image_id, picture in photos.pictures(ids)}, *target
         )
     print_remark(f"written: {output}", style="")
+
+
+def _extract(image: str, job: SearchJob, weights: str) -> Mapping[str, np.ndarray]:
+    """Extract the features of an image as those of a dataset.
+
+    Raises:
+        UsageError: the extractor of the dataset is unknown, or differs.
+    """
+    import extractors
+    from schemas.dataset import open_dataset
+    from schemas.parameters import FeaturesParameters
+    from schemas.storage.folder import file_at
+
+    if not job.features:
+        raise UsageError("--image needs the extractor of the images: give their --features instead of --embeddings")
+    stored = FeaturesParameters.from_json(open_dataset(job.features).manifest.parameters)
+    precision = (stored.extractor or {}).get("precision", "fp32")
+    request = extractors.ExtractorRequest(stored.feature.name, weights, precision)
+    extractor = request.load(job.device)
+    if extractor.fingerprint != stored.extractor_fingerprint:
+        raise UsageError(
+            f"{job.features!r} has features of {stored.feature.name!r} with other weights or options than --weights {weights!r}: "
+            "give those that the features were extracted with"
+        )
+    folder, name = file_at(image)
+    try:
+        picture = extractors.decode_image(folder.read(name))
+    except (FileNotFoundError, extractors.DecodeError) as error:
+        raise InputError(f"--image {image!r} is no image that can be read: {error}") from error
+    return extractor.extract_columns(extractor.collate([extractor.preprocess(picture)]))
 
 
 def _page_place(output: str, extensions: tuple[str, ...]) -> tuple[Folder, str]:

@@ -141,11 +141,12 @@ class Chapter:
 
 
 class Offer(NamedTuple):
-    """Forms of a server: search in languages, and browsing by filters and values."""
+    """Forms of a server: languages of search, filters of browsing, values given."""
 
     searches: bool
     languages: Sequence[str]
     filters: Mapping[str, Sequence[str]]
+    values: Mapping[str, str] = {}
 
 
 def data_address(media_type: str, data: bytes) -> str:

@@ -133,7 +133,10 @@ def build_app(report: LiveReport, *, token: str = "", hosts: Sequence[str] = LOO
         if name.endswith(".json"):
             content, media = to_json([chapter.to_dict() for chapter in chapters]), "application/json"
         else:
-            content, media = render_page(report.title, chapters, report.offer), "text/html"
+            content, media = (
+                render_page(report.title, chapters, report.offer._replace(values=defaultdict(str, values))),
+                "text/html",
+            )
         response = Response(content, status, {"Content-Security-Policy": policy_of(report.offer)}, media)
         response.headers.update({"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"})
         if token:

@@ -3,6 +3,7 @@
 `IMAGEPIVOT_AXE` names the file axe.min.js of axe-core, which checks accessibility; without it that check is skipped.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -67,6 +68,29 @@ def folder(demo, imagepivot, tmp_path_factory):
     return folder
 
 
+def test_image_finds_itself_and_what_its_vector_finds(demo, imagepivot, tmp_path):
+    build = demo.folder / "build" / "demo"
+    query = (
+        "search",
+        build / "run",
+        "--image",
+        build / "scenes" / "images" / "scene-00003.jpg",
+        "--features",
+        build / "features",
+    )
+    weights = build / "efficientnet-lite0.pth"
+    hits = json.loads(imagepivot(*query, "--weights", weights, "--top", 24, "--json", cwd=tmp_path).stdout)
+    imagepivot("embed", build / "run", tmp_path / "e", "--features", build / "features", cwd=tmp_path)
+    vectors = open_dataset(tmp_path / "e" / "images")
+    values, ids = vectors.numpy(), vectors.image_ids()
+    scores = dict(zip(ids, (values @ values[ids.index("scene-00003")]).tolist(), strict=True))
+    assert [hit["image_id"] for hit in hits] == sorted(ids, key=lambda image_id: -scores[image_id])
+    assert [hit["score"] for hit in hits] == pytest.approx([scores[hit["image_id"]] for hit in hits], abs=1e-4)
+    assert hits[0]["image_id"] == "scene-00003"
+    done = imagepivot(*query, "--weights", "random:0", cwd=tmp_path, code=1)
+    assert "with other weights or options than --weights 'random:0'" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def server(demo):
     """Address of a live report of the demo."""
@@ -119,7 +143,7 @@ def test_keyboard_alone_searches_and_finds_the_scene(demo, server, visit):
         focus("more")
         page.keyboard.press("Enter")
     assert requests[2:] == [f"{server}/search?like={ids[0]}"]
-    assert page.locator("ul.strip img").count() == 24
+    assert page.locator("ul.strip img").count() == 23  # All images but itself.
     assert messages == []
 
 

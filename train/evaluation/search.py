@@ -6,7 +6,7 @@ Letters: ``I`` images, ``E`` embedding width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,13 +19,14 @@ from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.options import takes_fields
-from schemas.parameters import FeaturesParameters, untrained_remark
+from schemas.parameters import FeaturesParameters, TextRecipe, untrained_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import UNK
+from train.data.features import VECTORS
 from train.devices import choose_device
 from train.evaluation.compatibility import check_dataset, check_reads_text, check_vectors
 from train.evaluation.embedding import embed_shard
-from train.evaluation.encoding import JointModel, compare_vectors
+from train.evaluation.encoding import EncodingRun, JointModel, compare_vectors
 from train.evaluation.evaluation import Count, no_progress
 from train.evaluation.sentences import ENCODERS, LoadEncoder, TextEncoder, Tokenize, embed_sentences, load_encoder
 from train.jobs import SearchJob
@@ -76,11 +77,13 @@ class ImageSearch:
     Attributes:
         languages: known languages; empty for a model that reads any.
         encode: encodes a sentence in a language, float32 ``[1, E]``.
+        encode_images: encodes images from their features, and from the numbers of regions if they have regions.
     """
 
     model: RetrievalModel
     languages: Sequence[str]
     encode: Callable[[str, str], np.ndarray]
+    encode_images: Callable[..., np.ndarray]
     load_gallery: Callable[[], Gallery]
 
     @cached_property
@@ -97,6 +100,11 @@ class ImageSearch:
         chosen = language or (self.languages[0] if len(self.languages) == 1 else "")
         _check_language(chosen, self.languages)
         return chosen
+
+    def encode_image(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Encode an image from columns of the extractor of the gallery's features."""
+        values = next(columns[name] for name in VECTORS.values() if name in columns)
+        return self.encode_images(values, *(columns[name] for name in ("num_regions",) if name in columns))
 
     def best(self, query: np.ndarray | Tensor, top: int) -> list[Hit]:
         """Return the best images for an encoded query, best first."""
@@ -144,7 +152,7 @@ def search(
     """
     if len(job.queries) != 1:
         raise UsageError(f"search takes one sentence, found {len(job.queries)}: call it once for each")
-    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning, load)
+    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning, load, {})
     return list(answer.hits)
 
 
@@ -155,12 +163,18 @@ def search_sentences(
     on_progress: Count,
     on_warning: Remark,
     load: LoadEncoder | None,
+    pictures: Mapping[str, Mapping[str, np.ndarray]],
 ) -> list[Answer]:
-    """Open a model and search images for all sentences of a job, see `search`."""
+    """Open a model and search images for all sentences of a job, see `search`.
+
+    ``pictures`` are further queries by name, as `ImageSearch.encode_image` takes them.
+    """
     images = open_search(job, tokenize, report_unknown, on_progress, on_warning, load)
     queries = [(query, images.language_of(language)) for query, language in job.queries]
     # Before the images are read: a sentence that no model understands fails at once.
     encoded = [images.encode(*query) for query in queries]
+    queries += [(name, "") for name in pictures]
+    encoded += [images.encode_image(columns) for columns in pictures.values()]
     return [Answer(*query, images.best(vector, job.top)) for query, vector in zip(queries, encoded, strict=True)]
 
 
@@ -175,18 +189,24 @@ def open_search(
     """Open the model of a job, which then reads any sentence, see `search`."""
     if job.run.startswith(ENCODERS):
         return _open_pair(load_encoder(load, job.run, job.device), job)
-    run = open_run(job.run, device=choose_device(job.device))
+
+    def read(query: str, language: str, recipe: TextRecipe | None, truecaser: str) -> Sequence[str]:
+        if job.tokenized:
+            return query.split()
+        if tokenize is None:
+            raise UsageError(
+                f"the query {query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
+                "that, or give tokens with spaces between them and --tokenized"
+            )
+        return tokenize(query, language, recipe, truecaser)
+
+    run = EncodingRun(**vars(open_run(job.run, device=choose_device(job.device))), tokenize=read)
     check_reads_text(run)
     if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):
         on_warning(remark)
 
     def encode(query: str, language: str) -> np.ndarray:
-        if not job.tokenized and tokenize is None:
-            raise UsageError(
-                f"the query {query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
-                "that, or give tokens with spaces between them and --tokenized"
-            )
-        tokens = query.split() if job.tokenized or tokenize is None else tokenize(query, language, run.text, job.truecaser)
+        tokens = run.tokenize(query, language, run.text, job.truecaser)
         encoded = _encode_tokens(run, tokens, language)
         if unknown := [token for token in tokens if token not in run.vocabulary.ids]:
             report_unknown(unknown)
@@ -195,7 +215,7 @@ def open_search(
     def load_gallery() -> Gallery:
         return embed_gallery(run, job.features, on_progress) if job.features else read_gallery(run, job.embeddings)
 
-    return ImageSearch(run.model, run.model.languages, encode, load_gallery)
+    return ImageSearch(run.model, run.model.languages, encode, run.encode_images, load_gallery)
 
 
 def embed_gallery(run: Run, features: str, on_progress: Count = no_progress) -> Gallery:
@@ -266,7 +286,10 @@ def _open_pair(encoder: TextEncoder, job: SearchJob) -> ImageSearch:
     def load_gallery() -> Gallery:
         return Gallery(dataset.image_ids(), torch.from_numpy(model.encode_images(dataset.numpy())))
 
-    return ImageSearch(model.model, (), lambda query, language: model.encode_text([query], language=language), load_gallery)
+    def encode(query: str, language: str) -> np.ndarray:
+        return model.encode_text([query], language=language)
+
+    return ImageSearch(model.model, (), encode, model.encode_images, load_gallery)
 
 
 def _best_hits(model: RetrievalModel, query: np.ndarray | Tensor, gallery: Gallery, top: int) -> list[Hit]:

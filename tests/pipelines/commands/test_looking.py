@@ -143,6 +143,10 @@ def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_pat
         command(*query, "--output", "found.txt")
     with pytest.raises(UsageError, match="--captions shows captions in a page: give --output"):
         command(*query, "--captions", "captions")
+    with pytest.raises(UsageError, match="a query is missing: give a sentence, or a picture with --image"):
+        command("search", query[1], "--features", toy.features)
+    with pytest.raises(UsageError, match="give their --features instead of --embeddings"):
+        command("search", query[1], "--image", "a.png", "--embeddings", "e")
     with pytest.raises(UsageError, match="--language names 2 languages for 1 sentences"):
         command(*query[:-4], "--language", "en,de", "--features", toy.features)
 
