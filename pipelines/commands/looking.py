@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Annotated
 
@@ -189,6 +190,10 @@ def report(
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise UsageError(f"--address is {address!r}, expected a host and a port, e.g. 127.0.0.1:8000")
+        try:
+            listener = socket.create_server((host, int(port)))
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"--address is {address!r}, where nothing can be served ({error}): choose another") from error
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import write_page
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
@@ -224,8 +229,10 @@ def report(
         token=token,
         hosts=LOOPBACK if is_loopback else ["*"] if host == "0.0.0.0" else [host],
     )
-    print_remark(f"serving: http://{address}/{'?token=' if token else ''}{token}", style="")
-    uvicorn.run(app, host=host, port=int(port), log_level="warning")
+    # Not a remark: remarks hide tokens.
+    typer.echo(f"http://{host}:{listener.getsockname()[1]}/{'?token=' if token else ''}{token}")
+    with listener:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 def _open_model(model: str, features: Sequence[str]) -> ImageSearch:

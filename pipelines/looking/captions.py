@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from html import unescape
 from itertools import groupby, product, zip_longest
 from operator import attrgetter
 from statistics import median
@@ -110,7 +111,7 @@ def _frequent_tokens(tokens: Mapping[str, pa.Array]) -> Table:
 def _most_frequent(tokens: pa.Array) -> list[str]:
     counts = pc.value_counts(tokens).to_pylist()
     counts.sort(key=lambda item: (-item["counts"], item["values"]))
-    return [f"{item['values']} {item['counts']:,}" for item in counts[:_MAX_TOKENS]]
+    return [f"{unescape(item['values'])} {item['counts']:,}" for item in counts[:_MAX_TOKENS]]  # Moses escapes quotes.
 
 
 def _growth(tokens: Mapping[str, pa.Array]) -> Chart:

@@ -5,13 +5,10 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
 
@@ -95,19 +92,13 @@ def test_image_finds_itself_and_what_its_vector_finds(demo, imagepivot, tmp_path
 def server(demo):
     """Address of a live report of the demo."""
     build = demo.folder / "build" / "demo"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     names = [build / name for name in ("captions", "encoded", "features", "run")]
-    words = ["report", *names, "--images", build / "scenes" / "images", "--serve", "--address", address]
-    process = subprocess.Popen([sys.executable, "-m", "imagepivot", *map(str, words)], cwd=Path(__file__).parents[2])
-    for _ in range(600):
-        try:
-            urlopen(f"http://{address}/", timeout=60).close()
-            break
-        except OSError:
-            assert process.poll() is None
-            time.sleep(0.2)
-    yield f"http://{address}"
+    words = ["report", *names, "--images", build / "scenes" / "images", "--serve", "--address", "127.0.0.1:0"]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagepivot", *map(str, words)], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    yield process.stdout.readline().strip().rstrip("/")
     process.terminate()
     process.wait(30)
 
