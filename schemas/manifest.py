@@ -384,7 +384,9 @@ def _check_paths(manifest: Manifest) -> None:
         raise DatasetError("a file is listed twice")
 
 
-_RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
+RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
+"""Files of a run, of which a stopped one may lack some."""
+
 _MAX_NAMED = 5
 
 
@@ -402,7 +404,7 @@ def diagnose(folder: Folder) -> str:
         return f"{start}: the folder does not exist. Check the path"
     children = folder.children()
     files = {name for name in children if not name.endswith("/")}
-    if "config.toml" in files and files & _RUN_FILES:
+    if "config.toml" in files and files & RUN_FILES:
         return (
             f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
             "the datasets that it was trained on"

@@ -226,8 +226,16 @@ def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
 def test_report_refuses_before_the_work(command, toy, tmp_path):
     with pytest.raises(UsageError, match=r"--output is 'report.pdf', expected a file that ends in .html"):
         command("report", toy.features, "--output", "report.pdf")
-    with pytest.raises(DatasetError, match="is not a run: it has none of"):
-        command("report", tmp_path, "--output", tmp_path / "report.html")
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "part-00000-of-00001.parquet").touch()
+    for place, cause in {
+        tmp_path / "none": ": the folder does not exist",
+        half: ": it holds no _manifest.json, which is written last, but shards",
+        half / "part-00000-of-00001.parquet": " but a file: give the folder of a dataset",
+    }.items():
+        with pytest.raises(DatasetError, match=f"{place.name}' is not a dataset{cause}"):
+            command("report", place, "--output", tmp_path / "report.html")
     with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
         command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")
     for address in ("8000", "127.0.0.1:99999", "nowhere.invalid:80"):
