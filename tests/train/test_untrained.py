@@ -139,9 +139,8 @@ def test_reproduce_warns_before_training(toy_2016, tmp_path, monkeypatch):
     assert warnings == [REMARK]
 
 
-@pytest.mark.parametrize("stored", [[NAME], True])  # Version 0.2 stored True.
-def test_report_of_reproduce_names_the_features(tmp_path, stored):
-    result = {"feature": NAME, "untrained": stored, "overrides": [], "step": 4, "scores": []}
+def test_report_of_reproduce_names_the_features(tmp_path):
+    result = {"feature": NAME, "untrained": [NAME], "overrides": [], "step": 4, "scores": []}
     write_result(tmp_path / "results/gella2017/vse-en/seed-0.json", result)
     report = read_report(str(tmp_path), "gella2017")
     assert f"{REMARK}." in report.notes

@@ -128,7 +128,7 @@ class Task:
         """
         if not self.result.exists():
             return False
-        stored = {"split": "", **read_result(self.result)}  # Results of version 0.2 have no such key.
+        stored = read_result(self.result)
         if differing := [name for name, value in self.identity.items() if stored.get(name) != value]:
             raise DatasetError(
                 f"{str(self.result)!r} was measured with other {' and '.join(differing)}: nothing was trained. Choose another "

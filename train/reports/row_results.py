@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -176,14 +175,12 @@ class RowSummary:
     @property
     def feature(self) -> str:
         """Name and source of the feature, marked if it is untrained."""
-        return self._texts(lambda result: f"{result['feature']}{', untrained' if result.get('untrained') else ''}")
+        return self._texts(lambda result: f"{result['feature']}{', untrained' if result['untrained'] else ''}")
 
     @property
     def untrained(self) -> tuple[str, ...]:
         """Features of random weights, see `schemas.dataset.Dataset.untrained`."""
-        stored = ((result.get("untrained"), result["feature"]) for result in self.results)  # True in version 0.2.
-        names = ([feature] if untrained is True else untrained or [] for untrained, feature in stored)
-        return tuple(dict.fromkeys(chain.from_iterable(names)))
+        return tuple(dict.fromkeys(name for result in self.results for name in result["untrained"]))
 
     @property
     def recipe(self) -> str:
@@ -230,7 +227,7 @@ def read_row(output: str, preset: str) -> RowSummary:
 
 
 def _read_ranks(folders: Sequence[Path]) -> dict[tuple[str, ...], Queries]:
-    if not folders or not all((folder / RANKS).exists() for folder in folders):  # Version 0.2 wrote no ranks.
+    if not folders or not all((folder / RANKS).exists() for folder in folders):
         return {}
     tables, ranks = [read_ranks(folder) for folder in folders], {}
     for place in tables[0].group_by(["language", "portion", "split", "direction"]).aggregate([]).to_pylist():
