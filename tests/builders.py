@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from schemas.features import FeatureSpec
 from schemas.kinds import KEY_COLUMNS
-from schemas.manifest import Manifest
+from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import write_dataset
@@ -70,7 +71,9 @@ def write_rows(
         shard.write(pa.Table.from_pylist(flat, schema=output.schema))
         shard.add_failures(row for row in failures if shard_by_hand(row["key"].split("/")[0], shards) == number)
 
-    return write_dataset(output, write_feature_shard, statistics=lambda footers: statistics or {})
+    manifest = replace(write_dataset(output, write_feature_shard), statistics=statistics or {})
+    output.folder.put(MANIFEST_NAME, manifest.to_json().encode())
+    return manifest
 
 
 def region_row(

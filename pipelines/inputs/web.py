@@ -368,7 +368,7 @@ def _failures() -> Iterator[None]:
 
 
 def _read_body(response: Any, access: WebAccess) -> bytes:
-    if (_length(response) or 0) > access.max_bytes:
+    if (response.length_remaining or 0) > access.max_bytes:
         raise _too_large(access)
     chunks, size = [], 0
     for chunk in response.stream(_CHUNK):  # Content-Length may be missing or wrong.
@@ -381,19 +381,13 @@ def _read_body(response: Any, access: WebAccess) -> bytes:
 
 def _version_of_response(response: Any, access: WebAccess) -> str:
     _drain(response)
-    length = _length(response)
-    mark = response.headers.get("ETag") or response.headers.get("Last-Modified")
-    return " ".join(part for part in (mark, "" if length is None else str(length)) if part)
-
-
-def _length(response: Any) -> int | None:
-    text = response.headers.get("Content-Length", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+    headers = response.headers
+    return " ".join(filter(None, (headers.get("ETag") or headers.get("Last-Modified"), headers.get("Content-Length"))))
 
 
 def _drain(response: Any) -> None:
-    length = _length(response)
-    if length is not None and (length <= _DRAINED or response.length_remaining == 0):
+    length = response.length_remaining
+    if length is not None and length <= _DRAINED:
         response.drain_conn()
 
 

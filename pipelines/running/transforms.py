@@ -12,7 +12,7 @@ from apache_beam.utils.shared import Shared
 from pipelines.running.preflight import PreflightCheck
 from pipelines.running.process_pool import ShardWorker
 from schemas.errors import UsageError
-from schemas.writing.dataset_writer import Statistics, commit
+from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 
 
@@ -97,7 +97,6 @@ class CommitDataset(beam.PTransform):
 
     Attributes:
         libraries: distributions whose versions affect the content.
-        statistics: argument of `schemas.writing.dataset_writer.commit`.
 
     Examples:
         >>> output = imagepivot.OutputDataset(imagepivot.Folder("build/committed"), "encoded", {"max_length": 20}, shards=2)
@@ -110,17 +109,14 @@ class CommitDataset(beam.PTransform):
     output: OutputDataset
     _: KW_ONLY
     libraries: tuple[str, ...]
-    statistics: Statistics | None = None
 
     def expand(self, results: beam.PCollection) -> beam.PCollection:
         """Wait for all shards, a side input of small elements, and commit."""
         output = replace(self.output, listings=None, version_digests=None)  # Only the launcher compares these.
         once = results.pipeline | "Once" >> beam.Create([b""])
-        return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries, self.statistics)
+        return once | "Commit" >> beam.Map(_commit, beam.pvalue.AsList(results), output, self.libraries)
 
 
-def _commit(
-    _impulse: bytes, results: Iterable[Any], output: OutputDataset, libraries: tuple[str, ...], statistics: Statistics | None
-) -> str:
+def _commit(_impulse: bytes, results: Iterable[Any], output: OutputDataset, libraries: tuple[str, ...]) -> str:
     files = tuple(name for element in results if isinstance(element, tuple) for name in element)
-    return commit(output, libraries=libraries, files=files, statistics=statistics).fingerprint
+    return commit(output, libraries=libraries, files=files).fingerprint

@@ -84,7 +84,7 @@ class Snapshot:
         more: further fields of the event.
         is_known: whether counts are known; some runners report them only at the end.
         current_shards: shard of each local worker process.
-        smoothed_seconds_left: time left by a smoothed rate; None to use the mean rate.
+        seconds_left: time left by a smoothed rate; None while the total is unknown or nothing is done.
     """
 
     task: str
@@ -95,7 +95,7 @@ class Snapshot:
     earlier: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
     is_known: bool = True
-    smoothed_seconds_left: float | None = None
+    seconds_left: float | None = None
     current_shards: tuple[int, ...] = ()
 
     @property
@@ -112,13 +112,6 @@ class Snapshot:
     def rate(self) -> float:
         """Units per second since the run began."""
         return max(0, self.done - self.earlier) / self.seconds if self.seconds else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time left in seconds; None while the total is unknown or nothing is done."""
-        if self.smoothed_seconds_left is not None:
-            return self.smoothed_seconds_left
-        return max(0, self.total - self.done) / self.rate if self.total and self.rate else None
 
     @property
     def bottleneck(self) -> str | None:
@@ -313,7 +306,7 @@ class ProgressDisplay:
             self._metrics_file.write(snapshot)
 
     def _smooth(self, snapshot: Snapshot) -> Snapshot:
-        return replace(snapshot, smoothed_seconds_left=self._time_left.update(snapshot))
+        return replace(snapshot, seconds_left=self._time_left.update(snapshot))
 
     def _write(self, snapshot: Snapshot) -> None:
         if not self._log_json:

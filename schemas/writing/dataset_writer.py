@@ -20,13 +20,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 
 from schemas.console import events
 from schemas.errors import CommittedError, DatasetError, TooManyFailuresError, UsageError
 from schemas.failures import failures_name
 from schemas.fingerprints import sha256_of_bytes, sum_digests
-from schemas.footers import Footer
 from schemas.manifest import FileEntry, Manifest, ShardEntries, ShardEntry
 from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
@@ -35,8 +34,6 @@ from schemas.writing.output import PROBE_NAME, OutputDataset, is_temporary
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
-
-Statistics: TypeAlias = Callable[[list[Footer]], Mapping[str, Any]]
 
 _MAX_RANGES = 20
 
@@ -48,7 +45,6 @@ def write_dataset(
     *,
     check: Callable[[], object] = lambda: None,
     libraries: tuple[str, ...] = (),
-    statistics: Statistics | None = None,
 ) -> Manifest:
     """Write the missing shards of a dataset in this process, and commit it.
 
@@ -61,7 +57,7 @@ def write_dataset(
             with open_shard(output, index) as shard:
                 write_shard(index, shard)
 
-    return complete_dataset(output, write_missing, policy, check=check, libraries=libraries, statistics=statistics)
+    return complete_dataset(output, write_missing, policy, check=check, libraries=libraries)
 
 
 def complete_dataset(
@@ -72,7 +68,6 @@ def complete_dataset(
     task: ArrayTask | None = None,
     check: Callable[[], object] = lambda: None,
     libraries: tuple[str, ...] = (),
-    statistics: Statistics | None = None,
 ) -> Manifest:
     """Lock the folder of a dataset, write its missing shards, and commit it.
 
@@ -85,7 +80,6 @@ def complete_dataset(
         task: array task that writes only its own shards; None to write all.
         check: function that raises if the run cannot succeed; called before anything is replaced, if shards are missing.
         libraries: distributions with versions that determine the content.
-        statistics: function that computes the manifest's statistics from all footers; by default they are added up.
 
     Raises:
         DetachedError: shards of other tasks are missing; the message lists the tasks to run again.
@@ -108,7 +102,7 @@ def complete_dataset(
         finished = state.finished_shards()
         state.clear()
         del state  # It holds the states of all shards.
-        return write_missing(finished) or commit(output, libraries=libraries, statistics=statistics)
+        return write_missing(finished) or commit(output, libraries=libraries)
 
 
 def read_compatible(
@@ -257,13 +251,7 @@ def add_statistics(total: dict[str, Any], values: Mapping[str, Any]) -> None:
             total[key] = total.get(key, 0) + value
 
 
-def commit(
-    output: OutputDataset,
-    *,
-    libraries: tuple[str, ...] = (),
-    files: tuple[str, ...] = (),
-    statistics: Statistics | None = None,
-) -> Manifest:
+def commit(output: OutputDataset, *, libraries: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> Manifest:
     """Check every shard and write the manifest, last.
 
     Local shards are read completely. A store keeps checksums of its own: the digest comes from the record and the size from the
@@ -279,7 +267,7 @@ def commit(
     folder, files = output.folder, (*files, *output.files)
     with publishing(folder):
         state = OutputState(replace(output, listings=None, version_digests=None), ReusePolicy(verify=folder.is_local))
-        shards = _Shards(state, footers=None if statistics is None else [])
+        shards = _Shards(state)
         entries = ShardEntries(shards.entries())
         shards.check()
         contents = ((name, folder.read(name)) for name in sorted(files))
@@ -293,7 +281,7 @@ def commit(
             failures=ShardEntries(shards.failures),
             failure_reasons=dict(shards.reasons),
             files=tuple(FileEntry(name, len(data), sha256_of_bytes(data)) for name, data in contents),
-            statistics=shards.statistics if statistics is None else statistics(shards.footers or []),
+            statistics=shards.statistics,
             sample_outputs=next(iter(shards.sample_outputs), ()),
             notes=output.notes,
         )
@@ -321,7 +309,6 @@ class _Shards:
     """Sums over the shards of a dataset, in one pass that holds one shard.
 
     Attributes:
-        footers: footers of all shards; None to drop them.
         statistics: sums of the statistics of shards.
         stray: names of failures of shards without any.
         sample_outputs: name of the first shard with each sample outputs.
@@ -329,7 +316,6 @@ class _Shards:
     """
 
     state: OutputState
-    footers: list[Footer] | None
     statistics: dict[str, Any] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
     failures: list[ShardEntry] = field(default_factory=list)
@@ -345,8 +331,6 @@ class _Shards:
                 continue
             add_statistics(self.statistics, shard.footer.statistics)
             self.reasons.update(shard.footer.failures.reasons)
-            if self.footers is not None:
-                self.footers.append(shard.footer)
             if shard.failures is not None:
                 self.failures.append(shard.failures)
             elif (name := failures_name(shard.name)) in self.state.entries:

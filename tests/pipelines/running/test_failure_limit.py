@@ -140,7 +140,7 @@ def test_commit_step_that_a_runner_repeats_fails_alike_and_keeps_the_dataset(cal
         with pytest.raises(
             TooManyFailuresError, match=r"^2 of 10 inputs failed \(2 not_an_image\), more than --max-failures 1 a"
         ):
-            _commit(b"", [0, 1], output, ("pillow",), None)
+            _commit(b"", [0, 1], output, ("pillow",))
         assert validate(tmp_path / "f") == []
 
 

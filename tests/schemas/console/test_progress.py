@@ -37,8 +37,12 @@ def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
 
 
+def smoothed(snapshot):
+    return ProgressDisplay(Console(file=io.StringIO()))._smooth(snapshot)
+
+
 def test_line_of_a_slow_extractor_shows_seconds_per_image():
-    snapshot = Snapshot("faster-rcnn-36", "images", {"images": 10, "failed": 1}, 24.0, 100)
+    snapshot = smoothed(Snapshot("faster-rcnn-36", "images", {"images": 10, "failed": 1}, 24.0, 100))
     assert snapshot.to_line() == "faster-rcnn-36: 10 of 100 images, 3 min 36 s left, 2.4 s each, 1 failed"
 
 
@@ -47,14 +51,14 @@ def test_nothing_done_has_no_rate():
 
 
 def test_rate_has_three_digits_however_small_it_is():
-    fields = Snapshot("x", "images", {"images": 1}, 400.0, 10).to_fields()
+    fields = smoothed(Snapshot("x", "images", {"images": 1}, 400.0, 10)).to_fields()
     assert fields["per_second"] == 0.0025
     assert fields["seconds_left"] == 3600.0
     assert json.loads(json.dumps(fields)) == fields
 
 
 def test_rate_excludes_earlier_units():
-    snapshot = Snapshot("x", "images", {"images": 30}, 10.0, 40, earlier=20)
+    snapshot = smoothed(Snapshot("x", "images", {"images": 30}, 10.0, 40, earlier=20))
     assert (snapshot.done, snapshot.rate, snapshot.seconds_left) == (30, 1.0, 10.0)
 
 

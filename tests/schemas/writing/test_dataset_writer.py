@@ -61,7 +61,7 @@ def test_two_runs_give_the_same_bytes(toys, tmp_path):
         assert tree(again.path) == tree(toy.path)
 
 
-def test_libraries_files_and_statistics_of_a_commit(new_features):
+def test_libraries_and_files_of_a_commit(new_features):
     toy = new_features()
     for number in range(3):
         toy.write_shard(number)
@@ -69,13 +69,11 @@ def test_libraries_files_and_statistics_of_a_commit(new_features):
     toy.output.folder.put("_truecaser/de.model", b"Modell")
     manifest = commit(
         toy.output,
-        statistics=lambda footers: {"rows_by_shard": [footer.rows for footer in footers]},
         libraries=("pytest",),
         files=("_truecaser/en.model", "_truecaser/de.model"),
     )
     assert sorted(manifest.libraries) == ["imagepivot", "numpy", "pyarrow", "pytest"]
     assert [(entry.path, entry.bytes) for entry in manifest.files] == [("_truecaser/de.model", 6), ("_truecaser/en.model", 5)]
-    assert manifest.statistics == {"rows_by_shard": [len(toy.shard(number)) for number in range(3)]}
     assert validate(toy.path) == []
 
 
