@@ -202,6 +202,7 @@ def open_search(
 
     run = EncodingRun(**vars(open_run(job.run, device=choose_device(job.device))), tokenize=read)
     check_reads_text(run)
+    check_vectors(run)
     if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):
         on_warning(remark)
 

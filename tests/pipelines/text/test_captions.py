@@ -185,13 +185,13 @@ def test_runs_of_a_killed_run_are_deleted(table, prepared, tmp_path):
 @pytest.mark.slow
 def test_runs_are_deleted_before_the_manifest(table, tmp_path, monkeypatch):
     seen = []
-    replace = Folder.replace
+    put = Folder.put
 
-    def watched(folder, name):
+    def watched(folder, name, *content, **condition):
         seen.append((name, sorted(path.name for path in folder.local_path.glob(".captions-*"))))
-        return replace(folder, name)
+        return put(folder, name, *content, **condition)
 
-    monkeypatch.setattr(Folder, "replace", watched)
+    monkeypatch.setattr(Folder, "put", watched)
     prepare_captions(job_of(table, tmp_path / "c"), ONE)
     assert seen[-1] == ("_manifest.json", [])
     assert any(left for _, left in seen[:-1]), "the pieces were there before"

@@ -184,6 +184,7 @@ def test_search_with_a_tower_finds_what_the_run_finds(run, toy, pair_of, tower):
 
 def test_joint_model_encodes_and_compares_as_the_run(run, toy, pair_of, tower, monkeypatch):
     captions, images = pair_of(run, toy)
+    monkeypatch.setattr(imagepivot, "load_text_encoder", None, raising=False)  # Restored, since a loaded name is kept.
     monkeypatch.setattr("pipelines.text.queries.load_text_encoder", lambda model, device: tower(captions))
     ours, theirs = imagepivot.open_joint_model("sentence:tower", images), imagepivot.open_run(run)
     vectors = open_dataset(images).numpy()
