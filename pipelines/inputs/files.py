@@ -161,13 +161,7 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
 
 def count_lines(folder: Folder, name: str) -> int:
     """Return the number of lines that `read_lines` yields."""
-    lines, last = 0, b"\n"
-    with open_input(folder, name) as stream:
-        _skip_mark(stream, folder.path_of(name))
-        while chunk := stream.read(_CHUNK):
-            lines += chunk.count(b"\n")
-            last = chunk[-1:]
-    return lines + (last != b"\n")
+    return sum(1 for _ in read_lines(folder, name))
 
 
 def iter_json(folder: Folder, name: str, *, prefix: str, form: str) -> Iterator[tuple[str, Any]]:
