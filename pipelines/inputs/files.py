@@ -84,7 +84,9 @@ def list_files(folder: Folder, below: str = "") -> list[str]:
 
 @contextmanager
 def open_input(folder: Folder, name: str, *, decompress: bool = True, start: int = 0) -> Iterator[BinaryIO]:
-    """Open a file for streaming, from a byte; a ``.gz`` is decompressed, if `decompress`.
+    """Open a file for streaming; a ``.gz`` is decompressed, if `decompress`.
+
+    ``start`` is the first byte that is read, of no ``.gz``.
 
     Raises:
         InputError: the file is missing, cannot be read, or is not a complete gzip file.
