@@ -28,9 +28,10 @@ Imports: TypeAlias = Annotated[
 ]
 
 
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OURS = Path(__file__).parents[2]
-_PACKAGES = ("imagepivot.py", "schemas", "extractors", "pipelines", "train")
+_INSTALLED = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(str(Path(__file__).parents[2] / name) for name in ("imagepivot.py", "schemas", "extractors", "pipelines", "train")),
+)
 
 _loaded: dict[str, set[str]] = {}  # Names of the modules that the first import of a module loaded.
 
@@ -67,11 +68,7 @@ def _digests(name: str) -> Iterator[tuple[str, str]]:
     top = name.partition(".")[0]
     for module in _loaded[name] | {loaded for loaded in sys.modules if loaded.partition(".")[0] == top}:
         file = getattr(sys.modules.get(module), "__file__", None)
-        if file is None or (module.partition(".")[0] != top and _is_installed_file(Path(file))):
+        if file is None or (module.partition(".")[0] != top and any(map(Path(file).is_relative_to, _INSTALLED))):
             continue
         with suppress(OSError):  # A module of a zip archive has no file.
             yield module, sha256_of_bytes(Path(file).read_bytes())
-
-
-def _is_installed_file(file: Path) -> bool:
-    return any(map(file.is_relative_to, (*_INSTALLED, *(str(_OURS / name) for name in _PACKAGES))))

@@ -28,6 +28,7 @@ from schemas.fingerprints import canonical_json
 from schemas.keys import normalization_hint
 from schemas.kinds import KEY_COLUMNS
 from schemas.options import takes_fields
+from schemas.writing.output_state import parameter_differences
 
 _SAMPLE_KEYS = 5
 _FEATURES = ("feature", "features", "vector")
@@ -252,22 +253,11 @@ def _keyed_rows(dataset: Dataset, shard: int, columns: Sequence[str]) -> Iterato
 
 
 def _parameters(a: Dataset, b: Dataset) -> Iterator[ParameterDifference]:
-    left, right = (_flat({**side.manifest.parameters, "inputs": dict(enumerate(side.manifest.inputs))}) for side in (a, b))
-    for path in sorted({*left, *right}):
-        if canonical_json(left.get(path)) != canonical_json(right.get(path)):
-            yield ParameterDifference(path, left.get(path), right.get(path))
+    left, right = ({**side.manifest.parameters, "inputs": dict(enumerate(side.manifest.inputs))} for side in (a, b))
+    for difference in sorted(parameter_differences(left, right), key=itemgetter(0)):
+        yield ParameterDifference(*difference)
     if a.num_shards != b.num_shards:
         yield ParameterDifference("shards", a.num_shards, b.num_shards)
-
-
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def comparison_tables(comparison: DatasetComparison) -> list[Table]:

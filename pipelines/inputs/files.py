@@ -83,8 +83,10 @@ def list_files(folder: Folder, below: str = "") -> list[str]:
 
 
 @contextmanager
-def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
+def open_input(folder: Folder, name: str, *, decompress: bool = True, start: int = 0) -> Iterator[BinaryIO]:
     """Open a file for streaming; a ``.gz`` is decompressed, if `decompress`.
+
+    ``start`` is the first byte that is read, of no ``.gz``.
 
     Raises:
         InputError: the file is missing, cannot be read, or is not a complete gzip file.
@@ -93,6 +95,7 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
     with input_errors(location):
         try:
             with folder.open(name, is_mapped=False) as raw:
+                raw.seek(start)
                 stored = io.BufferedReader(raw, _CHUNK if folder.is_local else _REMOTE_CHUNK)
                 if decompress and name.endswith(".gz"):
                     with gzip.GzipFile(fileobj=stored) as unzipped:
@@ -104,14 +107,6 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
                 f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
                 f"compressed at all; fetch it again, or name it without '.gz'"
             ) from error
-
-
-@contextmanager
-def _open_at(folder: Folder, name: str, start: int) -> Iterator[BinaryIO]:
-    """Open a file for streaming from the byte before `start`."""
-    with input_errors(folder.path_of(name)), open_seekable(folder, name) as file:
-        file.seek(start - 1)
-        yield cast("BinaryIO", io.BufferedReader(file, _CHUNK))
 
 
 def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
@@ -150,7 +145,7 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
         InputError: the file is missing, cut short or not UTF-8, or a line is too long.
     """
     location = folder.path_of(name)
-    with _open_at(folder, name, start) if start else open_input(folder, name) as stream:
+    with open_input(folder, name, start=max(0, start - 1)) as stream:  # To find out where a line begins.
         position = start - 1 + len(read_line(stream, 0, location)) if start else _skip_mark(stream, location)
         line_number = 1
         while chunk := stream.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - position))):
@@ -168,13 +163,7 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
 
 def count_lines(folder: Folder, name: str) -> int:
     """Return the number of lines that `read_lines` yields."""
-    lines, last = 0, b"\n"
-    with open_input(folder, name) as stream:
-        _skip_mark(stream, folder.path_of(name))
-        while chunk := stream.read(_CHUNK):
-            lines += chunk.count(b"\n")
-            last = chunk[-1:]
-    return lines + (last != b"\n")
+    return sum(1 for _ in read_lines(folder, name))
 
 
 def iter_json(folder: Folder, name: str, *, prefix: str, form: str) -> Iterator[tuple[str, Any]]:

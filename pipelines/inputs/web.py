@@ -153,6 +153,11 @@ def connections(access: WebAccess, proxy: str | None) -> urllib3.PoolManager:
         "num_pools": _HOSTS,
         "maxsize": PARALLEL_READS,
         "timeout": urllib3.Timeout(connect=access.connect_seconds, read=access.read_seconds),
+        "headers": {
+            "User-Agent": access.user_agent or f"imagepivot/{version('imagepivot')}",
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+        },
     }
     if proxy is None:
         manager = urllib3.PoolManager(**options)
@@ -320,9 +325,7 @@ def _follow(method: str, address: str, access: WebAccess, take: Callable[[Any, W
         options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
         with (
             _failures(),
-            contextlib.closing(
-                connections(access, proxy).urlopen(method, address, headers=_headers(access), **options)
-            ) as response,
+            contextlib.closing(connections(access, proxy).urlopen(method, address, **options)) as response,
         ):
             target = response.get_redirect_location()
             if not target and response.status == 200:
@@ -389,12 +392,3 @@ def _drain(response: Any) -> None:
     length = response.length_remaining
     if length is not None and length <= _DRAINED:
         response.drain_conn()
-
-
-@lru_cache(maxsize=8)
-def _headers(access: WebAccess) -> dict[str, str]:
-    return {
-        "User-Agent": access.user_agent or f"imagepivot/{version('imagepivot')}",
-        "Accept": "*/*",
-        "Accept-Encoding": "identity",
-    }

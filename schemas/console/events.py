@@ -67,11 +67,6 @@ def start() -> None:
         _log = _EventLog(sys.stderr)
 
 
-def started() -> bool:
-    """Return whether `start` was called."""
-    return _log is not None
-
-
 def emit(event: str, **fields: Any) -> bool:
     """Write an event, e.g. ``progress`` or ``warning``; return False without `start`."""
     if _log is None:

@@ -515,19 +515,22 @@ def difference(stored: Manifest | Footer, output: OutputDataset) -> str:
     """Describe the difference between a stored dataset and an output in a few words."""
     if stored.kind != output.kind:
         return f"kind {stored.kind!r} instead of {output.kind!r}"
-    parts = list(_differences(stored.parameters, output.parameters))
+    parts = [
+        f"{name}: stored {'nothing' if old is None else shorten(old)}, now {'nothing' if new is None else shorten(new)}"
+        for name, old, new in parameter_differences(stored.parameters, output.parameters)
+    ]
     # The extractor's parameters say more than its fingerprint.
     chosen = [part for part in parts if not part.startswith("extractor_fingerprint:")]
     return "; ".join((chosen or parts)[:3]) or "made from other inputs, or with another number of shards"
 
 
-def _differences(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """Yield each value that differs with its dotted key."""
+def parameter_differences(before: Any, after: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield dotted key and both values, or None, of each parameter that differs."""
     if canonical_json(before) == canonical_json(after):  # Stored values have lists in place of tuples.
         return
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
+    if (before or after) and isinstance(before, Mapping | None) and isinstance(after, Mapping | None):
+        before, after = before or {}, after or {}
         for key in {**after, **before}:  # The user's choices first.
-            yield from _differences(before.get(key), after.get(key), f"{name}.{key}" if name else str(key))
+            yield from parameter_differences(before.get(key), after.get(key), f"{name}.{key}" if name else str(key))
     else:
-        old, new = ("nothing" if value is None else shorten(value) for value in (before, after))
-        yield f"{name}: stored {old}, now {new}"
+        yield name, before, after
