@@ -52,13 +52,9 @@ def results_folder(output: str, preset: str) -> Path:
 
 
 def finished_runs(output: str, preset: str) -> list[Path]:
-    """Return the folders of a preset's measured runs, sorted by seed.
-
-    Raises:
-        DatasetError: a result is damaged.
-    """
+    """Return the folders of a preset's measured runs, sorted by seed."""
     results = sorted(results_folder(output, preset).glob("seed-*.json"), key=_seed)
-    runs = [Folder(output).local_path / "runs" / preset / path.stem for path in results if read_result(path)["scores"]]
+    runs = [Folder(output).local_path / "runs" / preset / path.stem for path in results]
     return [run for run in runs if (run / BEST).exists()]
 
 
