@@ -14,8 +14,7 @@ from schemas.escapes import to_json
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from train.evaluation.ranks import RANKS, read_ranks
-from train.reports.significance import Queries, join_runs
+from train.evaluation.ranks import RANKS, Queries, join_runs, read_ranks
 from train.runs.checkpoints import BEST
 
 FAILURE_KINDS = {
