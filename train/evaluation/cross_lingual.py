@@ -17,7 +17,7 @@ import torch
 from train.chance import chance_measures
 from train.evaluation.evaluation import Count, Members, embed_captions, mean_scores, no_progress, scores_between, take_rows
 from train.evaluation.metrics import RecallMetrics, bidirectional_ranks
-from train.evaluation.ranks import direction_intervals, direction_table
+from train.evaluation.ranks import Queries, direction_table
 from train.evaluation.statistics import MetricIntervals
 
 
@@ -78,6 +78,6 @@ def evaluate_cross_lingual(
             query_images = np.array(captions.image_ids, object)[common[images[query]]]
             columns = ids[query], query_images, ranks[query], ids[other], best_wrong[query]
             table = direction_table(captions, pair[query], "text_to_text", *columns, candidates=pair[other])
-            metrics, intervals = RecallMetrics.of(ranks[query]), direction_intervals(table, "text_to_text")
+            metrics, intervals = RecallMetrics.of(ranks[query]), Queries.of(table, direction="text_to_text").intervals
             results[pair[query], pair[other]] = CrossLingualRetrieval(metrics, chance, intervals, table)
     return results

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +21,7 @@ from torch import Tensor
 from schemas.errors import DatasetError
 from schemas.footers import ShardRows
 from schemas.storage.folder import Folder
-from train.chance import DIRECTIONS
+from train.chance import CUTOFFS, DIRECTIONS, RECALLS
 from train.data.captions import Captions
 from train.evaluation.metrics import Ranks
 from train.evaluation.statistics import MetricIntervals, bootstrap_intervals
@@ -74,10 +77,36 @@ def direction_table(
     return pa.table([*columns, pa.repeat(pa.scalar(fold, pa.int16()), size)], schema=SCHEMA)
 
 
-def direction_intervals(table: pa.Table, direction: str) -> MetricIntervals:
-    """Return the confidence intervals of the queries of one direction, of all folds."""
-    queries = table.filter(pc.equal(table["direction"], direction))
-    return bootstrap_intervals(queries["rank"].to_numpy(), queries["image_id"].to_numpy())
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Ids and image ids ``[Q]`` of one direction, by id, and ranks ``[S, Q]``."""
+
+    ids: np.ndarray
+    images: np.ndarray
+    ranks: np.ndarray
+
+    @classmethod
+    def of(cls, table: pa.Table, **place: str) -> Queries:
+        """Select the ranks of a place."""
+        rows = table.filter(reduce(and_, (pc.field(name) == value for name, value in place.items()))).sort_by("query_id")
+        return cls(rows["query_id"].to_numpy(), rows["image_id"].to_numpy(), rows["rank"].to_numpy()[None])
+
+    @cached_property
+    def intervals(self) -> MetricIntervals:
+        """Confidence intervals of the means over runs."""
+        return bootstrap_intervals(self.ranks, self.images)
+
+    def recall(self, measure: str) -> list[float]:
+        """Return a recall in percent, of each run."""
+        return (100 * (self.ranks <= CUTOFFS[RECALLS.index(measure)]).mean(1)).tolist()
+
+
+def join_runs(runs: Sequence[Queries | None]) -> Queries | None:
+    """Join the ranks of runs; None unless all have ranks of the same queries."""
+    known = [run for run in runs if run is not None and len(run.ids)]
+    if not known or len(known) < len(runs) or not all(np.array_equal(run.ids, known[0].ids) for run in known):
+        return None
+    return replace(known[0], ranks=np.concatenate([run.ranks for run in known]))
 
 
 def write_ranks(folder: Folder, table: pa.Table, metadata: Mapping[str, str] | None = None) -> None:

@@ -31,7 +31,7 @@ from train.evaluation.evaluation import Count, Members, chance, no_progress, ran
 from train.evaluation.metrics import RelevanceMetrics, RetrievalMetrics, mean_over_folds
 from train.evaluation.pairs import HELD_OUT, UNKNOWN_TRAINING, JointSpace, open_members
 from train.evaluation.protocols import ProtocolMatch, match_protocol
-from train.evaluation.ranks import direction_intervals, rank_table
+from train.evaluation.ranks import Queries, rank_table
 from train.evaluation.relevance import OWN_CAPTIONS, RightItems, captions_of_images
 from train.evaluation.relevance_files import read_relevance
 from train.evaluation.statistics import MetricIntervals
@@ -262,7 +262,7 @@ def _score_portion(
         space=model.space if isinstance(model, JointSpace) else None,
         exclusion=data.exclusion,
         relevance=mean_over_folds([ranks.relevance for _, ranks in parts]),
-        intervals={direction: direction_intervals(table, direction) for direction in DIRECTIONS},
+        intervals={direction: Queries.of(table, direction=direction).intervals for direction in DIRECTIONS},
         ranks=table,
     )
 

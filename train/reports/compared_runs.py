@@ -15,9 +15,8 @@ from schemas.escapes import redact
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.config.sections import parse_settings
-from train.evaluation.ranks import RANKS, read_ranks
+from train.evaluation.ranks import RANKS, Queries, read_ranks
 from train.reports.score_report import EVALUATION
-from train.reports.significance import Queries
 from train.runs.checkpoints import BEST, LAST, checkpoint_settings, read_checkpoint
 from train.runs.history import History, read_history
 from train.runs.log import CONFIG, LOG

@@ -19,7 +19,7 @@ from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, RECALLS, Chance, is_above_chance
 from train.evaluation.pairs import UNKNOWN_TRAINING
-from train.evaluation.ranks import RANKS
+from train.evaluation.ranks import RANKS, Queries, join_runs
 from train.evaluation.statistics import MetricIntervals, interval_notes
 from train.reports.compared_runs import (
     EVALUATED,
@@ -31,7 +31,7 @@ from train.reports.compared_runs import (
     nested,
     read_compared_run,
 )
-from train.reports.significance import LEVEL, Difference, Queries, adjust, compare_rows, join_runs, not_worse
+from train.reports.significance import LEVEL, Difference, adjust, compare_rows, not_worse
 
 _SEED = "seed"
 _SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}

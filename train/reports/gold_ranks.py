@@ -29,11 +29,11 @@ from schemas.keys import CaptionKey
 from schemas.parameters import untrained_remark
 from train.data.captions import read_captions
 from train.data.splits import TEST_SPLITS
+from train.evaluation.ranks import Queries
 from train.jobs import Corpus
 from train.reports.figure_examples import shown_caption
 from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import read_row
-from train.reports.significance import Queries
 
 _LANGUAGES = ("de", "en")
 _BASELINE = next(iter(GOLD_COLUMNS))

@@ -31,7 +31,7 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError, errno_of
 from schemas.fingerprints import sha256_of_bytes
 from schemas.options import takes_fields
-from schemas.parameters import EncodedParameters, untrained_remark
+from schemas.parameters import untrained_remark
 from schemas.process import steps
 from schemas.process.devices import check_precision
 from schemas.process.resources import bfloat16_remark
@@ -394,14 +394,13 @@ def _data_and_steps(task: Task) -> dict[str, Any]:
     checkpoint, history = read_checkpoint(folder, LAST), read_history(folder)
     counts = {key: value for key, value in next(history.of("training_data"), {}).items() if key not in ("event", "step")}
     features = open_dataset(task.corpus.features)
-    text = EncodedParameters.from_json(checkpoint.captions).text
     missing = list(checkpoint.missing_features.values())
     return {
         "steps": checkpoint.progress.step,
         "step": checkpoint.progress.best_step,
         "feature": "" if features.spec is None else f"{features.spec.name}, {features.spec.source}".rstrip(", "),
         "untrained": list(checkpoint.untrained),
-        "recipe": "" if text is None else text.recipe,
+        "recipe": "" if checkpoint.text is None else checkpoint.text.recipe,
         "vocabulary": len(checkpoint.tokens) - len(SPECIALS),
         **counts,
         **({"missing_features": missing} if missing else {}),

@@ -13,11 +13,12 @@ from schemas.parameters import untrained_remark
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.data.splits import TEST_SPLITS
 from train.evaluation.protocols import PROTOCOLS
+from train.evaluation.ranks import Queries
 from train.evaluation.statistics import Interval
 from train.reports.compared_runs import SCORES, nested
 from train.reports.published import PublishedRow, presets_of_paper, rows_of_paper
 from train.reports.row_results import FailedRun, RowSummary, read_row
-from train.reports.significance import Queries, best_rows
+from train.reports.significance import best_rows
 
 _OTHER_SET, _BEST = "†", "≈"
 _SETS = {

@@ -14,8 +14,7 @@ from schemas.escapes import to_json
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from train.evaluation.ranks import RANKS, read_ranks
-from train.reports.significance import Queries, join_runs
+from train.evaluation.ranks import RANKS, Queries, join_runs, read_ranks
 from train.runs.checkpoints import BEST
 
 FAILURE_KINDS = {
@@ -52,13 +51,9 @@ def results_folder(output: str, preset: str) -> Path:
 
 
 def finished_runs(output: str, preset: str) -> list[Path]:
-    """Return the folders of a preset's measured runs, sorted by seed.
-
-    Raises:
-        DatasetError: a result is damaged.
-    """
+    """Return the folders of a preset's measured runs, sorted by seed."""
     results = sorted(results_folder(output, preset).glob("seed-*.json"), key=_seed)
-    runs = [Folder(output).local_path / "runs" / preset / path.stem for path in results if read_result(path)["scores"]]
+    runs = [Folder(output).local_path / "runs" / preset / path.stem for path in results]
     return [run for run in runs if (run / BEST).exists()]
 
 

@@ -1,55 +1,21 @@
-"""Intervals of compared rows, and tests between them, from ranks of queries."""
+"""Tests between compared rows, from ranks of queries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, reduce
+from functools import cache
 from itertools import combinations
-from operator import and_
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from train.chance import CUTOFFS, RECALLS
-from train.evaluation.statistics import MetricIntervals, bootstrap_intervals, holm, paired_p_values, seed_p_value
+from train.chance import RECALLS
+from train.evaluation.ranks import Queries
+from train.evaluation.statistics import holm, paired_p_values, seed_p_value
 
 LEVEL = 0.05
 """Level below which a p-value is significant."""
-
-
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """Ids and image ids ``[Q]`` of one direction, by id, and ranks ``[S, Q]``."""
-
-    ids: np.ndarray
-    images: np.ndarray
-    ranks: np.ndarray
-
-    @classmethod
-    def of(cls, table: pa.Table, **place: str) -> Queries:
-        """Read a run's ranks of a place, see `train.evaluation.ranks`."""
-        rows = table.filter(reduce(and_, (pc.field(name) == value for name, value in place.items()))).sort_by("query_id")
-        return cls(rows["query_id"].to_numpy(), rows["image_id"].to_numpy(), rows["rank"].to_numpy()[None])
-
-    @cached_property
-    def intervals(self) -> MetricIntervals:
-        """Confidence intervals of the means over runs."""
-        return bootstrap_intervals(self.ranks, self.images)
-
-    def recall(self, measure: str) -> list[float]:
-        """Return a recall in percent, of each run."""
-        return (100 * (self.ranks <= CUTOFFS[RECALLS.index(measure)]).mean(1)).tolist()
-
-
-def join_runs(runs: Sequence[Queries | None]) -> Queries | None:
-    """Join the ranks of runs; None unless all have ranks of the same queries."""
-    known = [run for run in runs if run is not None and len(run.ids)]
-    if not known or len(known) < len(runs) or not all(np.array_equal(run.ids, known[0].ids) for run in known):
-        return None
-    return replace(known[0], ranks=np.concatenate([run.ranks for run in known]))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from schemas.conversion import convert
 from schemas.errors import DatasetError, UsageError
-from schemas.parameters import EncodedParameters
+from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.pickle_growth import check_growth
 from schemas.storage.folder import Folder
 from train.config.models import ModelConfig
@@ -74,43 +74,57 @@ class TrainingProgress:
         return replace(self, evals_since_best=self.evals_since_best + 1)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """Data, settings and progress of a training.
+
+    Attributes:
+        fingerprints: fingerprints of the training data: ``captions``, ``features``, ``vocabulary`` and ``extractor``;
+            ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model`` of vectors of tokens;
+            ``exclude`` of a list of duplicates.
+        captions: parameters of the encoded captions, including the text recipe.
+        missing_features: images that were left out, by split, see `train.data.splits.MissingFeatures`.
+        started_from: provenance of its initial weights, see `train.runs.init_from_run.WeightInit`; empty if they are random.
+        untrained: features of random weights that the run was trained on, see `schemas.dataset.Dataset.untrained`.
+        sample_outputs: those of the training data by model, ``extractor`` or ``token_model``, see `schemas.sample_outputs`.
+    """
+
+    fingerprints: Mapping[str, str]
+    captions: Mapping[str, Any]
+    seed: int
+    precision: str
+    progress: TrainingProgress
+    missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    started_from: Mapping[str, Any] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+    sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> TextRecipe | None:
+        """Text recipe of the captions; None if unknown."""
+        return EncodedParameters.from_json(self.captions).text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(TrainingState):
     """Content of a checkpoint.
 
     Attributes:
         config: the run's configuration, as TOML.
         tokens: tokens of the vocabulary, by id.
-        fingerprints: fingerprints of the training data: ``captions``, ``features``, ``vocabulary`` and ``extractor``;
-            ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model`` of vectors of tokens;
-            ``exclude`` of a list of duplicates.
-        captions: parameters of the encoded captions, including the text recipe.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
-        missing_features: images that were left out, by split, see `train.data.splits.MissingFeatures`.
-        started_from: provenance of its initial weights, see `train.runs.init_from_run.WeightInit`; empty if they are random.
         contents: `schemas.manifest.Manifest.content_sha256` of the training datasets, by name; of datasets that changed, also the
             former ones, with the step of the change.
-        untrained: features of random weights that the run was trained on, see `schemas.dataset.Dataset.untrained`.
-        sample_outputs: those of the training data by model, ``extractor`` or ``token_model``, see `schemas.sample_outputs`.
     """
 
     config: str
     dimensions: Dimensions
     model: Mapping[str, Tensor]
     tokens: tuple[str, ...]
-    fingerprints: Mapping[str, str]
-    captions: Mapping[str, Any]
-    seed: int
-    precision: str
-    progress: TrainingProgress
     optimizer: Mapping[str, Any] | None = None
     sampler: Mapping[str, Any] | None = None
-    missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    started_from: Mapping[str, Any] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
-    untrained: tuple[str, ...] = ()
-    sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def checkpoint_settings(checkpoint: Checkpoint) -> dict[str, Any]:

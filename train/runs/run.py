@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 import torch
 
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import MANIFEST_NAME
-from schemas.parameters import EncodedParameters, TextRecipe
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from train.config.models import UnknownKindError
 from train.config.sections import Config, config_differences, from_toml
 from train.models.retrieval_model import RetrievalModel
-from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, read_checkpoint, stored_model, unusable
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingState, read_checkpoint, stored_model, unusable
 from train.runs.history import LOG, read_history
 from train.runs.log import CONFIG, CURVES, METRICS
 
@@ -26,8 +24,8 @@ MODULES = "modules"
 
 
 @dataclass(frozen=True)
-class Run:
-    """A trained model. Fields of `Checkpoint` are described there.
+class Run(TrainingState):
+    """A trained model.
 
     Attributes:
         model: the model with the checkpoint's weights, in evaluation mode.
@@ -44,26 +42,12 @@ class Run:
     config: Config
     model: RetrievalModel
     vocabulary: Vocabulary
-    fingerprints: Mapping[str, str]
-    captions: Mapping[str, Any]
-    seed: int
-    precision: str
-    progress: TrainingProgress
-    missing_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    started_from: Mapping[str, Any] = field(default_factory=dict)
     language_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    untrained: tuple[str, ...] = ()
-    sample_outputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     feature_shape: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         kind, languages = self.config.model.kind, self.model.languages
         return f"Run({self.folder.location!r}, kind={kind!r}, languages={languages}, step={self.step})"
-
-    @property
-    def text(self) -> TextRecipe | None:
-        """Text recipe of the captions; None if unknown."""
-        return EncodedParameters.from_json(self.captions).text
 
     @property
     def step(self) -> int:
@@ -105,17 +89,9 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         config=config,
         model=model.to(device).eval(),
         vocabulary=vocabulary,
-        fingerprints=stored.fingerprints,
-        captions=stored.captions,
-        seed=stored.seed,
-        precision=stored.precision,
-        progress=stored.progress,
-        missing_features=stored.missing_features,
-        started_from=stored.started_from,
         language_ids=stored.dimensions.language_ids,
-        untrained=stored.untrained,
-        sample_outputs=stored.sample_outputs,
         feature_shape=tuple(stored.dimensions.feature_shape),
+        **{state.name: getattr(stored, state.name) for state in fields(TrainingState)},
     )
 
 

@@ -140,7 +140,7 @@ def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on
     Rows without a result have only the published numbers.
 
     Raises:
-        DatasetError: a run or a result is damaged.
+        DatasetError: a run is damaged.
     """
     table = STS_PAPERS[job.paper]
     options: dict[str, Any] = {"language": _LANGUAGE, "truecaser": job.truecaser, "on_progress": on_progress}

@@ -16,8 +16,8 @@ from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.chance import DIRECTIONS, MEASURES, RECALLS
+from train.evaluation.ranks import Queries
 from train.evaluation.statistics import bootstrap_intervals
-from train.reports import significance
 from train.reports.compared_runs import Measurement, logged_scores
 from train.reports.comparison import (
     SCORES,
@@ -32,7 +32,7 @@ from train.reports.comparison import (
     with_tests,
 )
 from train.reports.comparison_plot import picture_place, plot_comparison
-from train.reports.significance import Queries, not_worse
+from train.reports.significance import not_worse
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
 
@@ -339,7 +339,7 @@ def test_groups_and_runs_are_tested_against_each_other():
 
 @pytest.mark.parametrize(("seeds", "least"), [(2, 1.0), (3, 0.6), (4, 0.171), (5, 0.0476)])
 def test_least_p_value_over_seeds_is_that_of_the_page(seeds, least, monkeypatch):
-    monkeypatch.setattr(significance, "bootstrap_intervals", lambda ranks, images: None)
+    monkeypatch.setattr("train.evaluation.ranks.bootstrap_intervals", lambda ranks, images: None)
     good = [ranked(f"good-{n}", 0.9, n, {"loss.margin": 1}) for n in range(seeds)]
     bad = [ranked(f"bad-{n}", 0.02, 50 + n, {"loss.margin": 2}) for n in range(seeds)]
     comparison = compare_ranked(*good, *bad)

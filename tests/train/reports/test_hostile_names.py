@@ -67,7 +67,7 @@ FOLDED = (("test", ("a",), 5), ("test (hard)", ("a",), 5))  # Of one run, beside
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr(significance, "bootstrap_intervals", INTERVALS)
+    monkeypatch.setattr("train.evaluation.ranks.bootstrap_intervals", INTERVALS)
     monkeypatch.setattr(significance, "paired_p_values", P_VALUES)
 
 

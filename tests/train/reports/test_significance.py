@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from train.chance import RECALLS
+from train.evaluation.ranks import Queries
 from train.evaluation.statistics import bootstrap_intervals, holm, paired_p_values, seed_p_value
 from train.reports import significance
-from train.reports.significance import Difference, Queries, adjust, best_rows, compare_rows, not_worse
+from train.reports.significance import Difference, adjust, best_rows, compare_rows, not_worse
 
 IMAGES = np.repeat(np.arange(40), 3)
 IDS = np.array([f"{image}/{index}" for index, image in enumerate(IMAGES)])

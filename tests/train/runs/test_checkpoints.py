@@ -180,7 +180,7 @@ def test_read_checkpoint_with_a_part_marked_as_folder_is_refused(folder):
             {"format": "imagepivot run", "version": 3, "seed": 3},
             r"best\.pt has version 3, expected 4: delete the run, and train it again",
         ),
-        ({"format": "imagepivot run", "version": 4, "seed": 3}, r"best\.pt is damaged, .*config is missing"),
+        ({"format": "imagepivot run", "version": 4, "seed": 3}, r"best\.pt is damaged, .*fingerprints is missing"),
     ],
 )
 def test_other_content_is_refused(folder, content, message):
