@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,9 +152,7 @@ def report(
 
         from pipelines.looking.serving import LOOPBACK, LiveReport, build_app
 
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise UsageError(f"--address is {address!r}, expected a host and a port, e.g. 127.0.0.1:8000")
+        host, listener = _listen(address)
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import write_page
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
@@ -186,10 +185,25 @@ def report(
     app = build_app(
         LiveReport(title, chapters, datasets, groups, photos, *search),
         token=token,
-        hosts=LOOPBACK if is_loopback else ["*"] if host == "0.0.0.0" else [host],
+        hosts=LOOPBACK if is_loopback else ["*"] if host in ("0.0.0.0", "[::]") else [host],
     )
-    print_remark(f"serving: http://{address}/{'?token=' if token else ''}{token}", style="")
-    uvicorn.run(app, host=host, port=int(port), log_level="warning")
+    # As it is: remarks hide tokens.
+    typer.echo(f"serving: http://{host}:{listener.getsockname()[1]}/{'?token=' if token else ''}{token}", err=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
+
+
+def _listen(address: str) -> tuple[str, socket.socket]:
+    """Return the host of an address, and a socket that listens there."""
+    host, _, port = address.rpartition(":")
+    plain = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535 or "/" in host:
+        raise UsageError(f"--address is {address!r}, expected a host and a port, e.g. 127.0.0.1:8000")
+    try:
+        return host, socket.create_server((plain, int(port)), family=socket.AF_INET6 if ":" in plain else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"cannot serve at {address!r}: {error}. Give --address a host of this machine and a port that no program uses"
+        ) from error
 
 
 def _open_model(model: str, features: Sequence[str]) -> ImageSearch:

@@ -1,11 +1,14 @@
 import io
 import json
 import re
+import socket
 
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 from rich.console import Console
+from starlette.testclient import TestClient
 
 from pipelines.commands import looking
 from schemas.dataset import open_dataset
@@ -235,6 +238,36 @@ def test_report_refuses_before_the_work(command, toy, tmp_path):
     with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
         command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::1]"])
+def test_printed_link_opens_the_served_page(command, toy, monkeypatch, host):
+    """The link has the token, except on the loopback."""
+    served = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append((server.config.app, sockets[0])))
+    _, notes = command("report", toy.vocabulary, "--serve", "--address", f"{host}:0")
+    [link] = re.findall(r"serving: (http://\S+)", notes)
+    [(app, listener)] = served
+    with listener:
+        assert listener.getsockname()[0] == host.strip("[]")
+        assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
+    assert ("?token=" in link) == (host != "127.0.0.1")
+    assert f"<h1>Report of {toy.vocabulary}</h1>" in TestClient(app, base_url=link).get(link).text
+
+
+def test_serving_refuses_addresses_before_the_work(command, tmp_path):
+    serve = ("report", tmp_path / "nothing", "--serve", "--address")
+    for address in ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "http://127.0.0.1:8000", ":8000"):
+        with pytest.raises(UsageError, match=f"--address is '{address}', expected a host and a port"):
+            command(*serve, address)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"cannot serve at '{address}': .* in use.*Give --address a host of this machine"):
+            command(*serve, address)
+    for host in ("host.invalid", "a..b"):
+        with pytest.raises(UsageError, match=rf"cannot serve at '{host}:8000': "):
+            command(*serve, f"{host}:8000")
 
 
 def test_answers_of_a_model_of_any_language_are_titled_by_the_query():
