@@ -159,6 +159,7 @@ def report(
     from schemas.dataset import open_dataset
     from schemas.duplicates import read_duplicates
     from schemas.storage.folder import Folder
+    from train.runs.run import is_run
 
     runs = [place for place in locations if any(Folder(place).stat(name) is not None for name in _RESULTS)]
     datasets = [open_dataset(location) for location in locations if location not in runs]
@@ -178,7 +179,8 @@ def report(
         print_remark(f"written: {output}", style="")
         return
     places = [dataset.folder.location for dataset in datasets if dataset.kind in ("features", "regions")]
-    found = _open_model(model or runs[0], places) if model or runs else None
+    models = [model] if model else [run for run in runs if is_run(run)]
+    found = _open_model(models[0], places) if models else None
     search = (found.find, found.find_like, found.model.languages) if found is not None else ()
     is_loopback = host in LOOPBACK
     token = "" if is_loopback else token_urlsafe(24)

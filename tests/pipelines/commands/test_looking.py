@@ -240,20 +240,39 @@ def test_report_refuses_before_the_work(command, toy, tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.fixture
+def served(monkeypatch):
+    """Collect applications and sockets instead of serving them."""
+    found = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: found.append((server.config.app, sockets[0])))
+    yield found
+    for _, listener in found:
+        listener.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::1]"])
-def test_printed_link_opens_the_served_page(command, toy, monkeypatch, host):
+def test_printed_link_opens_the_served_page(command, toy, served, host):
     """The link has the token, except on the loopback."""
-    served = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append((server.config.app, sockets[0])))
     _, notes = command("report", toy.vocabulary, "--serve", "--address", f"{host}:0")
     [link] = re.findall(r"serving: (http://\S+)", notes)
     [(app, listener)] = served
-    with listener:
-        assert listener.getsockname()[0] == host.strip("[]")
-        assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
+    assert listener.getsockname()[0] == host.strip("[]")
+    assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
     assert ("?token=" in link) == (host != "127.0.0.1")
     assert f"<h1>Report of {toy.vocabulary}</h1>" in TestClient(app, base_url=link).get(link).text
+
+
+@pytest.mark.slow
+def test_served_search_is_that_of_the_first_run(command, finished_run, toy, served, tmp_path):
+    """Evaluations before it search nothing."""
+    run, scores = finished_run[0], tmp_path / "scores"
+    command("evaluate", run, "--captions", toy.captions, "--features", toy.features, "--output", scores)
+    image_id = open_dataset(toy.features).image_ids()[0]
+    for runs, status in (([scores, run], 200), ([scores], 400)):
+        command("report", *runs, toy.features, "--serve", "--address", "127.0.0.1:0")
+        client = TestClient(served[-1][0], base_url="http://127.0.0.1")
+        assert client.get("/search.json", params={"like": image_id}).status_code == status
 
 
 def test_serving_refuses_addresses_before_the_work(command, tmp_path):
