@@ -93,6 +93,8 @@ def search(
         from pipelines.looking.pages import Chapter, write_page
 
         lines = {} if dataset is None else caption_lines(dataset, ids)
+        if dataset is not None and not lines:
+            print_remark(f"{captions!r} has no captions of these images, e.g. {min(ids)!r}: give those of the same images")
         found = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
         write_page(*target, f"Images that {job.run} finds", [found])
     else:

@@ -158,6 +158,23 @@ def test_search_names_images_of_other_ids(command, tokenizer, write_run, toy, tm
 
 
 @pytest.mark.slow
+def test_search_names_captions_of_other_images(command, tokenizer, write_run, toy, captions, tmp_path):
+    row = {
+        "image_id": "other",
+        "language": "en",
+        "portion": "comparable",
+        "index": 0,
+        "split": "test",
+        "text": "a",
+        "tokens": ["a"],
+    }
+    write_rows(tmp_path / "others", "captions", [row], parameters={})
+    query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--output", tmp_path / "f.html")
+    assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", tmp_path / "others")[1])
+    assert "no captions" not in command(*query, "--captions", captions)[1]
+
+
+@pytest.mark.slow
 def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
     query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
     rows = json.loads(command(*query)[0])
