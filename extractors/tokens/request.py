@@ -89,7 +89,7 @@ class TextRequest:
                 return SentenceTransformer(folder, name, self.prefix, *settings)
             return TokenExtractor(folder, name, self.pooling, *settings)
         except ModuleNotFoundError as error:
-            raise _not_installed(error.name) from error
+            raise _not_installed(error.name, "bert" if folder else "clip") from error
 
 
 def is_folder(model: str) -> bool:
@@ -121,6 +121,5 @@ def find_folder(model: str) -> Path:
         ) from error
 
 
-def _not_installed(package: str | None = "transformers") -> UsageError:
-    extra = "clip" if package == "open_clip" else "bert"
+def _not_installed(package: str | None = "transformers", extra: str = "bert") -> UsageError:
     return UsageError(f"this text model needs the package {package}, which is not installed: pip install 'imagepivot[{extra}]'")

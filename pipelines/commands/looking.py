@@ -100,6 +100,8 @@ def search(
         from pipelines.looking.pages import Chapter, write_page
 
         lines = {} if dataset is None else caption_lines(dataset, ids)
+        if dataset is not None and not lines:
+            print_remark(f"{captions!r} has no captions of these images, e.g. {min(ids)!r}: give those of the same images")
         found = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
         write_page(*target, f"Images that {job.run} finds", [found])
     else:
@@ -189,19 +191,14 @@ def report(
 
         from pipelines.looking.serving import LOOPBACK, LiveReport, build_app
 
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise UsageError(f"--address is {address!r}, expected a host and a port, e.g. 127.0.0.1:8000")
-        try:
-            listener = socket.create_server((host, int(port)))
-        except (OSError, OverflowError) as error:
-            raise UsageError(f"--address is {address!r}, where nothing can be served ({error}): choose another") from error
+        host, listener = _listen(address)
     from pipelines.looking.exhibits import Photos
     from pipelines.looking.pages import write_page
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
     from schemas.dataset import open_dataset
     from schemas.duplicates import read_duplicates
     from schemas.storage.folder import Folder
+    from train.runs.run import is_run
 
     runs = [place for place in locations if any(Folder(place).stat(name) is not None for name in _RESULTS)]
     datasets = [open_dataset(location) for location in locations if location not in runs]
@@ -221,19 +218,33 @@ def report(
         print_remark(f"written: {output}", style="")
         return
     places = [dataset.folder.location for dataset in datasets if dataset.kind in ("features", "regions")]
-    found = _open_model(model or runs[0], places) if model or runs else None
+    models = [model] if model else [run for run in runs if is_run(run)]
+    found = _open_model(models[0], places) if models else None
     search = (found.find, found.find_like, found.model.languages) if found is not None else ()
     is_loopback = host in LOOPBACK
     token = "" if is_loopback else token_urlsafe(24)
     app = build_app(
         LiveReport(title, chapters, datasets, groups, photos, *search),
         token=token,
-        hosts=LOOPBACK if is_loopback else ["*"] if host == "0.0.0.0" else [host],
+        hosts=LOOPBACK if is_loopback else ["*"] if host in ("0.0.0.0", "[::]") else [host],
     )
-    # Not a remark: remarks hide tokens.
-    typer.echo(f"http://{host}:{listener.getsockname()[1]}/{'?token=' if token else ''}{token}")
-    with listener:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
+    # As it is: remarks hide tokens.
+    typer.echo(f"serving: http://{host}:{listener.getsockname()[1]}/{'?token=' if token else ''}{token}", err=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
+
+
+def _listen(address: str) -> tuple[str, socket.socket]:
+    """Return the host of an address, and a socket that listens there."""
+    host, _, port = address.rpartition(":")
+    plain = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535 or "/" in host:
+        raise UsageError(f"--address is {address!r}, expected a host and a port, e.g. 127.0.0.1:8000")
+    try:
+        return host, socket.create_server((plain, int(port)), family=socket.AF_INET6 if ":" in plain else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"cannot serve at {address!r}: {error}. Give --address a host of this machine and a port that no program uses"
+        ) from error
 
 
 def _open_model(model: str, features: Sequence[str]) -> ImageSearch:

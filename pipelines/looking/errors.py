@@ -96,7 +96,8 @@ def error_strips(ranks: pa.Table, captions: Dataset | None, photos: Photos) -> l
         for row in rows:
             right_id, wrong_id = row["image_id"], _wrong_image(row)
             if row["direction"] == "image_to_text":
-                right, wrong = lines_in(found.lines[right_id], row["language"]), [found.text(row["best_wrong"])]
+                own = [line for caption_id, line in found.texts.items() if _is_right(caption_id, row)]
+                right, wrong = lines_in(own, row["language"]), [found.text(row["best_wrong"])]
                 titles = "image, the best of its captions", "best wrong caption, above it, of this image"
             else:
                 right, wrong = [found.text(row["query_id"])], [*lines_in(found.lines[wrong_id], row["language"])]
@@ -110,6 +111,12 @@ def error_strips(ranks: pa.Table, captions: Dataset | None, photos: Photos) -> l
 def _wrong_image(row: Mapping[str, Any]) -> str:
     wrong: str = row["best_wrong"]
     return _image_of(wrong) if row["direction"] == "image_to_text" else wrong
+
+
+def _is_right(caption_id: str, row: Mapping[str, Any]) -> bool:
+    """Return whether a caption is of the image, language and portions of a query."""
+    image_id, language, portion, _ = caption_id.rsplit("/", _KEY_PARTS)
+    return (image_id, language) == (row["image_id"], row["language"]) and portion in row["portion"].split(",")
 
 
 def _image_of(caption_id: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from schemas.console.tables import Table
 from schemas.escapes import escape_text
@@ -149,9 +150,9 @@ class Offer(NamedTuple):
     values: Mapping[str, str] = {}
 
 
-def data_address(media_type: str, data: bytes) -> str:
-    """Return an address that holds its data."""
-    return f"data:{media_type};base64,{b64encode(data).decode()}"
+def data_address(media_type: str, data: bytes) -> Markup:
+    """Return an address that holds its data; pages show it as it is."""
+    return Markup(f"data:{media_type};base64,{b64encode(data).decode()}")
 
 
 def write_page(folder: Folder, name: str, title: str, chapters: Sequence[Chapter]) -> None:
@@ -189,6 +190,6 @@ def policy_of(offer: Offer | None) -> str:
 
 def _escaped(value: Any) -> Any:
     """Shorten texts, and escape control and directional characters in them."""
-    if not isinstance(value, str) or hasattr(value, "__html__") or value.startswith("data:"):
+    if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return escape_text(value if len(value) <= _MAX_TEXT else value[: _MAX_TEXT - 1] + "…", lines=True)

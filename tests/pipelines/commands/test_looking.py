@@ -1,11 +1,14 @@
 import io
 import json
 import re
+import socket
 
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 from rich.console import Console
+from starlette.testclient import TestClient
 
 from pipelines.commands import looking
 from schemas.dataset import open_dataset
@@ -159,6 +162,23 @@ def test_search_names_images_of_other_ids(command, tokenizer, write_run, toy, tm
 
 
 @pytest.mark.slow
+def test_search_names_captions_of_other_images(command, tokenizer, write_run, toy, captions, tmp_path):
+    row = {
+        "image_id": "other",
+        "language": "en",
+        "portion": "comparable",
+        "index": 0,
+        "split": "test",
+        "text": "a",
+        "tokens": ["a"],
+    }
+    write_rows(tmp_path / "others", "captions", [row], parameters={})
+    query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--output", tmp_path / "f.html")
+    assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", tmp_path / "others")[1])
+    assert "no captions" not in command(*query, "--captions", captions)[1]
+
+
+@pytest.mark.slow
 def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
     query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
     rows = json.loads(command(*query)[0])
@@ -242,6 +262,55 @@ def test_report_refuses_before_the_work(command, toy, tmp_path):
         with pytest.raises(UsageError, match="--address is"):
             command("report", toy.features, "--serve", "--address", address)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Collect applications and sockets instead of serving them."""
+    found = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: found.append((server.config.app, sockets[0])))
+    yield found
+    for _, listener in found:
+        listener.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::1]"])
+def test_printed_link_opens_the_served_page(command, toy, served, host):
+    """The link has the token, except on the loopback."""
+    _, notes = command("report", toy.vocabulary, "--serve", "--address", f"{host}:0")
+    [link] = re.findall(r"serving: (http://\S+)", notes)
+    [(app, listener)] = served
+    assert listener.getsockname()[0] == host.strip("[]")
+    assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
+    assert ("?token=" in link) == (host != "127.0.0.1")
+    assert f"<h1>Report of {toy.vocabulary}</h1>" in TestClient(app, base_url=link).get(link).text
+
+
+@pytest.mark.slow
+def test_served_search_is_that_of_the_first_run(command, finished_run, toy, served, tmp_path):
+    """Evaluations before it search nothing."""
+    run, scores = finished_run[0], tmp_path / "scores"
+    command("evaluate", run, "--captions", toy.captions, "--features", toy.features, "--output", scores)
+    image_id = open_dataset(toy.features).image_ids()[0]
+    for runs, status in (([scores, run], 200), ([scores], 400)):
+        command("report", *runs, toy.features, "--serve", "--address", "127.0.0.1:0")
+        client = TestClient(served[-1][0], base_url="http://127.0.0.1")
+        assert client.get("/search.json", params={"like": image_id}).status_code == status
+
+
+def test_serving_refuses_addresses_before_the_work(command, tmp_path):
+    serve = ("report", tmp_path / "nothing", "--serve", "--address")
+    for address in ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "http://127.0.0.1:8000", ":8000"):
+        with pytest.raises(UsageError, match=f"--address is '{address}', expected a host and a port"):
+            command(*serve, address)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"cannot serve at '{address}': .* in use.*Give --address a host of this machine"):
+            command(*serve, address)
+    for host in ("host.invalid", "a..b"):
+        with pytest.raises(UsageError, match=rf"cannot serve at '{host}:8000': "):
+            command(*serve, f"{host}:8000")
 
 
 def test_answers_of_a_model_of_any_language_are_titled_by_the_query():

@@ -42,6 +42,8 @@ def test_errors_show_captions_and_what_stood_above(ranks, tmp_path):
         image_id, language, portion, index = caption_id.split("/")
         key = {"image_id": image_id, "language": language, "portion": portion, "index": int(index), "split": "val"}
         rows.append({**key, "text": f"text of {caption_id}", "tokens": ["a"]})
+        rows.append({**key, "portion": "beyond", "text": "no candidate", "tokens": ["a"]})
+    rows.sort(key=lambda row: row["portion"])
     write_rows(tmp_path / "captions", "captions", rows)
     strips = {strip.heading.text: strip for strip in error_strips(ranks, open_dataset(tmp_path / "captions"), NO_PHOTOS)}
     for key, errors in expected.items():
@@ -54,8 +56,9 @@ def test_errors_show_captions_and_what_stood_above(ranks, tmp_path):
         if key[0] == "text_to_image":
             assert [exhibit.lines[0].text for exhibit in right] == [f"text of {row['query_id']}" for row in errors[:4]]
             assert [exhibit.image_id for exhibit in above] == wrong
-            assert all(line.text.startswith(f"text of {e.image_id}/{key[1]}/") for e in above for line in e.lines)
+            assert all(line.language == key[1] for e in above for line in e.lines)
         else:
+            assert all(line.text.startswith(f"text of {e.image_id}/{key[1]}/") for e in right for line in e.lines)
             assert [exhibit.lines[0].text for exhibit in above] == [f"text of {caption_id}" for caption_id in wrong]
             assert [exhibit.image_id for exhibit in above] == [caption_id.split("/")[0] for caption_id in wrong]
 
