@@ -31,7 +31,9 @@ class S3Bucket(Bucket):
     def __init__(self, address: BucketAddress) -> None:
         from botocore import UNSIGNED
         from botocore.config import Config
+        from botocore.httpsession import URLLib3Session
         from botocore.session import get_session
+        from botocore.utils import get_environ_proxies
 
         super().__init__(address)
         options, session, is_anonymous = dict(address.options), get_session(), address.user == "anonymous"
@@ -45,11 +47,7 @@ class S3Bucket(Bucket):
             or session.get_config_variable("region")
             or _REGION,
             endpoint_url=endpoint_of(options) or None,
-            verify=False if options.get("tls_verify_certificates") == "false" else options.get("tls_ca_file_path") or None,
             config=Config(
-                connect_timeout=object_store.CONNECT_SECONDS,
-                read_timeout=object_store.READ_SECONDS,
-                max_pool_connections=object_store.CONNECTIONS,
                 # In the mode "standard" all requests share a budget, which a short cut of the network uses up.
                 retries={"mode": "legacy", "total_max_attempts": ATTEMPTS},
                 request_checksum_calculation="when_required",  # Stores of other makers do not support them.
@@ -57,7 +55,14 @@ class S3Bucket(Bucket):
                 **({"signature_version": UNSIGNED} if is_anonymous else {}),
             ),
         )
-        self._http = self._client._endpoint.http_session
+        certificates = options.get("tls_ca_file_path") or session.get_config_variable("ca_bundle")
+        certificates = certificates or os.environ.get("REQUESTS_CA_BUNDLE")
+        self._http = URLLib3Session(
+            verify=options.get("tls_verify_certificates") != "false" and (certificates or True),
+            proxies=get_environ_proxies(self._client.meta.endpoint_url),
+            timeout=(object_store.CONNECT_SECONDS, object_store.READ_SECONDS),
+            max_pool_connections=object_store.CONNECTIONS,
+        )
         self._client.meta.events.register("before-send.s3", self._send)
 
     def _send(self, request: Any, **event: Any) -> Any:
