@@ -229,7 +229,7 @@ def report(
         hosts=LOOPBACK if is_loopback else ["*"] if host in ("0.0.0.0", "[::]") else [host],
     )
     # As it is: remarks hide tokens.
-    typer.echo(f"serving: http://{host}:{listener.getsockname()[1]}/{'?token=' if token else ''}{token}", err=True)
+    typer.echo(f"serving: http://{host}:{listener.getsockname()[1]}/{'?token=' if token else ''}{token}")
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 

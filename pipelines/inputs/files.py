@@ -83,10 +83,8 @@ def list_files(folder: Folder, below: str = "") -> list[str]:
 
 
 @contextmanager
-def open_input(folder: Folder, name: str, *, decompress: bool = True, start: int = 0) -> Iterator[BinaryIO]:
+def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     """Open a file for streaming; a ``.gz`` is decompressed, if `decompress`.
-
-    ``start`` is the first byte that is read, of no ``.gz``.
 
     Raises:
         InputError: the file is missing, cannot be read, or is not a complete gzip file.
@@ -95,7 +93,6 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True, start: int
     with input_errors(location):
         try:
             with folder.open(name, is_mapped=False) as raw:
-                raw.seek(start)
                 stored = io.BufferedReader(raw, _CHUNK if folder.is_local else _REMOTE_CHUNK)
                 if decompress and name.endswith(".gz"):
                     with gzip.GzipFile(fileobj=stored) as unzipped:
@@ -107,6 +104,14 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True, start: int
                 f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
                 f"compressed at all; fetch it again, or name it without '.gz'"
             ) from error
+
+
+@contextmanager
+def _open_at(folder: Folder, name: str, start: int) -> Iterator[BinaryIO]:
+    """Open a file for streaming from the byte before `start`."""
+    with input_errors(folder.path_of(name)), open_seekable(folder, name) as file:
+        file.seek(start - 1)
+        yield cast("BinaryIO", io.BufferedReader(file, _CHUNK))
 
 
 def open_seekable(folder: Folder, name: str) -> pa.NativeFile:
@@ -145,7 +150,7 @@ def read_lines(folder: Folder, name: str, *, start: int = 0, stop: int | None = 
         InputError: the file is missing, cut short or not UTF-8, or a line is too long.
     """
     location = folder.path_of(name)
-    with open_input(folder, name, start=max(0, start - 1)) as stream:  # To find out where a line begins.
+    with _open_at(folder, name, start) if start else open_input(folder, name) as stream:
         position = start - 1 + len(read_line(stream, 0, location)) if start else _skip_mark(stream, location)
         line_number = 1
         while chunk := stream.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - position))):

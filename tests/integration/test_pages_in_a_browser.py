@@ -98,7 +98,7 @@ def server(demo):
     process = subprocess.Popen(
         [sys.executable, "-m", "imagepivot", *map(str, words)], cwd=root, stdout=subprocess.PIPE, text=True
     )
-    yield process.stdout.readline().strip().rstrip("/")
+    yield process.stdout.readline().removeprefix("serving: ").strip().rstrip("/")
     process.terminate()
     process.wait(30)
 

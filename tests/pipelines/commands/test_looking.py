@@ -278,8 +278,8 @@ def served(monkeypatch):
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::1]"])
 def test_printed_link_opens_the_served_page(command, toy, served, host):
     """The link has the token, except on the loopback."""
-    _, notes = command("report", toy.vocabulary, "--serve", "--address", f"{host}:0")
-    [link] = re.findall(r"serving: (http://\S+)", notes)
+    printed, _ = command("report", toy.vocabulary, "--serve", "--address", f"{host}:0")
+    [link] = re.findall(r"serving: (http://\S+)", printed)
     [(app, listener)] = served
     assert listener.getsockname()[0] == host.strip("[]")
     assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
