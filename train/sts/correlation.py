@@ -30,22 +30,6 @@ def cosines(first: ArrayLike, second: ArrayLike) -> np.ndarray:
     return np.clip(np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0), -1.0, 1.0)
 
 
-def correlate(scores: ArrayLike, similarities: ArrayLike) -> Correlation:
-    """Return the correlations of two series ``[N]``.
-
-    Raises:
-        ValueError: their lengths differ.
-    """
-    from scipy.stats import pearsonr, rankdata  # Loaded to compute: the import takes a second.
-
-    x, y = np.asarray(scores, np.float64), np.asarray(similarities, np.float64)
-    if x.shape != y.shape:
-        raise ValueError(f"similarities have the shape {y.shape}, expected {x.shape}, one per pair")
-    if _constant(x) or _constant(y):
-        return Correlation(None, None)
-    pairs = (x, y), (rankdata(x), rankdata(y))
-    return Correlation(*(100 * float(pearsonr(*pair).statistic) for pair in pairs))
-
-
-def _constant(values: np.ndarray) -> bool:
+def is_constant(values: np.ndarray) -> bool:
+    """Return whether a series has fewer than two values, or equal ones up to noise."""
     return len(values) < 2 or bool(np.ptp(values) <= _RESOLUTION * np.abs(values).max())

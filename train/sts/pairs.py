@@ -23,13 +23,14 @@ from functools import cached_property
 from math import isfinite
 from typing import TypeAlias
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import decode_text
-from train.sts.correlation import Correlation, correlate
+from train.sts.correlation import Correlation, is_constant
 
 _INPUT = re.compile(r"STS\.(input|gs)\.(.+)\.txt")
 _TABLES = (".tsv", ".csv")
@@ -75,7 +76,15 @@ class StsPairs:
         Raises:
             ValueError: the numbers of similarities and pairs differ.
         """
-        return correlate(self.scores, similarities)
+        from scipy.stats import pearsonr, rankdata  # Loaded to compute: the import takes a second.
+
+        x, y = np.asarray(self.scores, np.float64), np.asarray(similarities, np.float64)
+        if x.shape != y.shape:
+            raise ValueError(f"similarities have the shape {y.shape}, expected {x.shape}, one per pair")
+        if is_constant(x) or is_constant(y):
+            return Correlation(None, None)
+        pairs = (x, y), (rankdata(x), rankdata(y))
+        return Correlation(*(100 * float(pearsonr(*pair).statistic) for pair in pairs))
 
 
 def read_sts(locations: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[StsPairs]:

@@ -167,8 +167,8 @@ def sts(
     data = read_sts(locations)
     runs = [open_run(folder, device=choose_device(job.device)) for folder in folders]
     tokenize = None if job.tokenized or tokenize is None else cache(tokenize)  # Runs of one recipe share their tokens.
-    truecased = any(_truecases(run) for run in runs)
-    truecasers = [job.truecaser if _truecases(run) or not truecased else "" for run in runs]
+    truecased = [run.text is not None and bool(run.text.truecase) for run in runs]
+    truecasers = [job.truecaser if own or not any(truecased) else "" for own in truecased]
     # Tokenize for all runs before any is measured, so that errors show early.
     for run, truecaser in zip(runs, truecasers, strict=True):
         _tokenize(run, _sentences(data), tokenize, sentence_language(run, job.language), truecaser)
@@ -277,10 +277,6 @@ def _tokenize(
         return [tokenize(sentence, language, run.text, truecaser) for sentence in sentences]
     except UsageError as error:
         raise UsageError(f"{run.folder.location!r}: {error}") from error
-
-
-def _truecases(run: Run) -> bool:
-    return run.text is not None and bool(run.text.truecase)
 
 
 def _sentences(data: Sequence[StsPairs]) -> list[str]:

@@ -271,7 +271,7 @@ def test_further_portions_are_below_the_table_of_their_language(tmp_path):
         for portion in ("comparable", "translation")
     ]
     for preset in ("gella2017/pivot-sym", "gella2017/vse-de"):
-        result = {"scores": scores, "feature": "toy", "step": 1, "steps": 1, "overrides": []}
+        result = {"scores": scores, "feature": "toy", "untrained": [], "step": 1, "steps": 1, "overrides": []}
         write_result(tmp_path / "results" / preset / "seed-0.json", result)
     further = {
         section.title: [(line.row.preset.partition("/")[2], line.row.language) for line in section.lines]
