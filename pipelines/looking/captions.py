@@ -51,7 +51,8 @@ def describe_captions(
         *([] if vocabulary is None else _unknown_tokens(dataset, tokens, vocabulary)),
         *_pictures(dataset, photos, sorted(described)),
     ]
-    remarks = [f"split {split!r} has no captions in {language}" for split, language in absent]
+    remarks = [] if rows.num_rows else ["there are no captions"]
+    remarks += [f"split {split!r} has no captions in {language}" for split, language in absent]
     return blocks, [*remarks, *_missing_images(described, images)]
 
 

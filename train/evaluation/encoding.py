@@ -26,6 +26,8 @@ from train.runs.run import Run
 
 def compare_vectors(model: RetrievalModel, images: np.ndarray | Tensor, texts: np.ndarray | Tensor) -> np.ndarray:
     """Return a model's scores ``[A, B]`` of vectors of images and texts."""
+    if images.shape[1:] != texts.shape[1:]:
+        raise UsageError(f"vectors have the shapes {list(images.shape)} and {list(texts.shape)}, expected those of one model")
     with eval_mode(model) as device:
         a, b = (Encoded(torch.as_tensor(vectors).to(device)) for vectors in (images, texts))
         return model.scores(a, b).cpu().numpy()

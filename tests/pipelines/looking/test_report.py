@@ -224,3 +224,4 @@ def test_report_needs_no_rows(tmp_path):
     datasets = [open_dataset(tmp_path / "captions"), write_features(tmp_path / "features", [])]
     page = report(datasets, tmp_path / "report.html")
     assert "there are no vectors" in page.text
+    assert "there are no captions" in page.text

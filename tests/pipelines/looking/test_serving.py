@@ -1,3 +1,6 @@
+import re
+from urllib.parse import parse_qs, quote, urlsplit
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -101,7 +104,10 @@ def test_hostile_requests_and_ids_do_nothing(client):
     page = client.get("/browse", params={"image_id": "data:"})
     assert "\u202e" not in page.text
     assert r"data:\u202ex" in page.text
-    assert "x" * 600 not in page.text
+    assert page.text.count("x" * 600) == page.text.count(f'href="/search?like={quote(IMAGES[-1])}"') == 1
+    long = {"image_id": "", "other": "\"'<" + "y" * 1000}
+    more = re.findall('href="(/browse[^"]*)">more', client.get("/browse", params=long).text)
+    assert parse_qs(urlsplit(more[0]).query) == {"other": [long["other"]], "start": ["24"]}
     assert page.headers["content-security-policy"].startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert client.get("/browse", params={"image_id": "x" * 50_000, "start": "9" * 5000}).status_code < 500
 

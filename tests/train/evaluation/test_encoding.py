@@ -76,6 +76,8 @@ def test_wrong_arguments_are_wrong_usage(run):
         run.encode_text(["pes"], language="cs")
     with pytest.raises(UsageError, match=r"features have shape \[3, 9\], expected \['N', 8\]: extract them as for the model"):
         run.encode_images(np.zeros((3, 9), np.float32))
+    with pytest.raises(UsageError, match=r"vectors have the shapes \[2, 3\] and \[2, 4\], expected those of one model"):
+        run.similarity(np.zeros((2, 3)), np.zeros((2, 4)))
 
 
 def test_open_run_tokenizes_by_the_recipe_of_the_run(finished_run, monkeypatch):
