@@ -84,7 +84,7 @@ def test_image_finds_itself_and_what_its_vector_finds(demo, imagepivot, tmp_path
     assert [hit["image_id"] for hit in hits] == sorted(ids, key=lambda image_id: -scores[image_id])
     assert [hit["score"] for hit in hits] == pytest.approx([scores[hit["image_id"]] for hit in hits], abs=1e-4)
     assert hits[0]["image_id"] == "scene-00003"
-    done = imagepivot(*query, "--weights", "random:0", cwd=tmp_path, code=1)
+    done = imagepivot(*query, "--weights", "random:0", cwd=tmp_path, code=2)
     assert "with other weights or options than --weights 'random:0'" in done.stderr
 
 
