@@ -336,9 +336,9 @@ def test_from_raw_files_to_a_trained_model(folder: Path, tmp_path: Path) -> None
                 (task / f"raw/{split}.{number}.{language}.gz").write_bytes(gzip.compress(data))
     section = PAGES["README.md"].partition("## From raw files to a trained model")[2]
     [(_, block), *_] = BLOCK.findall(section)
-    for line in block.splitlines():
-        output = run_quickly(line, tmp_path)
-    assert re.search(r"(train|val|test_2016)-\d+", output)  # An image that the search has found.
+    outputs = {line.split()[1]: run_quickly(line, tmp_path) for line in block.splitlines()}
+    assert re.search(r"(train|val|test_2016)-\d+", outputs["search"])  # An image that the search has found.
+    assert (tmp_path / "report.html").is_file()
 
 
 def run_quickly(line: str, folder: Path) -> str:

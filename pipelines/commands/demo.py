@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -90,7 +90,8 @@ def demo(
             places = tuple(
                 f"{output}/{name}" for name in ("captions", "vocabulary", "encoded", "features", "run", "evaluation")
             )
-            report(places, f"{output}/report.html", f"{output}/scenes/images")
+            write_report: Any = report.callback
+            write_report(places, f"{output}/report.html", f"{output}/scenes/images")
         show_run(folder, output, console=console, tokenize=tokenize_query, read_pictures=read_pictures)
     else:
         print_remark(f"not trained: too few scenes to hold any out; draw at least {MIN_SCENES} with --scenes")

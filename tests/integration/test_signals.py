@@ -39,7 +39,7 @@ pytestmark = pytest.mark.cluster
 def folder(tmp_path_factory, imagepivot) -> Path:
     """Folder with raw captions, an array, many images and datasets, large enough to be interrupted."""
     folder = tmp_path_factory.mktemp("signals")
-    rows = [f"img{number}\ta dog runs over the grass, number {number}" for number in range(8_000)]
+    rows = [f"img{number}\ta dog runs over the grass, number {number}" for number in range(60_000)]
     (folder / "table.tsv").write_text("\n".join(["image_id\ttext", *rows]) + "\n")
     np.save(folder / "array.npy", np.random.default_rng(0).standard_normal((20_000, 256)).astype(np.float32))
     (folder / "array.txt").write_text("".join(f"{number}\n" for number in range(20_000)))
