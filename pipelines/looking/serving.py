@@ -123,11 +123,11 @@ def build_app(report: LiveReport, *, token: str = "", hosts: Sequence[str] = LOO
             return Response("the token is missing or wrong: open the address that imagepivot report printed", 403)
         status, chapters = 200, report.chapters
         if name:
-            try:
-                act = {"search": report.search, "browse": report.browse}[name.removesuffix(".json")]
-                chapters = [act(values)]
-            except KeyError:
+            act = {"search": report.search, "browse": report.browse}.get(name.removesuffix(".json"))
+            if act is None:
                 return Response("there is no such page", 404)
+            try:
+                chapters = [act(values)]
             except ImagepivotError as error:
                 status, chapters = 400, [Chapter("error", remarks=[str(error)])]
         if name.endswith(".json"):
