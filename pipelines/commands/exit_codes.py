@@ -28,7 +28,7 @@ _EXTRAS = {
     "extractors": _MODELS,
     "pipelines": _MODELS | _TEXT,
     "train": frozenset({"torch", "matplotlib", "scipy", "tensorboard"}),
-    "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl", "jinja2"}),
+    "figures": frozenset({"torch", "matplotlib", "scipy", "tensorboard", "sklearn", "threadpoolctl", "jinja2", "markupsafe"}),
     "serve": frozenset({"starlette", "uvicorn"}),
     "hdf5": frozenset({"h5py"}),
     "heif": frozenset({"pillow_heif"}),

@@ -18,7 +18,6 @@ from schemas.console.progress import Monitoring
 from schemas.console.tables import Cell, Column, Row, Table, render_tables
 from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.escapes import counted
-from schemas.manifest import RUN_FILES
 from schemas.options import Opt
 from train.jobs import SearchJob
 from train.progress import CountDisplay
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from train.evaluation.search import Answer, ImageSearch
 
 _SHEETS = (".html", ".png", ".pdf")
-_RESULTS = (*RUN_FILES, "config.toml", "evaluation.json")
 
 
 @command('search runs/c2c "ein Hund im Schnee" --language de --features features --images photos --output found.html')
@@ -197,10 +195,12 @@ def report(
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
     from schemas.dataset import open_dataset
     from schemas.duplicates import read_duplicates
+    from schemas.manifest import RUN_FILES
     from schemas.storage.folder import Folder
     from train.runs.run import is_run
 
-    runs = [place for place in locations if any(Folder(place).stat(name) is not None for name in _RESULTS)]
+    results = (*RUN_FILES, "config.toml", "evaluation.json")
+    runs = [place for place in locations if any(Folder(place).stat(name) is not None for name in results)]
     datasets = [open_dataset(location) for location in locations if location not in runs]
     photos = Photos(reading.open(images) if images else None)
     groups = read_duplicates(duplicates, needs_splits=False)[0] if duplicates else []
