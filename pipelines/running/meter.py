@@ -186,7 +186,8 @@ def show_progress(
         The meter of the run.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="imagepivot-progress-") as folder,
+        # A worker of a runner may still count while the folder is deleted.
+        tempfile.TemporaryDirectory(prefix="imagepivot-progress-", ignore_cleanup_errors=True) as folder,
         ProgressDisplay(console, monitoring) as display,
     ):
         meter, stop, started = Meter(folder), threading.Event(), time.monotonic()
