@@ -63,21 +63,22 @@ def search(
         raise UsageError("a query is missing: give a sentence, or a picture with --image")
     from pipelines.text.queries import load_text_encoder, tokenize_query
     from schemas.dataset import open_dataset
-    from train.evaluation.search import search_sentences
+    from train.evaluation.search import open_search
 
     dataset = open_dataset(captions, kind="captions") if captions else None
     source = reading.open(images) if images else None
     total = open_dataset(job.features).manifest.rows if job.features else None
     with CountDisplay(notes, "search", unit="images", total=total, monitoring=monitoring) as count:
-        answers = search_sentences(
+        pictures = {image: _extract(image, job, weights)} if image else {}
+        found = open_search(
             job,
             tokenize_query,
             lambda words: print_remark(f"not in the vocabulary: {' '.join(words)}"),
             count,
             print_remark,
             load_text_encoder,
-            {image: _extract(image, job, weights)} if image else {},
         )
+        answers = found.answer(job, pictures)
     events.record(counts={"hits": sum(len(answer.hits) for answer in answers)})
     ids, links = {hit.image_id for answer in answers for hit in answer.hits}, dict[str, str]()
     if images or target is not None:
@@ -100,8 +101,8 @@ def search(
         lines = {} if dataset is None else caption_lines(dataset, ids)
         if dataset is not None and not lines:
             print_remark(f"{captions!r} has no captions of these images, e.g. {min(ids)!r}: give those of the same images")
-        found = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
-        write_page(*target, f"Images that {job.run} finds", [found])
+        chapter = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
+        write_page(*target, f"Images that {job.run} finds", [chapter])
     else:
         import numpy as np
 

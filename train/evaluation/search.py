@@ -110,6 +110,18 @@ class ImageSearch:
         """Return the best images for an encoded query, best first."""
         return _best_hits(self.model, query, self.gallery, top)
 
+    def answer(self, job: SearchJob, pictures: Mapping[str, Mapping[str, np.ndarray]] = {}) -> list[Answer]:
+        """Return the best images for all sentences of a job.
+
+        ``pictures`` are further queries by name, as `encode_image` takes them.
+        """
+        queries = [(query, self.language_of(language)) for query, language in job.queries]
+        # Before the images are read: a sentence that no model understands fails at once.
+        encoded = [self.encode(*query) for query in queries]
+        queries += [(name, "") for name in pictures]
+        encoded += [self.encode_image(columns) for columns in pictures.values()]
+        return [Answer(*query, self.best(vector, job.top)) for query, vector in zip(queries, encoded, strict=True)]
+
     def find(self, query: str, language: str, top: int) -> Answer:
         """Return the best images for a sentence."""
         chosen = self.language_of(language)
@@ -152,30 +164,8 @@ def search(
     """
     if len(job.queries) != 1:
         raise UsageError(f"search takes one sentence, found {len(job.queries)}: call it once for each")
-    [answer] = search_sentences(job, tokenize, report_unknown, on_progress, on_warning, load, {})
+    [answer] = open_search(job, tokenize, report_unknown, on_progress, on_warning, load).answer(job)
     return list(answer.hits)
-
-
-def search_sentences(
-    job: SearchJob,
-    tokenize: Tokenize | None,
-    report_unknown: Callable[[Sequence[str]], None],
-    on_progress: Count,
-    on_warning: Remark,
-    load: LoadEncoder | None,
-    pictures: Mapping[str, Mapping[str, np.ndarray]],
-) -> list[Answer]:
-    """Open a model and search images for all sentences of a job, see `search`.
-
-    ``pictures`` are further queries by name, as `ImageSearch.encode_image` takes them.
-    """
-    images = open_search(job, tokenize, report_unknown, on_progress, on_warning, load)
-    queries = [(query, images.language_of(language)) for query, language in job.queries]
-    # Before the images are read: a sentence that no model understands fails at once.
-    encoded = [images.encode(*query) for query in queries]
-    queries += [(name, "") for name in pictures]
-    encoded += [images.encode_image(columns) for columns in pictures.values()]
-    return [Answer(*query, images.best(vector, job.top)) for query, vector in zip(queries, encoded, strict=True)]
 
 
 def open_search(
