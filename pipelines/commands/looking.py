@@ -198,7 +198,7 @@ def report(
     from schemas.duplicates import read_duplicates
     from schemas.manifest import RUN_FILES
     from schemas.storage.folder import Folder
-    from train.runs.run import is_run
+    from train.runs.history import is_run
 
     results = (*RUN_FILES, "config.toml", "evaluation.json")
     runs = [place for place in locations if any(Folder(place).stat(name) is not None for name in results)]
@@ -295,7 +295,7 @@ def _retrieval_chapters(runs: Sequence[str], datasets: Sequence[Dataset], photos
     from train.evaluation.ranks import RANKS, read_ranks
     from train.jobs import FiguresJob
     from train.reports.figures import retrieve_examples
-    from train.runs.run import is_run
+    from train.runs.history import is_run
 
     texts = next((dataset for dataset in datasets if dataset.kind == "captions"), None)
     images = [dataset.folder.location for dataset in datasets if dataset.kind in ("features", "regions")]

@@ -40,15 +40,16 @@ def describe_captions(
     rows = read_labels(dataset, "tokens")
     languages = sorted(pc.unique(rows["language"]).to_pylist())
     tokens = {language: rows.filter(pc.field("language") == language)["tokens"].combine_chunks() for language in languages}
+    words = {language: lists.flatten().dictionary_encode() for language, lists in tokens.items()}
     counts, splits = _split_counts(rows), sorted(pc.unique(rows["split"]).to_pylist())
     absent = [pair for pair in product(splits, languages) if pair[::-1] not in counts]
     described = set(pc.unique(rows["image_id"]).to_pylist())
     blocks = [
         _count_table(counts, languages, splits),
         _lengths(tokens),
-        _frequent_tokens(tokens),
-        _growth(tokens),
-        *([] if vocabulary is None else _unknown_tokens(dataset, tokens, vocabulary)),
+        _frequent_tokens(words),
+        _growth(words),
+        *([] if vocabulary is None else _unknown_tokens(dataset, words, vocabulary)),
         *_pictures(dataset, photos, sorted(described)),
     ]
     remarks = [] if rows.num_rows else ["there are no captions"]
@@ -104,23 +105,24 @@ def _lengths(tokens: Mapping[str, pa.Array]) -> Chart:
     )
 
 
-def _frequent_tokens(tokens: Mapping[str, pa.Array]) -> Table:
-    columns = [_most_frequent(lists.flatten()) for lists in tokens.values()]
-    return Table([*tokens], list(zip_longest(*columns, fillvalue="")), "most frequent tokens")
+def _frequent_tokens(words: Mapping[str, pa.DictionaryArray]) -> Table:
+    columns = [_most_frequent(tokens) for tokens in words.values()]
+    return Table([*words], list(zip_longest(*columns, fillvalue="")), "most frequent tokens")
 
 
-def _most_frequent(tokens: pa.Array) -> list[str]:
-    counts = pc.value_counts(tokens).to_pylist()
-    counts.sort(key=lambda item: (-item["counts"], item["values"]))
-    return [f"{unescape(item['values'])} {item['counts']:,}" for item in counts[:_MAX_TOKENS]]  # Moses escapes quotes.
+def _most_frequent(tokens: pa.DictionaryArray) -> list[str]:
+    counts = np.bincount(tokens.indices, minlength=len(tokens.dictionary)).tolist()
+    pairs = sorted(zip(counts, tokens.dictionary.to_pylist(), strict=True), key=lambda pair: (-pair[0], pair[1]))
+    return [f"{unescape(token)} {count:,}" for count, token in pairs[:_MAX_TOKENS] if count]  # Moses escapes quotes.
 
 
-def _growth(tokens: Mapping[str, pa.Array]) -> Chart:
+def _growth(words: Mapping[str, pa.DictionaryArray]) -> Chart:
     """Draw the number of distinct tokens over the tokens, in the order of shards."""
     series, ends = {}, []
-    for language, lists in tokens.items():
-        codes = lists.flatten().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-        first = np.sort(np.unique(codes, return_index=True)[1])
+    for language, tokens in words.items():
+        codes = tokens.indices.to_numpy()
+        # A dictionary has its words in the order of their first occurrence.
+        first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
         points = np.unique(np.linspace(0, len(first) - 1, _MAX_POINTS).astype(int)) if len(first) else np.array([], int)
         series[language] = ([*(first[points] + 1).tolist(), len(codes)], [*(points + 1).tolist(), len(first)])
         ends.append(f"{language} {len(first):,} of {len(codes):,}")
@@ -133,13 +135,12 @@ def _growth(tokens: Mapping[str, pa.Array]) -> Chart:
     )
 
 
-def _unknown_tokens(dataset: Dataset, tokens: Mapping[str, pa.Array], vocabulary: Vocabulary) -> list[Block]:
+def _unknown_tokens(dataset: Dataset, words: Mapping[str, pa.DictionaryArray], vocabulary: Vocabulary) -> list[Block]:
     known = pa.array([token for token in vocabulary.tokens if token not in SPECIALS], pa.string())
     shares: list[Row] = []
-    for language, lists in tokens.items():
-        flat = lists.flatten()
-        unknown = flat.filter(pc.invert(pc.is_in(flat, known)))
-        shares.append((language, f"{len(unknown) / max(1, len(flat)):.2%}", ", ".join(_most_frequent(unknown))))
+    for language, tokens in words.items():
+        unknown = tokens.filter(pc.invert(pc.is_in(tokens.dictionary, known)).take(tokens.indices))
+        shares.append((language, f"{len(unknown) / max(1, len(tokens)):.2%}", ", ".join(_most_frequent(unknown))))
     samples: list[Row] = [
         (row["language"], row["image_id"], row["text"], ", ".join(row["unknown"])) for row in _with_unknown(dataset, known)
     ]

@@ -23,7 +23,7 @@ from train.evaluation.scores import Score
 from train.evaluation.statistics import MetricIntervals, interval_notes
 from train.jobs import EvaluateJob
 from train.runs.checkpoints import BEST, checkpoint_settings, read_checkpoint
-from train.runs.run import is_run
+from train.runs.history import is_run
 
 EVALUATION = "evaluation.json"
 

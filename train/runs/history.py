@@ -9,12 +9,19 @@ from typing import Any, NamedTuple
 
 from schemas.console.tables import Table
 from schemas.errors import DatasetError
+from schemas.manifest import RUN_FILES
 from schemas.storage.folder import Folder
 
 LOG = "log.jsonl"
 
 _RECALLS = {f"{direction}/recall_at_{k}" for direction in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
 _WITHOUT_CLOCK = ("step", "evaluation", "validation")
+
+
+def is_run(location: str) -> bool:
+    """Return whether a folder holds a run, finished or not."""
+    folder = Folder(location)
+    return any(folder.stat(name) is not None for name in RUN_FILES)
 
 
 class Series(NamedTuple):

@@ -16,7 +16,7 @@ from train.config.models import UnknownKindError
 from train.config.sections import Config, config_differences, from_toml
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingState, read_checkpoint, stored_model, unusable
-from train.runs.history import LOG, read_history
+from train.runs.history import read_history
 from train.runs.log import CONFIG, CURVES, METRICS
 
 MODULES = "modules"
@@ -53,12 +53,6 @@ class Run(TrainingState):
     def step(self) -> int:
         """Number of steps that the model was trained for."""
         return self.progress.step
-
-
-def is_run(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder holds a run, finished or not."""
-    run_folder = Folder(os.fspath(folder))
-    return any(run_folder.stat(name) is not None for name in (BEST, LAST, LOG))
 
 
 def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device: str | torch.device = "cpu") -> Run:

@@ -36,7 +36,8 @@ from train.evaluation.sentences import (
 )
 from train.jobs import StsJob
 from train.reports.published import STS_PAPERS
-from train.runs.run import Run, is_run, open_run
+from train.runs.history import is_run
+from train.runs.run import Run, open_run
 from train.sts.correlation import Correlation, cosines
 from train.sts.pairs import StsPairs, read_sts
 from train.sts.vectors import WORD, Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors

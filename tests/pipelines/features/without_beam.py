@@ -6,7 +6,9 @@ import itertools
 import os
 import re
 import shutil
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -65,11 +67,11 @@ def end_before(writes: int) -> None:
     left = iter(range(writes))
 
     def end_or(operation):
-        def act(folder, name, data=None, *options):
+        def act(folder, name, data=None, **conditions):
             # Bytes are written to a temporary file first, whose path is put.
             if not isinstance(data, bytes) and next(left, None) is None:
                 os._exit(9)
-            return operation(folder, name, *(() if data is None else (data,)), *options)
+            return operation(folder, name, *(() if data is None else (data,)), **conditions)
 
         return act
 
@@ -98,5 +100,8 @@ def fork(action: Callable[[], object], writes: int) -> int:
             )
             if code == 7:
                 print(error, flush=True)
+    except BaseException:  # noqa: BLE001 -- the process ends below, before Python would print it
+        traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(code)

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +227,16 @@ def test_report_needs_no_rows(tmp_path):
     page = report(datasets, tmp_path / "report.html")
     assert "there are no vectors" in page.text
     assert "there are no captions" in page.text
+
+
+@pytest.mark.slow
+def test_report_of_datasets_does_without_torch(captions, tmp_path):
+    page = tmp_path / "report.html"
+    code = (
+        "import sys; from typer.testing import CliRunner; from pipelines.commands.app import app\n"
+        "done = CliRunner().invoke(app, ['report', *sys.argv[1:]]); print(done.exit_code, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(captions.folder.location), "--output", str(page)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "False"], done.stderr
+    assert "captions by language and split" in page.read_text()
