@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --progress-bar off
 REQUIREMENTS = --constraint constraints.txt --editable '.[dev]'
 
-.PHONY: help setup lock demo docs test cluster cluster-test container-test wheel-test lowest-test quick check format screenshots same-bytes benchmarks speed gpu letters workflows-check release-check clean
+.PHONY: help setup lock demo docs test cluster cluster-test container-test pages-test wheel-test lowest-test quick check format screenshots same-bytes benchmarks speed gpu letters workflows-check release-check clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,10 @@ cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism,
 
 container-test: $(STAMP)  ## Build the images of docker/ and run them, as root; docs/how-to/containers.md names what it needs.
 	$(BIN)/python -m pytest tests/containers --durations=10
+
+pages-test: $(STAMP)  ## Open the pages in Debian's Chromium, and check their accessibility with axe-core, which npm fetches.
+	mkdir -p build/axe && cd build/axe && rm -f *.tgz && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz
+	IMAGEPIVOT_AXE=$(CURDIR)/build/axe/package/axe.min.js $(BIN)/python -m pytest -p no:xdist tests/integration/test_pages_in_a_browser.py
 
 wheel-test: $(STAMP)  ## Build the wheel, and try it in empty environments with the lowest and newest dependencies; EXTRAS=1 takes all extras.
 	$(BIN)/python -m pytest -p no:xdist tests/packaging --durations=5
