@@ -30,10 +30,12 @@ from schemas.manifest import FileEntry, Manifest, ShardEntries, ShardEntry
 from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
+from schemas.writing.attempts import publish_manifest
+from schemas.writing.locks import lock_folder, publishing
 from schemas.writing.output import PROBE_NAME, OutputDataset, is_temporary
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
-from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
+from schemas.writing.shard_writer import ShardWriter, open_shard
 
 _MAX_RANGES = 20
 

@@ -291,10 +291,10 @@ import os, pathlib, signal, time
 import imagepivot
 task = os.environ.get("SLURM_ARRAY_TASK_ID")
 if task in os.environ.get("KILLED", "").split():
-    from schemas.writing.shard_writer import Attempt
+    from schemas.writing.attempts import Attempt
     Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if task in os.environ.get("STOPPED", "").split():
-    from schemas.writing.shard_writer import Attempt
+    from schemas.writing.attempts import Attempt
     publish = Attempt.publish
     Attempt.publish = lambda *fields: (publish(*fields), pathlib.Path("published-" + task).touch(), time.sleep(60))
 imagepivot.command()

@@ -26,7 +26,7 @@ from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.user_code import user_code
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import choose_device, computing

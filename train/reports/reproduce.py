@@ -37,7 +37,7 @@ from schemas.process.devices import check_precision
 from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from train.config.sections import Config, load_config, to_toml
 from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers

@@ -13,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from tests.train.trainings import (
     CONFIG,
     DAN,
