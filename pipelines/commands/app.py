@@ -51,6 +51,20 @@ _PANELS = {
 }
 """Commands by panel of ``--help``."""
 
+_FIRST_STEPS = """\
+[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and
+trains and evaluates models.
+
+imagepivot demo                         try everything on drawn scenes
+imagepivot captions SOURCE captions -h  tokenize captions; vocabulary, encode
+imagepivot features IMAGES features -h  extract features of your images
+imagepivot train --list-presets         train a model of a paper, or your own
+imagepivot inspect DATASET              show a dataset; validate checks it
+imagepivot doctor                       check devices, weights and stores
+imagepivot --help                       list all commands"""
+"""Output of ``imagepivot`` alone."""
+_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
+
 
 class _Group(TyperGroup):
     """Group of the commands; a closed pipe at the output ends them."""
@@ -78,22 +92,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-_FIRST_STEPS = """\
-[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and
-trains and evaluates models.
-
-imagepivot demo                         try everything on drawn scenes
-imagepivot captions SOURCE captions -h  tokenize captions; vocabulary, encode
-imagepivot features IMAGES features -h  extract features of your images
-imagepivot train --list-presets         train a model of a paper, or your own
-imagepivot inspect DATASET              show a dataset; validate checks it
-imagepivot doctor                       check devices, weights and stores
-imagepivot --help                       list all commands"""
-"""Output of ``imagepivot`` alone."""
-
-_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
 
 
 def _version(value: bool) -> None:

@@ -37,6 +37,7 @@ from schemas.writing.shard_writer import open_shard
 _READING_THREADS = 8
 
 Read = Callable[[ImageRef], bytes]
+_MAX_SORTED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,6 @@ def _read_sources(refs: Sequence[ImageRef], read: Read) -> list[Source]:
 
     with ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="digest") as pool:
         return list(pool.map(source, refs))
-
-
-_MAX_SORTED_ROWS = 64
 
 
 def write_feature_shard(

@@ -39,6 +39,9 @@ _CASED = re.compile(f"[{LETTERS['CASED']}]")  # The categories Lu, Ll and Lt.
 
 _BEST = re.compile(r"([^ ]+) \(([0-9]+(?:\.[0-9]+)?)/([0-9]+(?:\.[0-9]+)?)\)")
 _OTHER = re.compile(r" ([^ ]+) \(([0-9]+(?:\.[0-9]+)?)\)")
+_FOLDER = "_truecaser"
+TRUECASER_FILES = rf"{_FOLDER}/[A-Za-z0-9-]+\.model"
+"""Regular expression of the paths of truecasers within a captions dataset."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +172,6 @@ def _number(tenths: int) -> str:
     """Format a count as Perl prints it: without decimals if it is whole."""
     whole, tenth = divmod(tenths, TENTHS)
     return f"{whole}.{tenth}" if tenth else str(whole)
-
-
-_FOLDER = "_truecaser"
-
-TRUECASER_FILES = rf"{_FOLDER}/[A-Za-z0-9-]+\.model"
-"""Regular expression of the paths of truecasers within a captions dataset."""
 
 
 def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:

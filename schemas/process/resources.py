@@ -20,6 +20,10 @@ CORES_TO_A_DECODER = 4
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CPU, _BFLOAT16 = Path("/proc/cpuinfo"), {"avx512_bf16", "amx_bf16", "bf16"}  # The last is ARM's.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # See mallopt(3).
+_LARGEST_KEPT = 2**28  # Bytes, twice the largest feature maps of VGG19 with ten crops.
+_LARGEST_ONCE = 2**25  # Before glibc 2.35 the limit cannot be higher.
+_GC_THRESHOLD = 20_000  # Net allocations; Python's default is 700 or 2,000.
 
 
 def bfloat16_remark(precision: str, device: str, cpu: Path | None = None) -> str:
@@ -116,11 +120,6 @@ def _folders(controller: str, groups: Path, mount: Path) -> Iterator[tuple[int, 
             yield version, root / group
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # See mallopt(3).
-_LARGEST_KEPT = 2**28  # Bytes, twice the largest feature maps of VGG19 with ten crops.
-_LARGEST_ONCE = 2**25  # Before glibc 2.35 the limit cannot be higher.
-
-
 def keep_freed_memory() -> bool:
     """Let glibc keep freed memory; return whether it does.
 
@@ -139,9 +138,6 @@ def keep_freed_memory() -> bool:
     if not mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
         mallopt(_MMAP_THRESHOLD, _LARGEST_ONCE)
     return True
-
-
-_GC_THRESHOLD = 20_000  # Net allocations; Python's default is 700 or 2,000.
 
 
 def reduce_gc() -> None:

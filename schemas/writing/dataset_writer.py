@@ -31,8 +31,9 @@ from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
 from schemas.writing.attempts import publish_manifest
+from schemas.writing.file_names import PROBE_NAME, is_temporary
 from schemas.writing.locks import lock_folder, publishing
-from schemas.writing.output import PROBE_NAME, OutputDataset, is_temporary
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, open_shard

@@ -16,7 +16,7 @@ from pathlib import Path
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import create_folder, storage_errors
-from schemas.writing.output import LOCK_NAME, PUBLISHING_NAME
+from schemas.writing.file_names import LOCK_NAME, PUBLISHING_NAME
 
 _SHARED_PATIENCE = 2.0  # Seconds: the last of several tasks locks the folder exclusively for a moment to delete the lock file.
 _RETRY_SECONDS = 0.02

@@ -22,7 +22,7 @@ from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordV
 from schemas.sample_outputs import are_equal
 from schemas.storage.folder import FileInfo
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
-from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
+from schemas.writing.file_names import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 

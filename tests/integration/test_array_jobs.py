@@ -17,7 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from schemas.writing.output import PUBLISHING_NAME
+from schemas.writing.file_names import PUBLISHING_NAME
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import colours, colours_until_a_shard, use_colours

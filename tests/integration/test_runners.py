@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.storage.folder import Folder
-from schemas.writing.output import LOCK_NAME
+from schemas.writing.file_names import LOCK_NAME
 from schemas.writing.validation import validate
 from tests.builders import stored, tree
 from tests.integration import clusters

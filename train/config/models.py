@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Literal
 from schemas.conversion import Tagged, convert, hints_of
 from schemas.errors import UsageError
 
+ENTRY_POINTS = "imagepivot.models"
+"""Entry-point group for model kinds of other distributions: the kind, and the module that registers it."""
+
 
 def require(condition: bool, message: str) -> None:
     """Raise a `UsageError` if a condition is false."""
@@ -36,10 +39,6 @@ def not_negative(section: str, values: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(values, key)
         require(value >= 0, f"{section}.{key} is {value}, expected 0 or more")
-
-
-ENTRY_POINTS = "imagepivot.models"
-"""Entry-point group for model kinds of other distributions: the kind, and the module that registers it."""
 
 
 @dataclass(frozen=True)

@@ -40,18 +40,10 @@ from train.losses import LossSums, Objective, is_at_margin, terms_of
 from train.models.catalogue import build_model
 from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
 from train.progress import Report
-from train.runs.checkpoints import (
-    BEST,
-    LAST,
-    Checkpoint,
-    TrainingProgress,
-    restore_model,
-    restore_optimizer,
-    restore_sampler,
-    write_checkpoint,
-)
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, write_checkpoint
 from train.runs.init_from_run import init_from_run, provenance
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, LogSink, RunLog, Stopwatch
+from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.run import (
     MODULES,
     Run,
