@@ -63,7 +63,12 @@ imagepivot inspect DATASET              show a dataset; validate checks it
 imagepivot doctor                       check devices, weights and stores
 imagepivot --help                       list all commands"""
 """Output of ``imagepivot`` alone."""
-_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
+_MODULES_OF_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
+"""Extras that ``imagepivot`` alone names if their module is missing."""
+
+# `main` replaces both.
+_show_any_warning = warnings.showwarning
+_render = Console.render
 
 
 class _Group(TyperGroup):
@@ -109,7 +114,7 @@ def _options(
 ) -> None:
     if context.invoked_subcommand is None:
         print_line(_FIRST_STEPS)
-        missing = [extra for extra, module in _EXTRAS.items() if find_spec(module) is None]
+        missing = [extra for extra, module in _MODULES_OF_EXTRAS.items() if find_spec(module) is None]
         if missing:
             print_line(f"Not installed yet: {', '.join(missing)}. To install everything: pip install 'imagepivot\\[all]'")
 
@@ -128,9 +133,6 @@ def main() -> None:
     sys.exit(run(app))
 
 
-_show_any_warning = warnings.showwarning
-
-
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any, **named: Any
 ) -> None:
@@ -139,9 +141,6 @@ def _show_warning(
         print_remark(str(message))
     else:
         _show_any_warning(message, category, filename, lineno, *more, **named)
-
-
-_render = Console.render
 
 
 def _render_escaped(self: Console, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:

@@ -388,10 +388,10 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, monitoring: Monitoring) -> None:
     from pipelines.text.queries import tokenize_query
     from train.reports.row_results import write_report
-    from train.sts.paper_rows import sts_rows
+    from train.sts.paper_rows import measure_sts
 
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
-        rows = sts_rows(job, pairs, tokenize_query, count)
+        rows = measure_sts(job, pairs, tokenize_query, count)
     render_tables(console, rows.to_tables())
     for path in write_report(job.output, f"{job.paper}-table-{rows.paper.table}", rows.to_markdown(), rows.to_dict()):
         print_line(f"written: {escape(path)}")

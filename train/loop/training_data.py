@@ -169,8 +169,9 @@ def load_training_inputs(
     words = None
     if corpus.word_vectors:
         fingerprint = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint
+        width = config.model.pretrained_width
         words = open_word_vectors(
-            corpus.word_vectors, vocabulary=fingerprint, languages=data.languages, width=config.model.pretrained_width
+            corpus.word_vectors, vocabulary_fingerprint=fingerprint, languages=data.languages, width=width
         )
     open_split = partial(
         open_data,
