@@ -377,12 +377,12 @@ def failure_of(error: str, message: str, number: int | None = None, traceback: s
         return Failure("diverged", message)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"the disk is full: free some space ({message})" if traceback else message)
-    if traceback and _NO_MEMORY.search(f"{error} {message}"):
-        detail = shorten(message.removeprefix(f"{error}:"), _MAX_CHARACTERS, placeholder=" ...")
-        return Failure("memory", f"memory ran out{f' ({detail})' if detail else ''}: {NO_MEMORY_ADVICE}")
     if not traceback:
         return Failure("refused", message)
-    return Failure("fault", shorten(message, _MAX_CHARACTERS, placeholder=" ..."), traceback)
+    reason = shorten(message, _MAX_CHARACTERS, placeholder=" ...")
+    if _NO_MEMORY.search(message):
+        return Failure("memory", f"memory ran out ({reason}): {NO_MEMORY_ADVICE}")
+    return Failure("fault", reason, traceback)
 
 
 def _data_and_steps(task: Task) -> dict[str, Any]:
