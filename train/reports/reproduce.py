@@ -76,7 +76,7 @@ class Task:
 
     Attributes:
         config: its configuration; of an ensemble, that of the first member.
-        contents: digests of their content, see `train.loop.training_data.contents_of`.
+        contents: digests of the content of its datasets, see `train.loop.training_data.contents_of`.
         splits: splits to measure it on.
         members: tasks of the members of an ensemble; empty for a single model.
     """

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.drawing.charts import GREY, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
+from schemas.drawing.charts import GREY, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, style_of
 from schemas.drawing.style import Axes, Figure, Line2D, own_style
-from schemas.storage.folder import Folder
 from train.runs.history import History
 
 _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
-
-
-def draw_curves(history: History, folder: Folder, name: str) -> None:
-    """Draw the log of a run.
-
-    Raises:
-        DatasetError: the picture cannot be written.
-    """
-    save(plot_curves(history), folder, name)
 
 
 @own_style()
