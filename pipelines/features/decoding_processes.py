@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 from extractors.images.decoding import DecodeError
 from schemas.errors import ImagepivotError
-from schemas.process.resources import keep_freed_memory
+from schemas.process.startup import keep_freed_memory
 
 if TYPE_CHECKING:
     import numpy as np
