@@ -7,8 +7,7 @@ GPU kernels and torchvision's require an IoU above it. Ties of scores go to the 
 - fixed-point iteration over all boxes (GPU). It converges after as many rounds as the longest chain of suppressions. Convergence is
   checked only after several rounds, since the check synchronizes with the host.
 
-Shapes: ``B`` images, ``N`` and ``P`` boxes of an image, ``K`` boxes that may suppress, ``C`` classes, ``W`` = ceil(P / 62) words of
-bits.
+Shapes: ``B`` images, ``N`` and ``P`` boxes of an image, ``K`` suppressing boxes, ``C`` classes, ``W`` = ceil(P / 62) words.
 """
 
 from __future__ import annotations

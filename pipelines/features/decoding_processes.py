@@ -67,8 +67,7 @@ class DecodingProcesses:
         """Decode and preprocess an image in an idle process; call it from as many threads.
 
         Raises:
-            DecodeError: error of `extractors.decode_image` or of the extractor's ``preprocess``, or the image crashed two
-                processes.
+            DecodeError: error of `extractors.decode_image` or ``preprocess``, or the image crashed two processes.
             ImagepivotError: the process was killed or has exited.
         """
         process = self._idle.get()

@@ -1,8 +1,7 @@
 """Writing of a feature shard: reuse of unchanged rows, extraction of the others.
 
 An image is unchanged if address, size and modification time match the shard's record, or with ``check_content`` if its digest does.
-Without a record all images are read, and compared with the joint digest in the shard's footer. If it differs, the whole shard is
-extracted again.
+Without a record, a shard is extracted again unless all images together have the joint digest in its footer.
 """
 
 from __future__ import annotations

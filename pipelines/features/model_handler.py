@@ -75,8 +75,7 @@ class ExtractorHandler(ModelHandler[bytes, Any, ExtractorPool]):
 class Extract(beam.PTransform):
     """Pairs (image id, image bytes) to pairs (image id, features), with failures.
 
-    The result has two parts: ``features``, and ``failures`` with rows of kind ``failures``. Values are those of
-    `ExtractorHandler`.
+    The result has two parts: ``features`` as `ExtractorHandler` computes, and ``failures`` with rows of that kind.
 
     Attributes:
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.

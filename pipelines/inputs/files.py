@@ -1,7 +1,6 @@
 """Input files, local or in a store: lines of text, items of JSON, checksums.
 
-Everything streams, in constant memory. An `InputError` (a file that is missing, truncated, not UTF-8 or not JSON) names the file
-and the place in it.
+Everything streams, in constant memory. An `InputError` (missing, truncated, not UTF-8, not JSON) names the file and the place.
 """
 
 from __future__ import annotations

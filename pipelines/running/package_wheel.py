@@ -28,8 +28,7 @@ _PREINSTALLED = "apache-beam"  # On workers, before the wheel is installed.
 def add_wheel(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
     """Add our wheel to a remote run, unless the user names an image or a wheel.
 
-    Workers import its module first, so that no file in their folder shadows our packages. The wheel must exist until the job is
-    submitted.
+    Workers import its module first, so that no file of theirs shadows our packages. The wheel must exist until submission.
     """
     setup = options.view_as(SetupOptions)
     plugins = setup.beam_plugins or []

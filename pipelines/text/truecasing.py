@@ -6,8 +6,7 @@ interchangeable. One rule is ours: forms of equal count are ordered by code poin
 Training is a sum of `count_forms` over captions, in tenths of a token as integers, independent of order and partition.
 `TruecaseModel.from_counts` turns the sum into a model.
 
-Tokens hold no white space, and no ``<``, ``>`` or ``|``: the tokenizer escapes them. The Perl's XML tags and factors are therefore
-not implemented.
+Tokens hold no white space, and no ``<``, ``>`` or ``|``, which the tokenizer escapes: XML tags and factors are not implemented.
 
 A captions dataset has one model per language, in Moses' own format, in its folder ``_truecaser``.
 """

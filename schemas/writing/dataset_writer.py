@@ -9,8 +9,7 @@ A run killed at any moment leaves finished shards and no manifest; the same comm
 An array task is such a run over some of the shards, with a shared lock. It deletes nothing but the manifest. The first task that
 finds all shards current commits.
 
-`write_dataset` runs in this process. A pipeline with workers uses `complete_dataset` around the pipeline and `commit` as its last
-step.
+`write_dataset` runs in this process. A pipeline with workers runs in `complete_dataset`, and its last step is `commit`.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def write_dataset(
 ) -> Manifest:
     """Write the missing shards of a dataset in this process, and commit it.
 
-    ``write_shard`` receives index and writer of each missing shard, in order; other arguments, result and errors are those of
-    `complete_dataset`.
+    ``write_shard`` receives index and writer of each missing shard, in order. For the rest see `complete_dataset`.
     """
 
     def write_missing(finished: frozenset[int]) -> None:
@@ -257,8 +255,7 @@ def add_statistics(total: dict[str, Any], values: Mapping[str, Any]) -> None:
 def commit(output: OutputDataset, *, libraries: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> Manifest:
     """Check every shard and write the manifest, last.
 
-    Local shards are read completely. A store keeps checksums of its own: the digest comes from the record and the size from the
-    listing.
+    Local shards are read completely. A store keeps checksums: digests come from the records, sizes from the listing.
 
     The inputs of the shards are not compared. ``files`` are further files of the dataset, besides those of the output. The other
     arguments are those of `complete_dataset`.

@@ -33,8 +33,7 @@ def validate(
     """Check a dataset against the format; memory holds one shard.
 
     The checks cover manifest and fingerprint; presence, size and digest of every file, and stray shards; footers; schema; row
-    counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features, ...); failures and
-    their reasons.
+    counts; order and uniqueness of keys; shard assignment; values (ranges of ids, finite features, ...); failures.
 
     Files of other tools in the folder are problems with ``strict``; otherwise ``on_warning`` receives a sentence about them.
 

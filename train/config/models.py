@@ -253,8 +253,7 @@ class DanConfig(_Words):
     It has attention steps with a memory, and one text encoder per language.
 
     Attributes:
-        embed_dim: H, width of a context vector and of a word, and hidden size of the LSTM. An embedding has (K + 1) times H
-            elements.
+        embed_dim: H, width of context vectors and words, and hidden size of the LSTM. Embeddings have (K + 1) * H elements.
         attention_steps: K, the number of attention steps.
         attention_dim: width of the attention space.
         dropout: dropout ratio; 0 means none.

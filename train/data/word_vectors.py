@@ -40,8 +40,7 @@ class WordVectors:
     def of_languages(self, languages: Sequence[str], counts: Sequence[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Return token ids, int64 ``[N]``, ascending, and vectors, float32 ``[N, W]``.
 
-        A token of several languages gets the mean of its vectors, weighted by its counts: ``counts`` maps languages to counts, for
-        each token id.
+        A token of several languages gets the mean of its vectors, weighted by ``counts``: for each token id, by language.
         """
         ids = np.unique(np.concatenate([self.ids[language] for language in languages]))
         sums, weights = np.zeros((len(ids), self.width)), np.zeros((len(ids), 1))

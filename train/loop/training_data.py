@@ -262,8 +262,7 @@ def overlap_remark(config: Config, corpus: Corpus | None) -> str:
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
     """Return the token ids of one language in a joint vocabulary, with the specials.
 
-    A threshold of the vocabulary per language applies here, too. With a threshold on the joint count, a token belongs to every
-    language that contains it.
+    A threshold of the vocabulary per language applies here, too. With a joint one, a token belongs to all its languages.
     """
     min_count = parameters.min_count if parameters.count_scope == "language" else 1
     return tuple(

@@ -185,8 +185,7 @@ def reproduce(
 ) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet.
 
-    A failed or killed run does not end the others. The next call retries failed runs from their last checkpoints, and diverged ones
-    from the beginning.
+    A failed or killed run does not end the others. The next call retries them from their last checkpoints, diverged ones anew.
 
     ``on_report`` is called for every run that has ended, first for those of earlier calls. ``on_warning`` receives warnings about
     emulated precision, skipped rows, missing features, and features of zeros or unusual norms.
