@@ -123,7 +123,7 @@ def main() -> None:
     """Run the command, and exit with its code."""
     logging.basicConfig(level=logging.ERROR)
     events.show_remarks(print_remark)
-    # On the class: typer and `train` have their own consoles.
+    # Set on the class, since typer and `train` have their own consoles.
     Console.on_broken_pipe = _exit_on_closed_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]
     warnings.showwarning = _show_warning

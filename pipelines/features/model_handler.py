@@ -23,8 +23,8 @@ from schemas.dataset import dicts_of_rows
 from schemas.errors import UsageError
 from schemas.kinds import schema_of
 
-_IMAGES = 256  # In a batch of Beam, unless the batch size of the model is given,
-_MODEL_BATCHES = 4  # and then so many batches of the model.
+_IMAGES = 256  # Images in a batch of Beam, without a batch size of the model.
+_MODEL_BATCHES = 4  # Batches of the model in a batch of Beam, with one.
 FAILURES_TAG = "failures"
 
 

@@ -99,7 +99,7 @@ class Attempt:
         self._before = tag_of(folder, shard if folder.is_local else record_name(shard))
         self._record_before: bytes | None = None
         if not folder.is_local and self._before is not None:
-            with contextlib.suppress(FileNotFoundError):  # Of another tag if it was replaced since: then the claim fails.
+            with contextlib.suppress(FileNotFoundError):  # If the record was replaced since, the claim fails.
                 self._record_before = folder.read(record_name(shard))
 
     def publish(self, file: BinaryIO, record: Record, failures: bytes) -> None:

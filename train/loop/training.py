@@ -189,7 +189,7 @@ class _Loop:
         self.chance = training_inputs.chance()
         self.progress = TrainingProgress()
         self.loss = 0.0  # The loss in the last line of the log.
-        self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # On the device, not yet in the progress.
+        self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # Losses that the progress lacks, on the device.
         self.saved_step = 0  # Step of last.pt.
         self.stopwatch = Stopwatch()
         self.batches = BatchLoader(training_inputs, training_inputs.sampler(config, job.seed), processes, device)
@@ -346,7 +346,7 @@ class _Loop:
             if not all(map(isfinite, (validation.loss or 0.0, *validation.terms.values()))):
                 score = nan
         score = self.processes.broadcast(score, self.device)
-        if isnan(score):  # In all processes.
+        if isnan(score):  # Equal in all processes.
             raise self._diverged("the loss on the validation split is not finite")
         self.progress = self.progress.evaluated(score)
         if log is not None:
