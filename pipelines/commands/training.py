@@ -201,7 +201,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
     total = sum(open_dataset(source).manifest.rows for source in (job.features, job.captions) if source)
     with CountDisplay(notes, "embed", unit="vectors", total=total, monitoring=monitoring) as count:
         manifests = embedding.embed(job, count, print_remark)
-        count.settle()
+        count.count_earlier()
     shards = sum(len(manifest.shards) for manifest in manifests)
     events.record(counts={"rows": sum(manifest.rows for manifest in manifests), "shards": shards, "failed": {}})
     for manifest in manifests:
