@@ -375,7 +375,7 @@ def main() -> None:
     Raises:
         SystemExit: with its exit code.
     """
-    from schemas.process.resources import keep_freed_memory, reduce_gc
+    from schemas.process.startup import keep_freed_memory, reduce_gc
 
     keep_freed_memory()
     reduce_gc()

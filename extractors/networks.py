@@ -20,6 +20,10 @@ from torch import Tensor, nn
 _EXPANSION = 4  # Output channels of a block per inner channel.
 _WIDTHS = (64, 128, 256, 512)  # Inner channels of the blocks of each stage.
 _CLASSES = 1000
+_VGG_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.
+_VGG_CELLS = 7  # Rows and columns of the last feature map.
+_VGG_WIDTH = 4096
+_FOLDER = "https://download.pytorch.org/models"
 
 
 class Bottleneck(nn.Module):
@@ -80,11 +84,6 @@ resnet152 = partial(ResNet, (3, 8, 36, 3))
 """Build ResNet152 with random weights."""
 
 
-_VGG_STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # Channels and number of convolutions, before each pooling.
-_VGG_CELLS = 7  # Rows and columns of the last feature map.
-_VGG_WIDTH = 4096
-
-
 class VGG19(nn.Module):
     """VGG19: 16 convolutions in ``features``, 3 linear layers in ``classifier``."""
 
@@ -143,8 +142,6 @@ class PretrainedWeights(NamedTuple):
     name: str
     url: str
 
-
-_FOLDER = "https://download.pytorch.org/models"
 
 RESNET50_WEIGHTS = PretrainedWeights("ResNet50_Weights.IMAGENET1K_V1", f"{_FOLDER}/resnet50-0676ba61.pth")
 RESNET152_WEIGHTS = PretrainedWeights("ResNet152_Weights.IMAGENET1K_V1", f"{_FOLDER}/resnet152-394f9c45.pth")

@@ -36,6 +36,8 @@ _TAG = re.compile(
     r"(?P<language>[A-Za-z]{2,3})(?:-(?P<script>[A-Za-z]{4}))?(?:-(?P<region>[A-Za-z]{2}|[0-9]{3}))?"
     r"(?P<variants>(?:-(?:[A-Za-z0-9]{5,8}|[0-9][A-Za-z0-9]{3}))*)"
 )
+SHARD_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
+"""Names of shards; the group is the number of shards."""
 
 
 @dataclass(frozen=True, order=True)
@@ -147,10 +149,6 @@ def check_shards_request(shards: ShardsRequest) -> None:
 def shard_of(image_id: str, shards: int) -> int:
     """Return the shard of an image: its BLAKE2b-512 digest, big-endian, modulo shards."""
     return int.from_bytes(hashlib.blake2b(image_id.encode()).digest(), "big") % shards
-
-
-SHARD_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.parquet")
-"""Names of shards; the group is the number of shards."""
 
 
 def shard_name(shard: int, shards: int) -> str:

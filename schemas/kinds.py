@@ -1,7 +1,6 @@
 """Arrow schemas of the kinds of datasets.
 
-No column is nullable. Each field has a ``description`` in its metadata, for readers with other tools, and vectors of several
-dimensions a ``shape``.
+No column is nullable. The metadata of a field has its ``description``, and the ``shape`` of vectors of several dimensions.
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ _MAX_SIZE = 1 << 48  # Upper bound for bytes and for rows of a file.
 _MAX_PATH = 255  # Characters of a path, which is of ASCII; every entry takes the bytes of the longest one.
 _NUMBERS = ("bytes", "rows")
 _DIGESTS = ("sha256", "footer_sha256")
+_ENTRY_LISTS = ("shards", "failures")
+_BATCH_ENTRIES = 4096
+_ADVICE = "copy it again, or delete it and run the command that wrote the dataset again, which keeps intact shards"
+RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
+"""Files of a run, of which a stopped one may lack some."""
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +88,6 @@ class ShardEntry(FileEntry):
 
 
 _NAMES = tuple(item.name for item in fields(ShardEntry))
-_ENTRY_LISTS = ("shards", "failures")
-_BATCH_ENTRIES = 4096
 _values_of = attrgetter(*_NAMES)
 
 
@@ -289,9 +293,6 @@ def other_version(version: int) -> str:
     return f"has format version {version}, this version of imagepivot reads version {FORMAT_VERSION}: {remedy}"
 
 
-_ADVICE = "copy it again, or delete it and run the command that wrote the dataset again, which keeps intact shards"
-
-
 def _json_parts(
     content: Mapping[str, Any], encode: Callable[[Any], str], *, end: str = "", indent: str = "", colon: str = ":"
 ) -> Iterator[str]:
@@ -382,12 +383,6 @@ def _check_paths(manifest: Manifest) -> None:
             raise DatasetError(f"{path!r} is not a valid name of a file beside the shards")
     if len(set(files)) != len(files):
         raise DatasetError("a file is listed twice")
-
-
-RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
-"""Files of a run, of which a stopped one may lack some."""
-
-_MAX_NAMED = 5
 
 
 def diagnose(folder: Folder) -> str:

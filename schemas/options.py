@@ -11,6 +11,12 @@ from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, Ty
 from schemas.conversion import alternatives_of, check_number, convert, default_of, hints_of
 from schemas.errors import UsageError
 
+_Job = TypeVar("_Job", contravariant=True)
+_More = ParamSpec("_More")
+_Result = TypeVar("_Result", covariant=True)
+SEVERAL_MACHINES = "Array jobs, and workers on other machines (--runner after --)"
+"""Panel of the options of array jobs and of remote runners."""
+
 
 @dataclass(frozen=True)
 class Opt:
@@ -92,11 +98,6 @@ class Options:
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-_Job = TypeVar("_Job", contravariant=True)
-_More = ParamSpec("_More")
-_Result = TypeVar("_Result", covariant=True)
-
-
 class JobFunction(Protocol[_Job, _More, _Result]):
     """Function that runs a job."""
 
@@ -142,9 +143,6 @@ def _field_value(value: Any, hint: Any) -> Any:
         return kind.parse(value) if hasattr(kind, "parse") else kind(value)
     return tuple(value) if isinstance(value, list) else value
 
-
-SEVERAL_MACHINES = "Array jobs, and workers on other machines (--runner after --)"
-"""Panel of the options of array jobs and of remote runners."""
 
 Device: TypeAlias = Annotated[
     str, Opt("Compute on cpu, cuda, cuda:N, or auto (a GPU if available).", completion=("auto", "cpu", "cuda", "cuda:0"))

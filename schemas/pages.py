@@ -20,7 +20,7 @@ _Pages: TypeAlias = tuple[list[int], list[int]]
 """First value of each page and their number; offset in the file at which value 0 would be, by page."""
 
 _NUMBER = rb"([\x80-\xff]*[\x00-\x7f])"
-# Of Thrift's compact protocol: a data page, its two sizes and (values, PLAIN, levels as RLE, empty statistics).
+# Header of a data page in Thrift's compact protocol: two sizes and (values, PLAIN, levels as RLE, empty statistics).
 _HEADER = re.compile(rb"\x15\0\x15%b\x15%b\x2c\x15%b\x15\0\x15\x06\x15\x06(?:\x1c\0)?\0\0" % ((_NUMBER,) * 3), re.DOTALL)
 _HEADER_BYTES = 64
 

@@ -91,7 +91,7 @@ class _Counter(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         """Return a stand-in for a function or class."""
-        is_filled = name == "bytearray"  # By a number of zeros.
+        is_filled = name == "bytearray"  # `bytearray(n)` holds n zeros.
 
         def count(*arguments: Any) -> None:
             numbers = sum(item for item in arguments if isinstance(item, int)) if is_filled else 0

@@ -17,7 +17,8 @@ from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import write_dataset
-from schemas.writing.output import LOCK_NAME, OutputDataset
+from schemas.writing.file_names import LOCK_NAME
+from schemas.writing.output import OutputDataset
 
 
 def shard_by_hand(image_id: str, shards: int) -> int:

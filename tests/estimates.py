@@ -1,7 +1,7 @@
 """Arithmetic of docs/internals/estimates.md: ``python -m tests.estimates`` prints its tables.
 
 Rates are those of the catalogue, bytes those of ``tests/benchmarks/bench_large.py``, times of listing those of the page. Requests
-are those of `schemas.writing.shard_writer` and of docs/how-to/object-stores.md, in S3.
+are those of `schemas.writing.attempts` and of docs/how-to/object-stores.md, in S3.
 """
 
 from math import ceil, prod

@@ -63,7 +63,7 @@ def colours():
 
 def colours_until_a_shard():
     """Put it in place of all extractors, and kill this process when it publishes a shard."""
-    from schemas.writing.shard_writer import Attempt
+    from schemas.writing.attempts import Attempt
 
     colours()
     Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
-from schemas.writing import shard_writer
+from schemas.writing import attempts
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 from tests.builders import tree
@@ -134,7 +134,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, names: str) -> Iterator[Stage]:
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_writer, "publishing", stage.publishing)
+        patch.setattr(attempts, "publishing", stage.publishing)
         patch.setattr(uuid, "uuid4", stage.identifier)
         for name in ("stat", "delete", "read", "put"):
             patch.setattr(Folder, name, stopping(getattr(Folder, name)))

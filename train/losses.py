@@ -30,6 +30,11 @@ from train.data.sampling import Batch
 from train.models.retrieval_model import Encoded, ImageBatch, RetrievalModel
 from train.models.similarity import l2_normalize
 
+MARGIN_TOLERANCE = 0.02
+"""Maximum relative distance from the margin of the mean loss of a collapsed model."""
+GatherRows = Callable[[Encoded, int], Encoded]
+"""Function from this process's rows and the number of rows in the batch to all rows."""
+
 
 def ranking_loss(scores: Tensor, images: Tensor, *, margin: float, hinges: str = "sum") -> Tensor:
     """Return the triplet ranking loss in both directions, summed over queries.
@@ -78,13 +83,6 @@ def diversity_loss(a: Tensor, b: Tensor, *, margin: float) -> Tensor:
         first, second = (l2_normalize(view.flatten(0, 1)).unflatten(0, (-1, heads)) for view in (a, b))
         hinges = (margin - 1 + first @ second.transpose(1, 2)).relu()  # [B, K, K]
     return hinges.masked_fill(torch.eye(heads, dtype=torch.bool, device=a.device), 0).sum()
-
-
-MARGIN_TOLERANCE = 0.02
-"""Maximum relative distance from the margin of the mean loss of a collapsed model."""
-
-GatherRows = Callable[[Encoded, int], Encoded]
-"""Function from this process's rows and the number of rows in the batch to all rows."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class CountDisplay(ProgressDisplay):
         self._failed += failed
         self.show(self._snapshot())
 
-    def settle(self) -> None:
+    def count_earlier(self) -> None:
         """Count the units of an earlier run as done, after the work is complete."""
         self._earlier = max(0, (self._total or 0) - self._done)
         self._done += self._earlier

@@ -24,6 +24,10 @@ from extractors.computing.devices import precision_context
 from extractors.computing.oom import run_with_oom_retry
 from schemas.errors import first_line
 
+# Maximum difference relative to the maximum of a layer. In float32 it distinguishes TF32 (errors up to 5e-4) from another order of
+# sums; in 16 bits torch rounds up to three times, cuDNN once.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 8 * 2**-10, torch.bfloat16: 8 * 2**-7}
+
 
 class FusedConv2d(nn.Module):
     """Convolution, residual add and ReLU by oneDNN.
@@ -71,11 +75,6 @@ def can_fuse_in(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-# Maximum difference relative to the maximum of a layer. In float32 it distinguishes TF32 (errors up to 5e-4) from another order of
-# sums; in 16 bits torch rounds up to three times, cuDNN once.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 8 * 2**-10, torch.bfloat16: 8 * 2**-7}
 
 
 class CudnnFusedConv2d(nn.Module):

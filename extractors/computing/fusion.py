@@ -129,7 +129,7 @@ def replace_with_winograd(graph: fx.GraphModule, shapes: dict[str, torch.Size], 
         shapes: from `infer_shapes`; updated. With other input shapes, features differ in their last bits.
         compile: whether the network will be compiled.
     """
-    for group in _groups(graph):
+    for group in _conv_groups(graph):
         values: Any = group.conv.args[0]
         layer = make_winograd(group.layer, shapes[values.name], relu=group.relu is not None, compile=compile)
         if layer is not None:
@@ -145,7 +145,7 @@ def fuse_onednn(graph: fx.GraphModule, shapes: dict[str, torch.Size], dtype: tor
         shapes: from `infer_shapes`; updated. Other input shapes may be slower.
         dtype: autocast dtype of the forward, for a network without casts; None without autocast.
     """
-    for group in _groups(graph, shapes, overwrite=True):
+    for group in _conv_groups(graph, shapes, overwrite=True):
         if not can_fuse_in(dtype or group.layer.weight.dtype):
             continue
         values: Any = group.conv.args[0]
@@ -163,39 +163,42 @@ def fuse_cudnn(graph: fx.GraphModule, shape: tuple[int, ...]) -> fx.GraphModule:
     """
     # Batch size 2: with one image, a broadcast tensor would look like a feature map.
     shapes = infer_shapes(graph, (2, *shape[1:]), next(graph.parameters()).dtype)
-    for group in _groups(graph, shapes):
-        if group.addition is not None and group.addition.target is operator.iadd and group.addition.args[0] is group.other:
+    for group in _conv_groups(graph, shapes):
+        if group.addition is not None and group.addition.target is operator.iadd and group.addition.args[0] is group.residual:
             continue  # Later readers of the residual expect the sum.
         if group.relu is not None:
             group.replace(graph, CudnnFusedConv2d(group.layer), shapes)
     return recompile(graph)
 
 
-class _Fusion(NamedTuple):
-    """Convolution, and nodes of the following residual add, its residual, and ReLU."""
+class _ConvGroup(NamedTuple):
+    """Convolution with the nodes of a residual add and a ReLU that follow it.
+
+    ``residual`` is the feature map that ``addition`` adds.
+    """
 
     layer: nn.Conv2d
     conv: fx.Node
     addition: fx.Node | None
-    other: fx.Node | None
+    residual: fx.Node | None
     relu: fx.Node | None
 
     def replace(self, graph: fx.GraphModule, layer: nn.Module, shapes: dict[str, torch.Size]) -> None:
         """Replace the nodes of the group by one layer."""
         old = [node for node in (self.conv, self.addition, self.relu) if node is not None]
-        name = f"{self.conv.name}_merged"
+        name = f"{self.conv.name}_fused"
         graph.add_submodule(name, layer)
         with graph.graph.inserting_after(old[-1]):
-            new = graph.graph.call_module(name, tuple(node for node in (self.conv.args[0], self.other) if node is not None))
+            new = graph.graph.call_module(name, tuple(node for node in (self.conv.args[0], self.residual) if node is not None))
         shapes[new.name] = shapes[self.conv.name]
         old[-1].replace_all_uses_with(new)
         for node in reversed(old):
             graph.graph.erase_node(node)
 
 
-def _groups(
+def _conv_groups(
     graph: fx.GraphModule, shapes: dict[str, torch.Size] | None = None, *, overwrite: bool = False
-) -> Iterator[_Fusion]:
+) -> Iterator[_ConvGroup]:
     """Yield each convolution with its ReLU, and with shapes also the residual add.
 
     With ``overwrite``, residual adds are left out unless the sum may overwrite the residual.
@@ -205,15 +208,13 @@ def _groups(
         conv = _module(node, layers)
         if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             continue
-        user, addition, other = _only_user(node), None, None
+        user, addition, residual = _only_user(node), None, None
         if shapes is not None and user is not None:
-            other = _residual(user, node, shapes)
-            if other is not None and not (overwrite and not _can_overwrite(graph, other, user)):
-                addition, user = user, _only_user(user)
-            else:
-                other = None
+            added = _added_map(user, node, shapes)
+            if added is not None and (not overwrite or _can_overwrite(graph, added, user)):
+                residual, addition, user = added, user, _only_user(user)
         is_relu = user is not None and (isinstance(_module(user, layers), nn.ReLU) or user.target in _RELUS)
-        yield _Fusion(conv, node, addition, other, user if is_relu else None)
+        yield _ConvGroup(conv, node, addition, residual, user if is_relu else None)
 
 
 def _module(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
@@ -224,23 +225,23 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _residual(addition: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
+def _added_map(node: fx.Node, conv: fx.Node, shapes: dict[str, torch.Size]) -> fx.Node | None:
     """Return the feature map that a node adds to a convolution; None for other nodes."""
-    if addition.op != "call_function" or addition.target not in _ADDITIONS or addition.kwargs or len(addition.args) != 2:
+    if node.op != "call_function" or node.target not in _ADDITIONS or node.kwargs or len(node.args) != 2:
         return None
-    others = [argument for argument in addition.args if argument is not conv]
+    others = [argument for argument in node.args if argument is not conv]
     if len(others) != 1 or not isinstance(others[0], fx.Node) or others[0] is conv.args[0]:
         return None
     return others[0] if shapes.get(others[0].name) == shapes[conv.name] else None
 
 
-def _can_overwrite(graph: fx.GraphModule, other: fx.Node, addition: fx.Node) -> bool:
-    """Return whether a residual is unshared and not read after the sum."""
+def _can_overwrite(graph: fx.GraphModule, residual: fx.Node, addition: fx.Node) -> bool:
+    """Return whether a residual is a new tensor that is not read after the sum."""
     layers = dict(graph.named_modules())
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
-    # Excludes the network's input and possible views.
-    is_fresh = type(_module(other, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
-    return is_fresh and all(order[user] <= order[addition] for user in other.users)
+    # The network's input and possible views are not new.
+    is_new = type(_module(residual, layers)) in (nn.Conv2d, FusedConv2d, nn.MaxPool2d)
+    return is_new and all(order[user] <= order[addition] for user in residual.users)
 
 
 def infer_shapes(graph: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Size]:

@@ -30,8 +30,7 @@ _OUT_OF_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error reports that GPU memory is exhausted.
 
-    cuBLAS and cuDNN report it as plain `RuntimeError`. cuDNN's "unable to find an engine" may have other causes; it then recurs
-    with a single image.
+    cuBLAS and cuDNN report it as plain `RuntimeError`. cuDNN's "unable to find an engine" with a single image has other causes.
     """
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True

@@ -84,7 +84,7 @@ class WinogradConv2d(nn.Module):
     def __init__(self, conv: nn.Conv2d, side: int, *, relu: bool) -> None:
         super().__init__()
         self._side, self._inputs, self._relu, self._channels = side, side + KERNEL_SIZE - 1, relu, conv.out_channels
-        self._bias_position = self._inputs + 1  # Of the interpolation point (1, 1), with weight 1 in all outputs.
+        self._bias_position = self._inputs + 1  # Position of the interpolation point (1, 1), with weight 1 in all outputs.
         b_t, g, a_t = (torch.from_numpy(np.kron(matrix, matrix)) for matrix in winograd_matrices(side))
         weight = conv.weight.new_empty(len(g), conv.in_channels, conv.out_channels)
         chunks = (tensor.split(_CHANNELS_PER_TRANSFORM, dim=1) for tensor in (conv.weight, weight))

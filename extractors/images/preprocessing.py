@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STRIP_VALUES = 2**16  # size of the float64 arrays of `_bilinear`: small enough to stay in the cache of a processor
+CROPS = 10
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,6 @@ def _crop_box(width: int, height: int, crop: int) -> tuple[int, int, int, int]:
     left = round((width - crop) / 2) if width >= crop else -((crop - width) // 2)
     top = round((height - crop) / 2) if height >= crop else -((crop - height) // 2)
     return left, top, left + crop, top + crop
-
-
-CROPS = 10
 
 
 class View(NamedTuple):

@@ -5,12 +5,12 @@ Pillow resamples in two separable passes with 22-bit fixed-point coefficients, a
 rows are the embedding table, an output row is a bag, coefficients are the per-sample weights. Coefficients are split into a
 high and a low part, so that float32 sums are exact. The first pass runs on the transposed image.
 
-Pillow itself has to resize (`can_resize_exactly` is False)
+`can_resize_exactly` is False, and Pillow itself has to resize,
 
-- images of more than 4 megapixels, which Pillow stores in several blocks, and very tall images,
+- if the image has more than 4 megapixels, which Pillow stores in several blocks, or is very tall,
 - if a side shrinks more than 60 times,
-- with Pillow before 11.2, or one with other results (`_matches_pillow` tests this once per process),
-- without FBGEMM.
+- if Pillow is older than 11.2, or has other results (`_matches_pillow` tests this once per process),
+- if torch lacks FBGEMM.
 
 Shapes: ``H`` and ``W`` pixels of an image, ``h`` and ``w`` of the result, ``N`` table rows, ``n`` bags, ``K`` coefficients each.
 """
@@ -33,7 +33,7 @@ _LOW_BITS = 8  # Bits of its low part.
 _MAX_DOWNSCALE = 60.0
 """Maximum ratio of a side and the resized side, for which float32 sums of the low parts are exact."""
 _MAX_ASPECT = 100  # Pillow resamples columns first if the height exceeds this times the width.
-_STRIP = 2**20  # Bytes of columns per transposition, near a processor's cache size.
+_STRIP = 2**20  # Bytes of rows that are transposed together, near a processor's cache size.
 _SCALE_AND_BIAS = np.array([1, 0], np.float32).view(np.int32)  # Last values of a row of FBGEMM's byte tables.
 _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 
@@ -44,7 +44,7 @@ class _Coefficients:
 
     Attributes:
         first: index of the first input row used.
-        last: index after the last input row used.
+        stop: index after the last input row used.
         rows: int32 ``[2 * n * K]``, input rows of the bags relative to ``first``, once for each part of the coefficients.
         starts: int32 ``[2 * n]``, offsets of the bags in ``rows``.
         weights: float32 ``[2 * n * K]``, high parts of the coefficients, then low parts (not negative, scaled by 2 ** 14).
@@ -52,7 +52,7 @@ class _Coefficients:
     """
 
     first: int
-    last: int
+    stop: int
     rows: Tensor
     starts: Tensor
     weights: Tensor
@@ -105,7 +105,7 @@ def resize_exactly(
     whole = _zero_copy_view(image)
     if whole is None:
         raise ValueError(f"cannot get a zero-copy view of the image of {image.width}×{image.height} pixels")
-    pixels = whole[down.first : down.last, across.first : across.last]
+    pixels = whole[down.first : down.stop, across.first : across.stop]
     resized_rows = _empty_rows(len(pixels), across.count)
     step = max(1, _STRIP // (pixels.shape[1] * pixels.element_size()))
     for start in range(0, len(pixels), step):

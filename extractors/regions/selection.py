@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.options import RegionOptions
-from extractors.regions.boxes import best_scores_after_nms, first_true
+from extractors.regions.nms import best_scores_after_nms, first_true
 from schemas.features import FeatureSpec
 
 SAMPLE_SIDE = 160

@@ -40,7 +40,7 @@ PREFIX = "open_clip:"
 _CONFIG = "open_clip_config.json"
 _LOCATIONS = ("hf_model_name", "hf_tokenizer_name")
 _IGNORED_CONFIG = ("_name_or_path", "architectures", "dtype", "transformers_version")
-_POSITION_IDS = "text.transformer.embeddings.position_ids"  # In files of transformers before 4.31.
+_POSITION_IDS = "text.transformer.embeddings.position_ids"  # Stored by transformers before 4.31.
 _FAULTS = (
     OSError,
     HTTPException,
@@ -136,7 +136,7 @@ def config_sha256(model: str) -> str:
     """Return the SHA-256 of a model's configuration, without locations."""
     network = model_on_meta(model)
     text = {name: value for name, value in network.config["text_cfg"].items() if name not in _LOCATIONS}
-    if hasattr(getattr(network, "text", None), "config"):  # Of transformers.
+    if hasattr(getattr(network, "text", None), "config"):  # A text tower of transformers.
         text["config"] = {k: v for k, v in network.text.config.to_dict().items() if k not in _IGNORED_CONFIG}
     return sha256_of_json({**network.config, "text_cfg": text})
 

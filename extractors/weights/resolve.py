@@ -32,6 +32,9 @@ from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_file
 from schemas.storage.locations import is_remote
 
+STORED_SECONDS = 60.0
+"""Seconds after which stored weights are dropped."""
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -218,9 +221,6 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
         state = architecture.build().state_dict()
     return Weights(state, random=f"random:{seed}")
 
-
-STORED_SECONDS = 60.0
-"""Seconds after which stored weights are dropped."""
 
 _lock = Lock()
 _stored: dict[Hashable, tuple[Weights, Timer]] = {}

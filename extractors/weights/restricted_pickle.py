@@ -205,7 +205,7 @@ class _Builders:
         try:
             check_growth(io.BytesIO(content))
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:  # With advice on unsafe reading.
+        except pickle.UnpicklingError as error:  # Its text advises unsafe reading.
             raise pickle.UnpicklingError("numbers of a tensor that torch refuses") from error
 
     def tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:

@@ -51,6 +51,25 @@ _PANELS = {
 }
 """Commands by panel of ``--help``."""
 
+_FIRST_STEPS = """\
+[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and
+trains and evaluates models.
+
+imagepivot demo                         try everything on drawn scenes
+imagepivot captions SOURCE captions -h  tokenize captions; vocabulary, encode
+imagepivot features IMAGES features -h  extract features of your images
+imagepivot train --list-presets         train a model of a paper, or your own
+imagepivot inspect DATASET              show a dataset; validate checks it
+imagepivot doctor                       check devices, weights and stores
+imagepivot --help                       list all commands"""
+"""Output of ``imagepivot`` alone."""
+_MODULES_OF_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
+"""Extras that ``imagepivot`` alone names if their module is missing."""
+
+# `main` replaces both.
+_show_any_warning = warnings.showwarning
+_render = Console.render
+
 
 class _Group(TyperGroup):
     """Group of the commands; a closed pipe at the output ends them."""
@@ -80,22 +99,6 @@ app = typer.Typer(
 )
 
 
-_FIRST_STEPS = """\
-[bold]imagepivot[/bold] prepares data for multilingual image-sentence retrieval, and
-trains and evaluates models.
-
-imagepivot demo                         try everything on drawn scenes
-imagepivot captions SOURCE captions -h  tokenize captions; vocabulary, encode
-imagepivot features IMAGES features -h  extract features of your images
-imagepivot train --list-presets         train a model of a paper, or your own
-imagepivot inspect DATASET              show a dataset; validate checks it
-imagepivot doctor                       check devices, weights and stores
-imagepivot --help                       list all commands"""
-"""Output of ``imagepivot`` alone."""
-
-_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
-
-
 def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
@@ -111,7 +114,7 @@ def _options(
 ) -> None:
     if context.invoked_subcommand is None:
         print_line(_FIRST_STEPS)
-        missing = [extra for extra, module in _EXTRAS.items() if find_spec(module) is None]
+        missing = [extra for extra, module in _MODULES_OF_EXTRAS.items() if find_spec(module) is None]
         if missing:
             print_line(f"Not installed yet: {', '.join(missing)}. To install everything: pip install 'imagepivot\\[all]'")
 
@@ -120,7 +123,7 @@ def main() -> None:
     """Run the command, and exit with its code."""
     logging.basicConfig(level=logging.ERROR)
     events.show_remarks(print_remark)
-    # On the class: typer and `train` have their own consoles.
+    # Set on the class, since typer and `train` have their own consoles.
     Console.on_broken_pipe = _exit_on_closed_pipe  # type: ignore[method-assign]
     Console.render = _render_escaped  # type: ignore[method-assign]
     warnings.showwarning = _show_warning
@@ -128,9 +131,6 @@ def main() -> None:
     if "--log-json" in words[: words.index("--") if "--" in words else None]:
         events.start()  # Before parsing: usage errors are events, too.
     sys.exit(run(app))
-
-
-_show_any_warning = warnings.showwarning
 
 
 def _show_warning(
@@ -141,9 +141,6 @@ def _show_warning(
         print_remark(str(message))
     else:
         _show_any_warning(message, category, filename, lineno, *more, **named)
-
-
-_render = Console.render
 
 
 def _render_escaped(self: Console, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:

@@ -23,7 +23,7 @@ from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
 from schemas.options import Opt, opt_in
-from schemas.process.resources import skip_pandas
+from schemas.process.startup import skip_pandas
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUM", bool: ""}
 _MAX_CHOICES = 8  # Characters of a list of choices that is shown in the column of types.

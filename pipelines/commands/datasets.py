@@ -93,7 +93,7 @@ def validate(
 
 
 def _repair(dataset: str) -> None:
-    from schemas.writing.output import left_alone
+    from schemas.writing.file_names import left_alone
     from schemas.writing.repair import repair
 
     done = repair(dataset)

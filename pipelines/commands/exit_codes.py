@@ -122,7 +122,7 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         return error.exit_code, message  # type: ignore[attr-defined]
     if stop_signal():
         return 128 + stop_signal(), None
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if events.emit("error", message=message, **_class_and_number(error), traceback=traceback.format_exc()):
         return 1, message
     return None

@@ -201,7 +201,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
     total = sum(open_dataset(source).manifest.rows for source in (job.features, job.captions) if source)
     with CountDisplay(notes, "embed", unit="vectors", total=total, monitoring=monitoring) as count:
         manifests = embedding.embed(job, count, print_remark)
-        count.settle()
+        count.count_earlier()
     shards = sum(len(manifest.shards) for manifest in manifests)
     events.record(counts={"rows": sum(manifest.rows for manifest in manifests), "shards": shards, "failed": {}})
     for manifest in manifests:
@@ -388,10 +388,10 @@ def _report_failures(failed: Sequence[FailedRun], total: int) -> None:
 def _report_sts(job: ReproduceJob, pairs: Sequence[StsPairs], *, monitoring: Monitoring) -> None:
     from pipelines.text.queries import tokenize_query
     from train.reports.row_results import write_report
-    from train.sts.paper_rows import sts_rows
+    from train.sts.paper_rows import measure_sts
 
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
-        rows = sts_rows(job, pairs, tokenize_query, count)
+        rows = measure_sts(job, pairs, tokenize_query, count)
     render_tables(console, rows.to_tables())
     for path in write_report(job.output, f"{job.paper}-table-{rows.paper.table}", rows.to_markdown(), rows.to_dict()):
         print_line(f"written: {escape(path)}")

@@ -27,6 +27,7 @@ _MAX_VALUES = 4
 _NO_FAILURE = {"uri": "", "key": "", "message": ""}
 _CAPTION_KINDS = ("captions", "encoded", "embeddings")
 _KEY_OF_CAPTION = ("image_id", "language", "portion", "index", "split")
+_FLOATS = (float, np.floating)  # Older versions of pyarrow convert float16 to NumPy's.
 
 
 def describe_dataset(dataset: Dataset, *, rows: int = 5) -> list[Table]:
@@ -287,9 +288,6 @@ def _first_rows(dataset: Dataset, count: int) -> Iterator[dict[str, Any]]:
     columns = [column.name for column in dataset.schema if column.name != "features"]
     batches = dataset.batches(columns, batch_size=count)
     return islice((row for batch in batches for row in batch.to_pylist()), count)
-
-
-_FLOATS = (float, np.floating)  # Older versions of pyarrow convert float16 to NumPy's.
 
 
 def _json_value(value: Any) -> Any:

@@ -13,7 +13,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest
 from schemas.storage.folder import Folder
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 
 UNFINISHED = ".unfinished-copy"
 """File in the target from the first copy to the manifest: a killed copy may have left files that the old manifest does not know."""

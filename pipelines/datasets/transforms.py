@@ -21,8 +21,7 @@ from schemas.kinds import numpy_type
 class ReadDataset(beam.PTransform):
     """Root of a pipeline, which reads a dataset's rows with a Beam schema.
 
-    A row has a field per column. A vector is a flat sequence in row-major order; `Dataset.shape_of` has its shape. Values of
-    float16 become float32.
+    A row has a field per column. A vector is flat, in row-major order, see `Dataset.shape_of`; float16 becomes float32.
 
     Attributes:
         columns: columns to read; None for all.

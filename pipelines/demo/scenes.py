@@ -1,7 +1,6 @@
 """Drawn scenes of coloured shapes: contents, layouts and pictures.
 
-The same count and seed give the same scenes in every version of Python. Fewer scenes are the beginning of more scenes with the
-same seed.
+The same count and seed give the same scenes in every Python version. Fewer scenes of a seed are the beginning of more scenes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 from extractors.images.decoding import DecodeError
 from schemas.errors import ImagepivotError
-from schemas.process.resources import keep_freed_memory
+from schemas.process.startup import keep_freed_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,8 +67,7 @@ class DecodingProcesses:
         """Decode and preprocess an image in an idle process; call it from as many threads.
 
         Raises:
-            DecodeError: error of `extractors.decode_image` or of the extractor's ``preprocess``, or the image crashed two
-                processes.
+            DecodeError: error of `extractors.decode_image` or ``preprocess``, or the image crashed two processes.
             ImagepivotError: the process was killed or has exited.
         """
         process = self._idle.get()

@@ -1,8 +1,7 @@
 """Writing of a feature shard: reuse of unchanged rows, extraction of the others.
 
 An image is unchanged if address, size and modification time match the shard's record, or with ``check_content`` if its digest does.
-Without a record all images are read, and compared with the joint digest in the shard's footer. If it differs, the whole shard is
-extracted again.
+Without a record, a shard is extracted again unless all images together have the joint digest in its footer.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from schemas.writing.shard_writer import open_shard
 _READING_THREADS = 8
 
 Read = Callable[[ImageRef], bytes]
+_MAX_SORTED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,6 @@ def _read_sources(refs: Sequence[ImageRef], read: Read) -> list[Source]:
 
     with ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="digest") as pool:
         return list(pool.map(source, refs))
-
-
-_MAX_SORTED_ROWS = 64
 
 
 def write_feature_shard(

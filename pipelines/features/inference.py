@@ -32,6 +32,15 @@ from schemas.kinds import count_nonfinite, table_of_arrays
 from schemas.sample_outputs import SampleOutputs
 from schemas.storage.storage_errors import StoreError
 
+FIRST_IMAGES = 200
+"""Number of a process's first images that stop it if all of them fail alike."""
+_CAUSES = {
+    "read": "this process has no access, no network, or wrong addresses",
+    "decode": "the files are no images, or a decoder is missing",
+    "extract": "the values of the model exceed its precision or the stored type",
+}
+"""Likely cause of equal failures by stage."""
+
 
 @dataclass
 class Tally:
@@ -71,17 +80,6 @@ class Tally:
         self.forward_seconds += other.forward_seconds
         self.wait_seconds += other.wait_seconds
         self.digests.update(other.digests)
-
-
-FIRST_IMAGES = 200
-"""Number of a process's first images that stop it if all of them fail alike."""
-
-_CAUSES = {
-    "read": "this process has no access, no network, or wrong addresses",
-    "decode": "the files are no images, or a decoder is missing",
-    "extract": "the values of the model exceed its precision or the stored type",
-}
-"""Likely cause of equal failures by stage."""
 
 
 class FirstImages:

@@ -23,16 +23,16 @@ from schemas.dataset import dicts_of_rows
 from schemas.errors import UsageError
 from schemas.kinds import schema_of
 
-_IMAGES = 256
-_MODEL_BATCHES = 4
+_IMAGES = 256  # Images in a batch of Beam, without a batch size of the model.
+_MODEL_BATCHES = 4  # Batches of the model in a batch of Beam, with one.
 FAILURES_TAG = "failures"
 
 
 class ExtractorHandler(ModelHandler[bytes, Any, ExtractorPool]):
     """Beam's ``ModelHandler`` of an extractor: image bytes to features.
 
-    A prediction is an array, or for regions a dict of arrays by column. That of a failed image is its failure row instead, a dict
-    with the key ``reason``. Both equal the values of `extract_features`.
+    A prediction is an array, or for regions a dict of arrays by column. The prediction of a failed image is its failure row, a dict
+    with the key ``reason``, whose ``key`` is empty. Values and failure rows equal those of `extract_features`.
 
     Examples:
         >>> from apache_beam.ml.inference.base import KeyedModelHandler, RunInference
@@ -48,7 +48,7 @@ class ExtractorHandler(ModelHandler[bytes, Any, ExtractorPool]):
         super().__init__(min_batch_size=images, max_batch_size=images)
 
     def load_model(self) -> ExtractorPool:
-        """Load the extractor once per process, on all GPUs of the device ``auto``."""
+        """Load the extractor once per process."""
         return load_pool(self._job)
 
     def run_inference(
@@ -75,8 +75,7 @@ class ExtractorHandler(ModelHandler[bytes, Any, ExtractorPool]):
 class Extract(beam.PTransform):
     """Pairs (image id, image bytes) to pairs (image id, features), with failures.
 
-    The result has two parts: ``features``, and ``failures`` with rows of kind ``failures``. Values are those of
-    `ExtractorHandler`.
+    The result has two parts: ``features`` as `ExtractorHandler` computes, and ``failures`` with rows of that kind.
 
     Attributes:
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.

@@ -30,7 +30,7 @@ from schemas.parameters import FeaturesParameters
 from schemas.process.resources import CORES_TO_A_DECODER, usable_cores
 from schemas.writing.output import OutputDataset
 
-PROCESSES_FROM = 12
+MIN_CORES_FOR_PROCESSES = 12
 """Minimum cores per GPU worker for decoding processes, see ``docs/internals/optimizations.md``."""
 
 
@@ -44,8 +44,8 @@ def count_gpus(job: FeaturesJob) -> int:
 def devices_of_worker(job: FeaturesJob, worker_index: str, gpus: int = 0) -> tuple[str, ...]:
     """Return the devices of a worker process.
 
-    The only process of a machine has all its ``gpus``. Another one (0) has ``cuda:N``, round-robin by the index of the worker, or
-    the job's device without several GPUs.
+    With ``gpus``, it is the only process of its machine, and has that many GPUs. Else (0) it has ``cuda:N``, round-robin by the
+    index of the worker, or without several GPUs the job's device.
     """
     if gpus:
         return tuple(f"cuda:{index}" for index in range(gpus))
@@ -63,7 +63,7 @@ def decoding_threads(job: FeaturesJob, cores: int = 0) -> int:
 
 def decoding_processes(extractor: Extractor, threads: int) -> DecodingProcesses | None:
     """Create decoding processes for an extractor; None to decode in threads."""
-    if not extractor.on_gpu or threads < PROCESSES_FROM or extractor.preprocessor is None:
+    if not extractor.on_gpu or threads < MIN_CORES_FOR_PROCESSES or extractor.preprocessor is None:
         return None
     return DecodingProcesses(extractor.preprocessor, threads)
 
@@ -76,7 +76,7 @@ def planned_fingerprint(output: OutputDataset) -> str | None:
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int, samples: Sequence[ImageRef] = ()) -> None:
     """Check devices, precision, weights and access to images, without the network.
 
-    ``planned`` is the result of `planned_fingerprint`; the dataset would enlarge the graph. A missing image does not fail the
+    ``planned`` is the result of `planned_fingerprint`: unlike the dataset it enlarges no graph. A missing image does not fail the
     check, unless all ``samples`` fail with one message.
 
     Raises:
@@ -118,13 +118,13 @@ class ExtractorPool:
     Beam's ``Shared`` needs a class with weak references. ``threads`` are decoding threads per extractor.
     """
 
-    def __init__(self, networks: Sequence[Extractor], batch_size: int | None = None, threads: int = 1) -> None:
+    def __init__(self, extractors: Sequence[Extractor], batch_size: int | None = None, threads: int = 1) -> None:
         from extractors.batch_sizes import find_batch_size
 
-        self.fingerprints = [extractor.fingerprint for extractor in networks]
+        self.fingerprints = [extractor.fingerprint for extractor in extractors]
         self._free: SimpleQueue[LoadedExtractor] = SimpleQueue()
         first_images = FirstImages()
-        for extractor in networks:
+        for extractor in extractors:
             processes = decoding_processes(extractor, threads)
             size = batch_size or find_batch_size(extractor)
             outputs = sample_outputs(extractor)
@@ -140,10 +140,10 @@ class ExtractorPool:
             self._free.put(loaded)
 
 
-def load_pool(job: FeaturesJob, threads: int = 0, gpus: int = 0) -> ExtractorPool:
-    """Load the extractors of a worker process, see `ShardExtractor`."""
+def load_pool(job: FeaturesJob, cores: int = 0, gpus: int = 0) -> ExtractorPool:
+    """Load the extractors of a worker process, for some cores (0: all) or ``gpus``."""
     devices = devices_of_worker(job, os.environ.get(WORKER_INDEX, ""), gpus)
-    cores = max(1, usable_cores() // gpus) if gpus > 1 else threads
+    cores = max(1, usable_cores() // gpus) if gpus > 1 else cores
     return ExtractorPool([job.extractor.load(device) for device in devices], job.batch_size, decoding_threads(job, cores))
 
 
@@ -152,7 +152,7 @@ class ShardExtractor(ShardWorker):
     """Extractor of shards in a worker process; picklable before `set_up`.
 
     Attributes:
-        threads: number of torch threads; 0 for torch's default.
+        threads: number of torch threads, and of cores; 0 for torch's default and all cores.
         gpus: argument of `devices_of_worker`.
         copies: staging area of the images; None to read them from the source.
     """

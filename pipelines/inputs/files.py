@@ -1,7 +1,6 @@
 """Input files, local or in a store: lines of text, items of JSON, checksums.
 
-Everything streams, in constant memory. An `InputError` (a file that is missing, truncated, not UTF-8 or not JSON) names the file
-and the place in it.
+Everything streams, in constant memory. An `InputError` (missing, truncated, not UTF-8, not JSON) names the file and the place.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LONG_NUMBER = re.compile(rb"[:\[,\s-][0-9]{%d}" % _LONG_DIGITS)
 _MAX_DEPTH = 100
 _NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # As int8: 1 and -1.
-# In ijson's messages, of its C and of its Python parser.
+# Messages of ijson's C parser and of its Python parser.
 _NOT_A_NUMBER = re.compile(r"(?s)lexical error.*[:\[,]\s*-?(NaN|Infinity)|symbol '[-NI]'")
 _MORE = 1 << 12
 

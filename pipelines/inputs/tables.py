@@ -47,6 +47,9 @@ InputRow: TypeAlias = tuple[str, dict[str, Any]]
 ColumnValues: TypeAlias = Sequence[Any] | pa.Array
 """Values of a column: Python values of a text table, or an array of Parquet, with strings that may be invalid UTF-8."""
 
+Range: TypeAlias = tuple[int, int]
+"""Start and stop of a range: bytes of a text table, row groups of Parquet."""
+
 
 @dataclass(frozen=True)
 class TableBatch:
@@ -89,10 +92,6 @@ class TableBatch:
                     place = f"{self.location!r}, column {self.names[name]!r}, {self.place(row)}"
                     raise InputError(f"{place}: not UTF-8, {error}; write the table again with UTF-8 strings") from error
             raise
-
-
-Range: TypeAlias = tuple[int, int]
-"""Start and stop of a range: bytes of a text table, row groups of Parquet."""
 
 
 @dataclass(frozen=True)

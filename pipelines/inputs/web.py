@@ -40,6 +40,11 @@ _TIMED_OUT = "timed out"
 
 _HOSTS = 32  # Connection pools.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_MAX_REDIRECTS = 10
+_FIRST_PAUSE = 0.5  # Seconds; doubles each time.
+_CHUNK = 1 << 16
+_DRAINED = 1 << 16  # Maximum size of an unneeded body that is read, so that its connection can be reused.
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -240,14 +245,6 @@ def _connect_checked(host: str, port: int) -> socket.socket:
             connection.close()
             reason = _TIMED_OUT if isinstance(error, TimeoutError) else "cannot connect"
     raise _RequestError(reason, retryable=True)
-
-
-_MAX_REDIRECTS = 10
-_FIRST_PAUSE = 0.5  # Seconds; doubles each time.
-_CHUNK = 1 << 16
-_DRAINED = 1 << 16  # Maximum size of an unneeded body that is read, so that its connection can be reused.
-
-_T = TypeVar("_T")
 
 
 class FetchError(OSError):

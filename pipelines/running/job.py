@@ -22,7 +22,8 @@ from schemas.fingerprints import sha256_of_json
 from schemas.manifest import Manifest
 from schemas.process.shutdown import DetachedError
 from schemas.writing.dataset_writer import commit, complete_dataset
-from schemas.writing.output import OutputDataset, is_temporary
+from schemas.writing.file_names import is_temporary
+from schemas.writing.output import OutputDataset
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Progress meter: workers count their work, and the launcher displays the sums.
 
-Local workers write counts to a file per process. Remote workers use Beam's counters, which the launcher polls and writes to a
-file of its own.
+Local workers write counts to a file per process. The launcher polls the counters of remote workers and writes them to a file.
 """
 
 from __future__ import annotations

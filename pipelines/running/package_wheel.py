@@ -1,6 +1,6 @@
 """Wheel of the running code, which Beam installs on remote workers.
 
-It is a zip of the installed files, of a copy or an editable install: without a build or a network.
+The wheel is a zip of the files that this process runs, installed or editable. Writing it needs neither a build tool nor a network.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 DISTRIBUTION = "imagepivot"
-"""Name of the distribution, and of the module that pins the names of our packages."""
+"""Name of the distribution, and of the module that resolves the names of our packages."""
 
 _PACKAGES = ("schemas", "extractors", "pipelines", "train")
 _ROOT = Path(__file__).resolve().parents[2]
 _DATE = (1980, 1, 1, 0, 0, 0)  # The earliest date of a zip: equal code gives equal bytes.
-_LAUNCHER = "apache-beam"  # Workers have it before packages are installed.
+_PREINSTALLED = "apache-beam"  # On workers, before the wheel is installed.
 
 
 def add_wheel(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> None:
     """Add our wheel to a remote run, unless the user names an image or a wheel.
 
-    Workers import it first, so that no module in their folder shadows it. The wheel must exist until the job is submitted.
+    Workers import its module first, so that no file of theirs shadows our packages. The wheel must exist until submission.
     """
     setup = options.view_as(SetupOptions)
     plugins = setup.beam_plugins or []
@@ -42,10 +42,10 @@ def add_wheel(options: PipelineOptions, folder: Path, extras: Iterable[str]) -> 
 def _has_image(options: PipelineOptions) -> bool:
     portable = options.view_as(PortableOptions)
     is_docker = (portable.environment_type or "DOCKER").upper() == "DOCKER"
-    choices = [option.partition("=")[0] for option in portable.environment_options or ()]
+    keys = [option.partition("=")[0] for option in portable.environment_options or ()]
     return bool(
         options.view_as(WorkerOptions).sdk_container_image
-        or (is_docker and (portable.environment_config or "docker_container_image" in choices))
+        or (is_docker and (portable.environment_config or "docker_container_image" in keys))
     )
 
 
@@ -68,17 +68,17 @@ def build_wheel(folder: Path, extras: Iterable[str]) -> Path:
     It requires the packages of the extras in the installed versions, so that workers compute the same values.
     """
     installed = distribution(DISTRIBUTION)
-    information = f"{DISTRIBUTION}-{installed.version}.dist-info"
+    dist_info = f"{DISTRIBUTION}-{installed.version}.dist-info"
     files = dict(source_files())
     requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in _pinned_requirements(installed, extras))
-    files[f"{information}/METADATA"] = (
+    files[f"{dist_info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {installed.version}\n"
         f"Requires-Python: {installed.metadata['Requires-Python']}\n{requirements}"
     ).encode()
-    files[f"{information}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: imagepivot\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{information}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
+    files[f"{dist_info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: imagepivot\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{dist_info}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
     record = "".join(f"{name},{_record_digest(data)},{len(data)}\n" for name, data in files.items())
-    files[f"{information}/RECORD"] = f"{record}{information}/RECORD,,\n".encode()
+    files[f"{dist_info}/RECORD"] = f"{record}{dist_info}/RECORD,,\n".encode()
     path = folder / f"{DISTRIBUTION}-{installed.version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in files.items():
@@ -94,7 +94,7 @@ def _pinned_requirements(installed: Distribution, extras: Iterable[str]) -> list
     pins: set[str] = set()
     for line in installed.requires or ():
         requirement = Requirement(line)
-        if requirement.name in (DISTRIBUTION, _LAUNCHER):
+        if requirement.name in (DISTRIBUTION, _PREINSTALLED):
             continue
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             try:

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from schemas.errors import ImagepivotError, UsageError, errno_of
-from schemas.process.resources import keep_freed_memory, reduce_gc, skip_pandas
+from schemas.process.startup import keep_freed_memory, reduce_gc, skip_pandas
 from schemas.writing.output import OutputDataset
 
 _K = TypeVar("_K")

@@ -20,7 +20,7 @@ from schemas.errors import DatasetError
 from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 
 FileRange: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""

@@ -83,8 +83,7 @@ def extract_text_features(job: TextFeaturesJob, execution: Execution = Execution
 def plan_text_features(job: TextFeaturesJob, execution: Execution = Execution()) -> Table:
     """Return a table of the work of a job, without running its model.
 
-    For a sentence encoder it has the longest caption and the number of captions that are cut. Errors are those of
-    `extract_text_features`.
+    For a sentence encoder it has the longest caption and the number of cut ones. For errors see `extract_text_features`.
     """
     job, captions, output = _plan(job, execution)
     job.check_device()

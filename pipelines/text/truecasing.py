@@ -6,8 +6,7 @@ interchangeable. One rule is ours: forms of equal count are ordered by code poin
 Training is a sum of `count_forms` over captions, in tenths of a token as integers, independent of order and partition.
 `TruecaseModel.from_counts` turns the sum into a model.
 
-Tokens hold no white space, and no ``<``, ``>`` or ``|``: the tokenizer escapes them. The Perl's XML tags and factors are therefore
-not implemented.
+Tokens hold no white space, and no ``<``, ``>`` or ``|``, which the tokenizer escapes: XML tags and factors are not implemented.
 
 A captions dataset has one model per language, in Moses' own format, in its folder ``_truecaser``.
 """
@@ -39,6 +38,9 @@ _CASED = re.compile(f"[{LETTERS['CASED']}]")  # The categories Lu, Ll and Lt.
 
 _BEST = re.compile(r"([^ ]+) \(([0-9]+(?:\.[0-9]+)?)/([0-9]+(?:\.[0-9]+)?)\)")
 _OTHER = re.compile(r" ([^ ]+) \(([0-9]+(?:\.[0-9]+)?)\)")
+_FOLDER = "_truecaser"
+TRUECASER_FILES = rf"{_FOLDER}/[A-Za-z0-9-]+\.model"
+"""Regular expression of the paths of truecasers within a captions dataset."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +171,6 @@ def _number(tenths: int) -> str:
     """Format a count as Perl prints it: without decimals if it is whole."""
     whole, tenth = divmod(tenths, TENTHS)
     return f"{whole}.{tenth}" if tenth else str(whole)
-
-
-_FOLDER = "_truecaser"
-
-TRUECASER_FILES = rf"{_FOLDER}/[A-Za-z0-9-]+\.model"
-"""Regular expression of the paths of truecasers within a captions dataset."""
 
 
 def truecaser_inputs(texts: Mapping[str, str]) -> list[dict[str, Any]]:

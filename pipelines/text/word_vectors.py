@@ -62,8 +62,7 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
 
     Raises:
         DatasetError: ``job.vocabulary`` is not a vocabulary, or the folder cannot be written.
-        InputError: a file cannot be read or has none of the words, the files have different widths, or the vocabulary lacks a
-            language.
+        InputError: a file is unreadable or has none of the words, widths differ, or the vocabulary lacks a language.
     """
     dataset = open_dataset(job.vocabulary, kind="vocabulary")
     vocabulary = dataset.vocabulary()
@@ -181,8 +180,7 @@ def _word_vector_table(vocabulary: Vocabulary, language: str, vectors: Mapping[i
 def _read_model_file(location: str, wanted: Iterable[str], composed: Iterable[str]) -> VectorFile:
     """Read the vectors of words from a model of fastText.
 
-    Words in ``composed`` are composed of sub-words if the model lacks them, also in lower case. A word without known sub-words
-    has no vector.
+    Words in ``composed`` that the model lacks, also in lower case, are composed of known sub-words, if they have any.
 
     Raises:
         InputError: the file cannot be read, or is not a model.

@@ -23,20 +23,19 @@ from schemas.process import shutdown
 Remark: TypeAlias = Callable[[str], None]
 """Receiver of a sentence beside the result of a function, such as `remark` or ``logger.warning``."""
 
+_STDERR = 2
+_CHUNK = 1 << 16
+_DRAIN_SECONDS = 2.0
+_STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stopped")}
+_SEVERITIES = {"warning": "WARNING", "error": "ERROR", "failures": "WARNING", "stopped": "WARNING", "failed": "ERROR"}
+"""Severities of events, and of the status of the last one; others are INFO."""
+
 
 def _write_log(message: str, style: str) -> None:
     logging.getLogger("schemas").log(logging.INFO if style == "dim" else logging.WARNING, escape_text(message, lines=True))
 
 
 _show: Callable[[str, str], None] = _write_log
-
-_STDERR = 2
-_CHUNK = 1 << 16
-_DRAIN_SECONDS = 2.0
-
-_STATUS = {0: "done", 3: "failures", **dict.fromkeys((129, 130, 141, 143), "stopped")}
-_SEVERITIES = {"warning": "WARNING", "error": "ERROR", "failures": "WARNING", "stopped": "WARNING", "failed": "ERROR"}
-"""Severities of events, and of the status of the last one; others are INFO."""
 
 
 def line(event: str, *, message: str, **fields: Any) -> str:

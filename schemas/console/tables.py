@@ -20,6 +20,8 @@ Value: TypeAlias = str | int | float | tuple[str, ...] | None
 ABSENT = "–"
 """Text for a missing number."""
 
+_ANY_WIDTH = 10_000
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -174,9 +176,6 @@ class Table:
     @staticmethod
     def _text(column: Column, cell: Cell) -> str:
         return column.text(cell.value) + ("" if cell.reference is None else f" ({column.text(cell.reference)})")
-
-
-_ANY_WIDTH = 10_000
 
 
 def _markdown(text: str) -> str:

@@ -9,8 +9,7 @@ A run killed at any moment leaves finished shards and no manifest; the same comm
 An array task is such a run over some of the shards, with a shared lock. It deletes nothing but the manifest. The first task that
 finds all shards current commits.
 
-`write_dataset` runs in this process. A pipeline with workers uses `complete_dataset` around the pipeline and `commit` as its last
-step.
+`write_dataset` runs in this process. A pipeline with workers runs in `complete_dataset`, and its last step is `commit`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,13 @@ from schemas.manifest import FileEntry, Manifest, ShardEntries, ShardEntry
 from schemas.process.shutdown import DetachedError
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import Folder
-from schemas.writing.output import PROBE_NAME, OutputDataset, is_temporary
+from schemas.writing.attempts import publish_manifest
+from schemas.writing.file_names import PROBE_NAME, is_temporary
+from schemas.writing.locks import lock_folder, publishing
+from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState, ShardState, Status
 from schemas.writing.reuse_policy import ArrayTask, ReusePolicy
-from schemas.writing.shard_writer import ShardWriter, lock_folder, open_shard, publish_manifest, publishing
+from schemas.writing.shard_writer import ShardWriter, open_shard
 
 _MAX_RANGES = 20
 
@@ -48,8 +50,7 @@ def write_dataset(
 ) -> Manifest:
     """Write the missing shards of a dataset in this process, and commit it.
 
-    ``write_shard`` receives index and writer of each missing shard, in order; other arguments, result and errors are those of
-    `complete_dataset`.
+    ``write_shard`` receives index and writer of each missing shard, in order. For the rest see `complete_dataset`.
     """
 
     def write_missing(finished: frozenset[int]) -> None:
@@ -254,8 +255,7 @@ def add_statistics(total: dict[str, Any], values: Mapping[str, Any]) -> None:
 def commit(output: OutputDataset, *, libraries: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> Manifest:
     """Check every shard and write the manifest, last.
 
-    Local shards are read completely. A store keeps checksums of its own: the digest comes from the record and the size from the
-    listing.
+    Local shards are read completely. A store keeps checksums: digests come from the records, sizes from the listing.
 
     The inputs of the shards are not compared. ``files`` are further files of the dataset, besides those of the output. The other
     arguments are those of `complete_dataset`.

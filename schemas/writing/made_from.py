@@ -141,7 +141,7 @@ def _digests_below(folder: Folder, given: str, reads: Sequence[str]) -> dict[str
     prefix = absolute_location(folder.location).rstrip("/") + "/"
     names = sorted(read.removeprefix(prefix) for read in reads if read.startswith(prefix))
     names = [name for name in names if "/" not in name and name != given] if given else names
-    counted = (MANIFEST_NAME, _WEIGHTS)  # By the digest of their dataset or run, as shards.
+    counted = (MANIFEST_NAME, _WEIGHTS)  # The digest of their dataset or run covers them, as it covers shards.
     names = [name for name in names if PurePosixPath(name).name not in counted and not name.endswith(".parquet")]
     return {name: _digest_or_none(folder, name) for name in names}
 

@@ -32,10 +32,11 @@ from schemas.footers import FOREIGN, Footer, inspect_shard, shard_entry
 from schemas.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, other_version
 from schemas.sample_outputs import SampleOutputs, are_equal
 from schemas.storage.folder import FileInfo, Folder
-from schemas.writing.output import OutputDataset, is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
+from schemas.writing.file_names import is_control_file, is_like_shard, is_of_shard, is_temporary, left_alone
+from schemas.writing.locks import publishing
+from schemas.writing.output import OutputDataset
 from schemas.writing.records import Record, read_record, record_name
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import publishing
 
 _BATCH_SHARDS = 1024
 

@@ -12,10 +12,10 @@ from schemas.keys import SHARD_NAME
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAME
-from schemas.writing.output import is_like_shard, is_own, is_temporary
+from schemas.writing.file_names import is_like_shard, is_own, is_temporary
+from schemas.writing.locks import lock_folder
 from schemas.writing.output_state import Status, file_problem, state_of
 from schemas.writing.records import Record, record_name, write_record
-from schemas.writing.shard_writer import lock_folder
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from schemas.options import Opt
 Overwrite: TypeAlias = Annotated[bool, Opt("Replace any existing dataset in OUTPUT.")]
 _EXISTING = "Existing dataset in OUTPUT"
 Verify: TypeAlias = Annotated[bool, Opt("Verify digests of shards, and rewrite damaged ones.", panel=_EXISTING)]
+_MAX_NOTES_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,6 @@ class ReusePolicy:
             raise UsageError("--only-add keeps everything that is there: leave out --keep-removed and --check-content")
         if self.overwrite and (self.update or self.retry_failed):
             raise UsageError("--overwrite replaces the dataset, --update and --retry-failed keep its rows: give one of them")
-
-
-_MAX_NOTES_BYTES = 4096
 
 
 @dataclass(frozen=True)

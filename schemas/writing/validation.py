@@ -22,7 +22,7 @@ from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordV
 from schemas.sample_outputs import are_equal
 from schemas.storage.folder import FileInfo
 from schemas.vocabulary import END, SPECIALS, START, TEXT_NAME
-from schemas.writing.output import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
+from schemas.writing.file_names import JOB_NAME, LOCK_NAME, PUBLISHING_NAME, is_like_shard, is_own, left_alone
 from schemas.writing.output_state import ShardState, Status, file_problem, state_of
 from schemas.writing.records import record_name
 
@@ -33,8 +33,7 @@ def validate(
     """Check a dataset against the format; memory holds one shard.
 
     The checks cover manifest and fingerprint; presence, size and digest of every file, and stray shards; footers; schema; row
-    counts; order and uniqueness of keys; shard assignment; values (ids within their range, finite features, ...); failures and
-    their reasons.
+    counts; order and uniqueness of keys; shard assignment; values (ranges of ids, finite features, ...); failures.
 
     Files of other tools in the folder are problems with ``strict``; otherwise ``on_warning`` receives a sentence about them.
 

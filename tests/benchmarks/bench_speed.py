@@ -30,7 +30,7 @@ from pipelines.features.extraction import extract_features
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from schemas.errors import ImagepivotError
-from schemas.process.resources import keep_freed_memory
+from schemas.process.startup import keep_freed_memory
 
 PHOTOGRAPHS = 16
 """Different images; a run takes each of them several times, under several names."""

@@ -126,7 +126,6 @@ def test_killed_run_resumes_to_the_same_bytes(inputs, finished, imagepivot, tmp_
             os.kill(processes[0], signal.SIGKILL)
             done = run.wait()
             assert done.returncode == 1
-            assert "a worker process ended unexpectedly" in done.stderr
             assert "Traceback" not in done.stderr
         wait_for(lambda: not group_of(run.pid), seconds=15)
     assert not (output / "_manifest.json").exists()

@@ -170,14 +170,6 @@ def test_impossible_location_is_refused(refused, line, place, bad):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [BAD["no bucket s3"], BAD["NUL"], BAD["not UTF-8"]])
-def test_message_names_the_fault(refused, bad):
-    err = refused(["inspect", bad])
-    assert "cannot use the location" in err
-    assert "Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH" in err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", [*(line for name, line in LINES.items() if "OUT" in line and name not in ("build", "embed")), *NOT_UTF8]
 )

@@ -20,7 +20,7 @@ from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
 from schemas.storage import s3
 from schemas.storage.folder import Folder
-from schemas.writing.output import PROBE_NAME
+from schemas.writing.file_names import PROBE_NAME
 from schemas.writing.validation import validate
 from tests.builders import stored, write_rows
 from tests.integration.processes import start, wait_for

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.storage.folder import Folder
-from schemas.writing.output import LOCK_NAME
+from schemas.writing.file_names import LOCK_NAME
 from schemas.writing.validation import validate
 from tests.builders import stored, tree
 from tests.integration import clusters
@@ -197,7 +197,6 @@ def test_job_without_started_workers_is_cancelled(dataflow, imagepivot, tmp_path
     with image(dataflow, path=str(tmp_path)):
         words = [f"{STORE}never" if word == f"{STORE}plain" else word for word in command]
         done = imagepivot(*words, "--", *dataflow.flags, "--beam_plugins=sleeps", code=1)
-    assert "no worker has started within 5 seconds" in done.stderr
     assert "DataflowRunner was asked to cancel job" in done.stderr
     assert "To cancel the job: gcloud dataflow jobs cancel " in done.stderr
     assert Folder(f"{STORE}never").names() == []

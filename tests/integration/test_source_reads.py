@@ -11,7 +11,7 @@ from PIL import Image
 
 from schemas.dataset import open_dataset
 from schemas.storage.folder import Folder
-from schemas.writing.output import LOCK_NAME
+from schemas.writing.file_names import LOCK_NAME
 from tests.integration import clusters
 from tests.integration.workload import MODEL
 from tests.pipelines.inputs.reading import write_tar

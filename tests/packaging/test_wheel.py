@@ -30,6 +30,8 @@ def shape(folder: Path) -> list[int]:
     return [] if spec is None else list(spec.shape)
 
 
+run: imagepivot.Run = imagepivot.open_run("run")
+hits: list[imagepivot.Hit] = imagepivot.search(run.folder.location, "a dog", features="features")
 print(shape(Path("features")), imagepivot.shard_of("a", 4) + 1)
 """
 WRONG = """
@@ -39,6 +41,7 @@ dataset = imagepivot.open_dataset(1)
 imagepivot.shard_of("a", "4")
 imagepivot.open_datasets("a")
 dataset.num_shards + "a"
+run: imagepivot.Score = imagepivot.open_run("run")
 """
 READ = """
 import sys
@@ -169,7 +172,7 @@ def test_type_checkers_accept_a_right_script_and_reject_a_wrong_one(dist, tmp_pa
         done = subprocess.run([*words, "wrong.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         errors = [line for line in done.stdout.splitlines() if "error" in line and "wrong.py:" in line]
-        assert [line.partition("wrong.py:")[2].partition(":")[0] for line in errors] == ["4", "5", "6", "7"]
+        assert [line.partition("wrong.py:")[2].partition(":")[0] for line in errors] == ["4", "5", "6", "7", "8"]
 
 
 @pytest.mark.skipif("EXTRAS" not in os.environ, reason="installs 7 GB: set EXTRAS=1")

@@ -129,7 +129,7 @@ def test_count_display_events(clock, written):
     with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, monitoring=JSON) as count:
         clock.now += 10
         count(20)
-        count.settle()
+        count.count_earlier()
     first, last = written()
     assert (first["done"], first["total"]) == (20, 100)
     assert (last["done"], last["total"], last["per_second"]) == (100, 100, 2.0)

@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Literal
 from schemas.conversion import Tagged, convert, hints_of
 from schemas.errors import UsageError
 
+ENTRY_POINTS = "imagepivot.models"
+"""Entry-point group for model kinds of other distributions: the kind, and the module that registers it."""
+
 
 def require(condition: bool, message: str) -> None:
     """Raise a `UsageError` if a condition is false."""
@@ -36,10 +39,6 @@ def not_negative(section: str, values: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(values, key)
         require(value >= 0, f"{section}.{key} is {value}, expected 0 or more")
-
-
-ENTRY_POINTS = "imagepivot.models"
-"""Entry-point group for model kinds of other distributions: the kind, and the module that registers it."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +253,7 @@ class DanConfig(_Words):
     It has attention steps with a memory, and one text encoder per language.
 
     Attributes:
-        embed_dim: H, width of a context vector and of a word, and hidden size of the LSTM. An embedding has (K + 1) times H
-            elements.
+        embed_dim: H, width of context vectors and words, and hidden size of the LSTM. Embeddings have (K + 1) * H elements.
         attention_steps: K, the number of attention steps.
         attention_dim: width of the attention space.
         dropout: dropout ratio; 0 means none.

@@ -76,8 +76,7 @@ class LossConfig:
         hinges: their ``sum``, or only the ``max`` of each query.
         sum_warmup_steps: for ``max``, number of initial steps with the sum, e.g. an epoch. The hardest negatives of untrained
             encoders can collapse all similarities to one value for thousands of steps.
-        diversity_weight: weight of the diversity of attention heads, beta in equation 7 of Huang et al. 2019; 0 for models without
-            heads.
+        diversity_weight: weight of the diversity of attention heads, beta in equation 7 of Huang et al. 2019; 0 without heads.
         diversity_margin: margin of the distance between heads (1 minus the cosine), alpha_D in equation 5 of Huang et al. 2019.
     """
 

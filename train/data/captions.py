@@ -251,8 +251,7 @@ def caption_pairs(captions: Captions) -> np.ndarray:
     """Return all caption pairs, int32 ``[P, 2]`` (Kádár et al. 2018, section 3).
 
     A pair is two rows of one image in different languages, in the order of ``language_names``. With five English and five German
-    captions an image has 25 pairs; with one French and one Czech caption added it has 46 (section 6.2): 5 x 5, four times 5 x 1,
-    and 1.
+    captions an image has 25 pairs; with one French and one Czech caption added it has 46 (section 6.2): 25, 4 times 5, and 1.
     """
     by_image = ByImage.of(captions)
     pairs = [np.zeros((0, 2), np.int32)]

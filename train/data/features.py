@@ -28,6 +28,11 @@ from train.data.memmap import mapped_array, open_field, release
 VECTORS = {"features": "feature", "regions": "features"}
 """Column of the vectors, by kind of dataset."""
 
+_MEMORY_SHARE = 0.5
+"""Maximum share of memory for features; larger ones must be memory-mapped."""
+_BATCH_BYTES = 32 << 20
+_BLOCK = 1024
+
 
 def feature_spec(dataset: Dataset) -> FeatureSpec:
     """Return the feature specification of a dataset.
@@ -109,13 +114,6 @@ def unit_vectors(values: np.ndarray, norms: np.ndarray | None = None) -> np.ndar
     """Divide vectors ``[..., D]`` by their norms, in float32; zeros stay zeros."""
     norms = norms_of(values) if norms is None else norms
     return values.astype(np.float32, copy=False) / np.where(norms > 0, norms, np.float32(1))[..., np.newaxis]
-
-
-_MEMORY_SHARE = 0.5
-"""Maximum share of memory for features; larger ones must be memory-mapped."""
-
-_BATCH_BYTES = 32 << 20
-_BLOCK = 1024
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.shard_writer import exclusive_lock
+from schemas.writing.locks import exclusive_lock
 
 _BLOCK = bytes(1 << 20)
 

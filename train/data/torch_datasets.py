@@ -61,8 +61,7 @@ def _caption(table: pa.Table, row: int) -> dict[str, Any]:
 class PairSource:
     """Readers of the captions and features of pairs.
 
-    Arguments and errors are those of `PairDataset`. ``labels`` are the selected values of each label, in the order of
-    `_LABELS`.
+    ``labels`` are the selected values of each label, in the order of `_LABELS`. For the rest see `PairDataset`.
     """
 
     def __init__(

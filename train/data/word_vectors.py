@@ -20,6 +20,9 @@ class WordVectors:
     """Word vectors of a vocabulary, by language.
 
     Attributes:
+        location: folder of their dataset.
+        fingerprint: fingerprint of their dataset.
+        width: W.
         ids: token ids of each language, int64 ``[N]``, ascending.
         vectors: vectors of these tokens, float32 ``[N, W]``, by language.
     """
@@ -37,7 +40,7 @@ class WordVectors:
     def of_languages(self, languages: Sequence[str], counts: Sequence[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Return token ids, int64 ``[N]``, ascending, and vectors, float32 ``[N, W]``.
 
-        A token of several languages gets the mean of its vectors, weighted by its counts.
+        A token of several languages gets the mean of its vectors, weighted by ``counts``: for each token id, by language.
         """
         ids = np.unique(np.concatenate([self.ids[language] for language in languages]))
         sums, weights = np.zeros((len(ids), self.width)), np.zeros((len(ids), 1))
@@ -67,10 +70,8 @@ def check_word_vectors(model: ModelConfig, location: str) -> None:
         )
 
 
-def open_word_vectors(location: str, *, vocabulary: str, languages: Sequence[str], width: int) -> WordVectors:
-    """Read the word vectors of some languages.
-
-    ``vocabulary`` is the fingerprint of the vocabulary of the captions.
+def open_word_vectors(location: str, *, vocabulary_fingerprint: str, languages: Sequence[str], width: int) -> WordVectors:
+    """Read the word vectors of some languages, for the vocabulary of the captions.
 
     Raises:
         DatasetError: the dataset is missing, or of another vocabulary.
@@ -78,10 +79,10 @@ def open_word_vectors(location: str, *, vocabulary: str, languages: Sequence[str
     """
     dataset = open_dataset(location, kind="word-vectors")
     fingerprint = dataset.manifest.input_fingerprint("vocabulary") or "none"
-    if fingerprint != vocabulary:
+    if fingerprint != vocabulary_fingerprint:
         raise DatasetError(
             f"{location!r} belongs to another vocabulary (fingerprint {fingerprint[:12]}...) than the captions "
-            f"({vocabulary[:12]}...), with other token ids: write it again for this vocabulary"
+            f"({vocabulary_fingerprint[:12]}...), with other token ids: write it again for this vocabulary"
         )
     values = dataset.numpy("vector")
     if values.shape[1] != width:

@@ -50,8 +50,7 @@ class JointSpaceConfig(ModelConfig):
 class JointSpace(RetrievalModel):
     """Comparison of given vectors of texts and images, without any encoder.
 
-    Vectors that ``embed`` wrote are compared as their run compares them. Others are divided by their norms. ``places`` name both
-    sides in messages.
+    Vectors that ``embed`` wrote are compared as their run does; others are divided by their norms. ``places`` is for messages.
 
     Raises:
         DatasetError: the sides do not share a space, or a width.

@@ -13,6 +13,7 @@ from typing import Any
 
 _ANY = ".+"
 _COCO = r"(COCO_(train|val)2014_)?\d{12}"
+_KARPATHY = "Karpathy and Fei-Fei 2015, test images"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,6 @@ class Protocol:
 
 
 # Karpathy's file of COCO has 25,010 captions; VSE++, SCAN and CxC take the first five of each image.
-_KARPATHY = "Karpathy and Fei-Fei 2015, test images"
-
 PROTOCOLS = (
     Protocol("flickr8k-1k", {"test": r"\d+_[0-9a-f]{10}"}, 1_000, (5_000,), "Hodosh et al. 2013, test images"),
     Protocol("flickr30k-1k", {"test": r"\d{6,10}"}, 1_000, (5_000,), _KARPATHY),

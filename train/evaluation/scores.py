@@ -52,8 +52,7 @@ class Score:
         cross_lingual: retrieval of captions in other languages, by language; empty unless requested.
         protocol: comparison with the protocol of the field that has such a split; None without one.
         exclusion: duplicates of training items that were left out; None if not requested.
-        relevance: measures over all correct items, by definition of correct items: ``captions`` for those of each image, and names
-            of files.
+        relevance: measures over all correct items by their definition: ``captions`` for those of an image, or names of files.
         intervals: 95 % confidence intervals, by direction; with folds, of the ranks of all folds.
         space: name that the user gave to the joint space of two checkpoints; None for a run, and for vectors of one checkpoint.
         ranks: ranks of the queries in both directions, see `train.evaluation.ranks`.

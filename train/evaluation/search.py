@@ -1,6 +1,6 @@
 """Text-to-image search by a sentence in any language of a model.
 
-Letters: ``I`` images, ``E`` embedding width.
+Shapes: ``I`` images, ``E`` embedding width.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class ImageSearch:
 
     Attributes:
         languages: known languages; empty for a model that reads any.
-        encode: encodes a sentence in a language, float32 ``[1, E]``.
-        encode_images: encodes images from their features, and from the numbers of regions if they have regions.
+        encode: function from a sentence and its language to ``[1, E]``, float32.
+        encode_images: function from features of images, and from numbers of regions if they have regions, to ``[I, E]``.
     """
 
     model: RetrievalModel
@@ -159,7 +159,7 @@ def search(
         The best images, best first.
 
     Raises:
-        UsageError: the run does not know the language or any token, the query needs ``tokenize``, or there are several.
+        UsageError: the language or all tokens are unknown, the query needs ``tokenize``, or there are several queries.
         DatasetError: the folder holds no run, or the images are from another extractor or model.
     """
     if len(job.queries) != 1:
@@ -176,11 +176,11 @@ def open_search(
     on_warning: Remark,
     load: LoadEncoder | None,
 ) -> ImageSearch:
-    """Open the model of a job, which then reads any sentence, see `search`."""
+    """Open the model of a job for several searches, with arguments as of `search`."""
     if job.run.startswith(ENCODERS):
         return _open_pair(load_encoder(load, job.run, job.device), job)
 
-    def read(query: str, language: str, recipe: TextRecipe | None, truecaser: str) -> Sequence[str]:
+    def tokenize_query(query: str, language: str, recipe: TextRecipe | None, truecaser: str) -> Sequence[str]:
         if job.tokenized:
             return query.split()
         if tokenize is None:
@@ -190,7 +190,7 @@ def open_search(
             )
         return tokenize(query, language, recipe, truecaser)
 
-    run = EncodingRun(**vars(open_run(job.run, device=choose_device(job.device))), tokenize=read)
+    run = EncodingRun(**vars(open_run(job.run, device=choose_device(job.device))), tokenize=tokenize_query)
     check_reads_text(run)
     check_vectors(run)
     if remark := untrained_remark((*run.untrained, *open_dataset(job.features).untrained) if job.features else run.untrained):

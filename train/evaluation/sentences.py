@@ -20,6 +20,8 @@ from train.runs.run import Run
 Tokenize = Callable[[str, str, TextRecipe | None, str], Sequence[str]]
 """Tokenizer: takes text, language, text recipe of the run's captions (None if unknown) and folder of truecasers."""
 
+ENCODERS = ("open_clip:", "sentence:")
+
 
 class TextEncoder(Protocol):
     """Pretrained text encoder, which callers load: this package imports none."""
@@ -38,8 +40,6 @@ class TextEncoder(Protocol):
 
 LoadEncoder = Callable[[str, str], TextEncoder]
 """Loader of a text encoder by name, one with a prefix of `ENCODERS`, and device."""
-
-ENCODERS = ("open_clip:", "sentence:")
 
 
 def load_encoder(load: LoadEncoder | None, model: str, device: str) -> TextEncoder:

@@ -26,7 +26,7 @@ from schemas.process.resources import bfloat16_remark
 from schemas.process.shutdown import DeferredSignal, defer_signals, set_shutdown_notice
 from schemas.storage.folder import TEMPORARY_MARK, Folder
 from schemas.user_code import user_code
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from train.config.sections import Config, to_toml
 from train.data.sampling import Batch
 from train.devices import choose_device, computing
@@ -40,18 +40,10 @@ from train.losses import LossSums, Objective, is_at_margin, terms_of
 from train.models.catalogue import build_model
 from train.models.encoders import freeze_word_embeddings, load_pretrained_embeddings
 from train.progress import Report
-from train.runs.checkpoints import (
-    BEST,
-    LAST,
-    Checkpoint,
-    TrainingProgress,
-    restore_model,
-    restore_optimizer,
-    restore_sampler,
-    write_checkpoint,
-)
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingProgress, write_checkpoint
 from train.runs.init_from_run import init_from_run, provenance
 from train.runs.log import CONFIG, CURVES, LOG, METRICS, LogSink, RunLog, Stopwatch
+from train.runs.restoring import restore_model, restore_optimizer, restore_sampler
 from train.runs.run import (
     MODULES,
     Run,
@@ -197,7 +189,7 @@ class _Loop:
         self.chance = training_inputs.chance()
         self.progress = TrainingProgress()
         self.loss = 0.0  # The loss in the last line of the log.
-        self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # On the device, not yet in the progress.
+        self.new_losses: list[tuple[Batch, Tensor, Mapping[str, Tensor]]] = []  # Losses that the progress lacks, on the device.
         self.saved_step = 0  # Step of last.pt.
         self.stopwatch = Stopwatch()
         self.batches = BatchLoader(training_inputs, training_inputs.sampler(config, job.seed), processes, device)
@@ -354,7 +346,7 @@ class _Loop:
             if not all(map(isfinite, (validation.loss or 0.0, *validation.terms.values()))):
                 score = nan
         score = self.processes.broadcast(score, self.device)
-        if isnan(score):  # In all processes.
+        if isnan(score):  # Equal in all processes.
             raise self._diverged("the loss on the validation split is not finite")
         self.progress = self.progress.evaluated(score)
         if log is not None:

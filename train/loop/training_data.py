@@ -169,8 +169,9 @@ def load_training_inputs(
     words = None
     if corpus.word_vectors:
         fingerprint = open_dataset(corpus.vocabulary, kind="vocabulary").fingerprint
+        width = config.model.pretrained_width
         words = open_word_vectors(
-            corpus.word_vectors, vocabulary=fingerprint, languages=data.languages, width=config.model.pretrained_width
+            corpus.word_vectors, vocabulary_fingerprint=fingerprint, languages=data.languages, width=width
         )
     open_split = partial(
         open_data,
@@ -261,8 +262,7 @@ def overlap_remark(config: Config, corpus: Corpus | None) -> str:
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:
     """Return the token ids of one language in a joint vocabulary, with the specials.
 
-    A threshold of the vocabulary per language applies here, too. With a threshold on the joint count, a token belongs to every
-    language that contains it.
+    A threshold of the vocabulary per language applies here, too. With a joint one, a token belongs to all its languages.
     """
     min_count = parameters.min_count if parameters.count_scope == "language" else 1
     return tuple(

@@ -29,8 +29,7 @@ class Dropout(nn.Module):
     """Dropout with a resumable random state.
 
     The seed of the next mask is sampled with the initial weights, and grows by one with each mask. Checkpoints store it as
-    ``next_seed``, so that a resumed run samples the same masks as an uninterrupted one. It stays on the CPU: reading it from a GPU
-    would synchronise.
+    ``next_seed``, so that a resumed run samples the same masks. It stays on the CPU: reading it from a GPU would synchronise.
 
     Args:
         ratio: share of the values that become zeros, 0 to less than 1; with 0 the module has no state.

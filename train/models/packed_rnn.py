@@ -30,6 +30,8 @@ from torch.nn.functional import linear
 
 from train.data.batches import CaptionBatch
 
+_aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class PrefixTrie:
@@ -75,9 +77,6 @@ def build_trie(captions: CaptionBatch) -> PrefixTrie:
         ends=torch.from_numpy(ends),
         level_sizes=tuple(new.sum(axis=0).tolist()),
     )
-
-
-_aten = torch.ops.aten
 
 
 def gru_over_trie(gru: nn.GRU, words: Tensor, trie: PrefixTrie) -> Tensor:

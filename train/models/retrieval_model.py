@@ -184,8 +184,7 @@ class RetrievalModel(nn.Module):
     def token_states(self, captions: CaptionBatch, language: str) -> Any:
         """Run the part of `encode_captions` that ``torch.compile`` cannot trace.
 
-        The result is the input of `pool_states`. A compiled objective calls it for all captions of a batch first; the remainder is
-        one graph.
+        The result is the input of `pool_states`. A compiled objective calls it first, for all captions; the rest is one graph.
 
         Raises:
             ValueError: the model does not support the language.

@@ -22,6 +22,8 @@ TASKS = ("MSRvid 2012", "images 2014", "images 2015")
 QUOTED = "*"
 """Mark of rows that a paper quotes from other work."""
 
+_FOLDER = Path(__file__).with_name("published")
+
 
 @dataclass(frozen=True)
 class PublishedRow:
@@ -132,7 +134,6 @@ class _Paper:
     gold_ranks: tuple[GoldRank, ...] = ()
 
 
-_FOLDER = Path(__file__).with_name("published")
 _PAPERS: Mapping[str, _Paper] = {
     paper: convert(parse_toml((_FOLDER / f"{paper}.toml").read_text(encoding="utf-8")), _Paper, paper) for paper in PAPERS
 }

@@ -37,7 +37,7 @@ from schemas.process.devices import check_precision
 from schemas.process.resources import bfloat16_remark
 from schemas.storage.folder import Folder
 from schemas.vocabulary import SPECIALS
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from train.config.sections import Config, load_config, to_toml
 from train.data.captions import labels_of, read_captions
 from train.data.feature_checks import find_feature_outliers
@@ -76,7 +76,7 @@ class Task:
 
     Attributes:
         config: its configuration; of an ensemble, that of the first member.
-        contents: digests of their content, see `train.loop.training_data.contents_of`.
+        contents: digests of the content of its datasets, see `train.loop.training_data.contents_of`.
         splits: splits to measure it on.
         members: tasks of the members of an ensemble; empty for a single model.
     """
@@ -185,8 +185,7 @@ def reproduce(
 ) -> tuple[FailedRun, ...]:
     """Train and measure every row that has no result yet.
 
-    A failed or killed run does not end the others. The next call retries failed runs from their last checkpoints, and diverged ones
-    from the beginning.
+    A failed or killed run does not end the others. The next call retries them from their last checkpoints, diverged ones anew.
 
     ``on_report`` is called for every run that has ended, first for those of earlier calls. ``on_warning`` receives warnings about
     emulated precision, skipped rows, missing features, and features of zeros or unusual norms.
@@ -377,12 +376,12 @@ def failure_of(error: str, message: str, number: int | None = None, traceback: s
         return Failure("diverged", message)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"the disk is full: free some space ({message})" if traceback else message)
-    if traceback and _NO_MEMORY.search(f"{error} {message}"):
-        detail = shorten(message.removeprefix(f"{error}:"), _MAX_CHARACTERS, placeholder=" ...")
-        return Failure("memory", f"memory ran out{f' ({detail})' if detail else ''}: {NO_MEMORY_ADVICE}")
     if not traceback:
         return Failure("refused", message)
-    return Failure("fault", shorten(message, _MAX_CHARACTERS, placeholder=" ..."), traceback)
+    reason = shorten(message, _MAX_CHARACTERS, placeholder=" ...")
+    if _NO_MEMORY.search(message):
+        return Failure("memory", f"memory ran out ({reason}): {NO_MEMORY_ADVICE}")
+    return Failure("fault", reason, traceback)
 
 
 def _data_and_steps(task: Task) -> dict[str, Any]:

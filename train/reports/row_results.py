@@ -28,6 +28,8 @@ FAILURE_KINDS = {
 """The closed list of kinds of failures, with their meanings."""
 
 _DIGEST = "sha256"
+_ONE_CAUSE = ("diverged", "memory", "killed", "disk")
+"""Kinds of failures with the same cause even if their reasons differ."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,6 @@ def read_failure(path: Path) -> Failure | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Failure("refused", f"{str(path)!r} is damaged: the next command replaces it")
     return Failure(kind, reason)
-
-
-_ONE_CAUSE = ("diverged", "memory", "killed", "disk")
-"""Kinds of failures with the same cause even if their reasons differ."""
 
 
 @dataclass(frozen=True)

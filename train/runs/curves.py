@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.drawing.charts import GREY, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
+from schemas.drawing.charts import GREY, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, style_of
 from schemas.drawing.style import Axes, Figure, Line2D, own_style
-from schemas.storage.folder import Folder
 from train.runs.history import History
 
 _DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 _CUTOFFS: dict[int, Any] = {10: "-", 5: (0, (5, 1.5)), 1: (0, (1.2, 1.2))}
 
 
-def draw_curves(history: History, folder: Folder, name: str) -> None:
-    """Draw the log of a run.
-
-    Raises:
-        DatasetError: the picture cannot be written.
-    """
-    save(plot_curves(history), folder, name)
-
-
 @own_style()
 def plot_curves(history: History) -> Figure:
     """Return a figure of losses, recalls, and the learning rate if it varies."""
     terms = [*history.losses("step"), *history.losses("validation")]
-    kinds = list(dict.fromkeys(name.partition("/")[0] for name in terms)) or [""]  # Kinds differ in scale.
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in terms)) or [""]  # A panel each, since they differ in scale.
     rates = history.series("step", "learning_rate")
     has_rate = len(set(rates.values)) > 1
     rows = (len(kinds) + has_rate + 1) // 2 + 1  # The last one has recalls.
@@ -50,7 +40,7 @@ def plot_curves(history: History) -> Figure:
                 style = style_of(index)._replace(linestyle=dashes)
                 recalls_at = history.series("evaluation", language, direction, f"recall_at_{cutoff}")
                 draw_series(panel, *recalls_at, style, offset=index)
-        _draw_chance(panel, history, direction)
+        _draw_chance_recalls(panel, history, direction)
         panel.set_ylabel(f"validation recall, {words} (%)")
         panel.set_xlabel("step")
         panel.set_ylim(0, min(103.0, panel.get_ylim()[1]) if panel.lines else 100.0)  # 100 %, and the height of a marker.
@@ -66,7 +56,7 @@ def plot_curves(history: History) -> Figure:
     return figure
 
 
-def _draw_chance(panel: Axes, history: History, direction: str) -> None:
+def _draw_chance_recalls(panel: Axes, history: History, direction: str) -> None:
     languages: dict[tuple[float, ...], list[str]] = {}
     for language in history.languages:
         if scores := history.chance(language).get(direction):
@@ -84,7 +74,7 @@ def draw_chance(panel: Axes, scores: Sequence[float], text: str) -> None:
 
 
 def _draw_losses(panel: Axes, history: History, kind: str) -> None:
-    # A language has one style in all panels; terms of no language, or of two, follow.
+    # A language has one style in all panels; losses of no language, or of two, follow.
     training, validation = history.losses(), history.losses("validation")
     languages = {name: name.removeprefix("c2i/") for name in {**training, **validation}}
     order = list(dict.fromkeys([*history.languages, *languages.values()]))

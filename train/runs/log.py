@@ -168,9 +168,10 @@ class RunLog:
         self._folder.put(METRICS, history.to_csv().encode())
         if self._curves:
             try:
-                from train.runs.curves import draw_curves
+                from schemas.drawing.charts import save
+                from train.runs.curves import plot_curves
 
-                draw_curves(history, self._folder, CURVES)
+                save(plot_curves(history), self._folder, CURVES)
             except DatasetError:  # E.g. a full disk, on which the training cannot continue either.
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever matplotlib or a font of this machine raises

@@ -15,9 +15,10 @@ from schemas.vocabulary import Vocabulary
 from train.config.models import UnknownKindError
 from train.config.sections import Config, config_differences, from_toml
 from train.models.retrieval_model import RetrievalModel
-from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingState, read_checkpoint, stored_model, unusable
+from train.runs.checkpoints import BEST, LAST, Checkpoint, TrainingState, read_checkpoint, unusable
 from train.runs.history import read_history
 from train.runs.log import CONFIG, CURVES, METRICS
+from train.runs.restoring import stored_model
 
 MODULES = "modules"
 """Key of the digest of all modules of ``--import`` among a checkpoint's contents."""

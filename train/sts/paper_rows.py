@@ -31,7 +31,7 @@ class StsRow:
     """A row of a table.
 
     Attributes:
-        measured: the runs of its preset, or the baseline in its row.
+        measured: correlations of the runs of its preset, or of the baseline of word overlap.
         refused: reason if the row or its runs cannot be measured; else empty.
     """
 
@@ -41,8 +41,13 @@ class StsRow:
 
 
 @dataclass(frozen=True)
-class StsRows:
-    """A published table with measurements; ``tasks`` are names in `TASKS` or None."""
+class MeasuredSts:
+    """A published table with measurements.
+
+    Attributes:
+        data: the sentence pairs on which it is measured.
+        tasks: name in `TASKS` of each of them; None if they are none of the paper's.
+    """
 
     paper: StsPaper
     data: tuple[StsPairs, ...]
@@ -105,10 +110,10 @@ class StsRows:
             name: {"published": cell.published, "mean": cell.mean, "measured": list(cell.values)}
             for name, cell in cells.items()
         }
-        names = {name: getattr(row.published, name) for name in ("name", "preset", "quoted")}
+        source = {name: getattr(row.published, name) for name in ("name", "preset", "quoted")}
         untrained = sorted({name for system in row.measured for name in system.untrained})
         runs = [system.name for system in row.measured]
-        return {**names, "runs": runs, "refused": row.refused, "scores": scores, "untrained": untrained}
+        return {**source, "runs": runs, "refused": row.refused, "scores": scores, "untrained": untrained}
 
 
 def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
@@ -134,7 +139,9 @@ def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
     return pairs
 
 
-def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on_progress: Count = no_progress) -> StsRows:
+def measure_sts(
+    job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on_progress: Count = no_progress
+) -> MeasuredSts:
     """Measure the finished runs of a job on the sentence pairs of `open_sts`.
 
     Rows without a result have only the published numbers.
@@ -145,7 +152,7 @@ def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on
     table = STS_PAPERS[job.paper]
     options: dict[str, Any] = {"language": _LANGUAGE, "truecaser": job.truecaser, "on_progress": on_progress}
     overlap = score_overlap(data)
-    rows = [StsRow(table.rows[0], (overlap,))]
+    rows = [StsRow(table.rows[0], (overlap,))]  # The first row is the baseline.
     for published in table.rows[1:]:
         systems, refused = [], published.unmeasured
         for folder in finished_runs(job.output, published.preset) if published.preset else ():
@@ -156,4 +163,4 @@ def sts_rows(job: ReproduceJob, data: Sequence[StsPairs], tokenize: Tokenize, on
                 refused = str(error)
                 break
         rows.append(StsRow(published, tuple(systems), refused))
-    return StsRows(table, tuple(data), tasks_of(data, overlap), tuple(rows))
+    return MeasuredSts(table, tuple(data), tasks_of(data, overlap), tuple(rows))

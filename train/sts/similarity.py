@@ -151,8 +151,7 @@ def sts(
 ) -> StsResult:
     """Measure the word-overlap baseline, runs, models and vectors on sentence pairs.
 
-    ``tokenize`` follows the text recipe of a run's captions; it is unused without runs, or if the sentences are tokens. ``load``
-    loads pretrained models.
+    ``tokenize`` follows the text recipe of a run's captions; sentences of tokens need none. ``load`` loads pretrained models.
 
     Raises:
         UsageError: a run's model has no vectors or does not know the language, or the sentences need ``tokenize``.

@@ -27,7 +27,8 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FrozenBatchNorm2d
 
 from extractors.computing.fusion import fold_norm
-from extractors.regions.boxes import STRIDE, anchor_grid, apply_deltas, cell_anchors, clip, is_larger, nms
+from extractors.regions.boxes import STRIDE, anchor_grid, apply_deltas, cell_anchors, clip, is_larger
+from extractors.regions.nms import nms
 
 CLASSES = 1600
 """Number of classes, without the background (id 0): line n of the file is class n."""
@@ -44,6 +45,12 @@ POOLED = 14
 _CANDIDATES = 6000  # Maximum number of boxes of an image before NMS.
 _NMS_IOU_THRESHOLD = 0.7
 _MIN_SIDE = 16  # In pixels of the original image, exclusive.
+_STEM_SCALE = 1 / 16  # Pixels range from -123 to 153.
+_DAMPING = 0.25  # Factor of residual branches.
+_SHORTCUT_SCALE = 0.7
+_SHIFT = -1.0  # Added before each ReLU except those after a residual sum.
+# Standard deviations of outputs for inputs of length 1.
+_OUTPUT_STDS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head.attributes": 3.0}
 
 
 class Backbone(nn.Module):
@@ -199,14 +206,6 @@ def fold_frozen_norms(model: nn.Module) -> None:
 
 def _resnet101() -> Any:
     return torchvision.models.ResNet(Bottleneck, [3, 4, 23, 3], norm_layer=FrozenBatchNorm2d)
-
-
-_STEM_SCALE = 1 / 16  # Pixels range from -123 to 153.
-_DAMPING = 0.25  # Factor of residual branches.
-_SHORTCUT_SCALE = 0.7
-_SHIFT = -1.0  # Added before each ReLU except those after a residual sum.
-# Standard deviations of outputs for inputs of length 1.
-_OUTPUT_STDS = {"rpn.scores": 1.0, "rpn.deltas": 0.3, "head.classes": 6.0, "head.attributes": 3.0}
 
 
 def initialize(detector: nn.Module) -> None:

@@ -41,6 +41,7 @@ from extractors.computing.winograd import winograd_matrices
 _SIDE = 7  # Positions of a phase along one axis.
 _POOLED = 2 * _SIDE  # Rows and columns of a pooled region.
 _TILES = (4, 3)  # Outputs of each tile along one axis.
+_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
 class LastStage(ABC):
@@ -257,9 +258,6 @@ def _phase_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         a_ts.append(np.pad(a_t, (around, (0, 0))))
         start += outputs
     return np.concatenate(b_ts), np.concatenate(gs), np.concatenate(a_ts, axis=1)
-
-
-_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
 def distinct_bins(boxes: Tensor, side: int, scale: float, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from extractors.regions.bottom_up.network import ATTRIBUTES
 from extractors.regions.bottom_up.preprocessing import preprocess_image, resized_wh, scale_of, send
-from extractors.regions.boxes import cell_anchors, nms
+from extractors.regions.boxes import cell_anchors
+from extractors.regions.nms import nms
 from schemas.process.devices import upload
 
 CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")

@@ -29,6 +29,7 @@ RENAME = "rename one of them, here and on the disk, or write a table with ids of
 
 _MAX_COMBINATIONS = 10_000
 _NO_LABEL = re.compile(f"[/{CONTROLS}\ud800-\udfff]")
+TABLE_ROWS = 8000
 
 
 class RawCaption(NamedTuple):
@@ -71,8 +72,6 @@ class Part:
 
 CAPTION_COLUMNS = pa.schema([(name, pa.int16() if name == "index" else pa.string()) for name in RawCaption._fields])
 """The columns of raw captions in a table: the attributes of `RawCaption`."""
-
-TABLE_ROWS = 8000
 
 
 def tables_of(captions: Iterable[RawCaption]) -> Iterator[pa.Table]:

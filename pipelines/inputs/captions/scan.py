@@ -2,8 +2,7 @@
 
 ``SPLIT_caps.txt`` holds one caption per line, grouped by image. An optional ``SPLIT_ids.txt`` holds image ids: one line per image,
 or per caption (VSE++ repeats each image). Without it each image has five captions, as the loaders of both assume, and ids such as
-``test-7``, counted from 0. Splits keep their names (``train``, ``dev``, ``test``, ``testall``). ``imagepivot export --format scan``
-writes this layout.
+``test-7``, counted from 0. Splits keep their names (``train``, ``dev``, ``test``, ``testall``). ``export`` writes this layout.
 """
 
 from __future__ import annotations

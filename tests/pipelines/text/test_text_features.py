@@ -135,7 +135,7 @@ def test_mistakes(job, captions, model, tmp_path):
         extract_text_features(TextFeaturesJob(job.output, str(tmp_path / "x"), str(model)))
     empty = tmp_path / "empty"
     write_rows(empty, "captions", [], shards=1)
-    with pytest.raises(DatasetError, match="has no captions: check the source"):
+    with pytest.raises(DatasetError, match="empty' has no captions"):
         extract_text_features(TextFeaturesJob(str(empty), str(tmp_path / "x"), str(model)))
     elsewhere = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--region=r", "--temp_location=gs://b/t"))
     with pytest.raises(UsageError, match=r"is a path on this machine"):
@@ -161,7 +161,7 @@ def test_resume_with_another_version_of_the_model_code_is_refused(job, monkeypat
     forward = TokenExtractor._forward
     monkeypatch.setattr(TokenExtractor, "_forward", lambda model, ids: forward(model, ids) * 1.01)
     monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "cache of another version"))
-    with pytest.raises(DatasetError, match=r"was computed by another version of the model's code .*nothing was written"):
+    with pytest.raises(DatasetError, match="another version"):
         extract_text_features(job, ONE)
 
 

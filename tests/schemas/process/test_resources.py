@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from schemas.process import resources
-from schemas.process.resources import bfloat16_remark, core_count, core_quota, keep_freed_memory, memory_limit, usable_cores
+from schemas.process.resources import bfloat16_remark, core_count, core_quota, memory_limit, usable_cores
 
 HOST = 64 << 30
 UNLIMITED = "9223372036854771712"  # What version 1 says where there is no limit.
@@ -147,99 +144,3 @@ def test_bfloat16_without_instructions_has_a_remark(tmp_path, text, emulates):
     assert not emulates or "no instructions for bfloat16" in sentence
     assert (bfloat16_remark("fp32", "cpu", cpu), bfloat16_remark("bf16", "cuda", cpu)) == ("", "")
     assert bfloat16_remark("bf16", "cpu", tmp_path / "missing") == ""
-
-
-ROOT = Path(__file__).parents[3]
-glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs Linux with glibc")
-
-BUFFERS = """
-import resource, sys, threading
-from schemas.process.resources import keep_freed_memory
-keep_freed_memory()
-
-def rounds(count):
-    for _ in range(count):
-        b"x" * (48 << 20)
-
-def measure():
-    rounds(2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    rounds(10)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-if sys.argv[1] == "thread":
-    thread = threading.Thread(target=measure)
-    thread.start()
-    thread.join()
-else:
-    measure()
-"""
-
-
-def run(code: str, *words: str, **environment: str) -> str:
-    """Run Python code in a process in which nobody has set the allocator but ``environment``; return what it printed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], env=clean | environment, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-@pytest.mark.slow
-@glibc
-@pytest.mark.parametrize("where", ["main", "thread"])
-def test_buffer_as_large_as_the_last_costs_no_page_faults(where):
-    assert int(run(BUFFERS, where)) < 100
-    # Without the setting each buffer is mapped and touched anew: 24 pages of 2 MB at the least.
-    assert int(run(BUFFERS, where, MALLOC_CHECK_="0")) >= 240
-
-
-@glibc
-@pytest.mark.parametrize(
-    ("environment", "is_set"),
-    [
-        ({}, True),
-        ({"MALLOC_ARENA_MAX": "4"}, False),
-        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
-        ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=3"}, False),
-        ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, True),
-    ],
-)
-def test_keep_freed_memory_keeps_user_settings(environment, is_set):
-    code = "from schemas.process import resources; print(resources.keep_freed_memory())"
-    assert run(code, **environment) == str(is_set)
-
-
-@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
-def test_keep_freed_memory_without_mallopt_does_nothing(system, monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert keep_freed_memory() is False
-
-
-SET = """
-from schemas.process import resources
-resources.keep_freed_memory = lambda: print("set")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "start",
-    [
-        "import sys, imagepivot; sys.argv[1:] = ['--version']; imagepivot.command()",
-        "import os; from pipelines.running.process_pool import serve; serve(os.getppid(), os.open('/dev/null', os.O_RDONLY))",
-        "import sys; from importlib.machinery import ModuleSpec; sys.modules['__main__'].__spec__ = "
-        "ModuleSpec('apache_beam.runners.worker.sdk_worker_main', None); import pipelines",
-    ],
-    ids=["command", "local worker", "worker on another machine"],
-)
-def test_every_process_of_ours_sets_its_allocator(start):
-    assert run(SET + start).split()[0] == "set"
-
-
-@pytest.mark.slow
-def test_import_leaves_the_allocator_of_a_program_alone():
-    assert run(SET + "import imagepivot, pipelines, schemas; imagepivot.open_dataset") == ""

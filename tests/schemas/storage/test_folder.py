@@ -19,8 +19,8 @@ from schemas.storage.storage_errors import (
     create_folder,
     storage_errors,
 )
+from schemas.writing.locks import lock_folder
 from schemas.writing.output_state import OutputState
-from schemas.writing.shard_writer import lock_folder
 from schemas.writing.validation import validate
 from tests.schemas.conftest import make_toy
 from tests.stores import MemoryBucket

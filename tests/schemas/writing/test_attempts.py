@@ -12,7 +12,7 @@ import pytest
 
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
-from schemas.writing import shard_writer
+from schemas.writing import locks
 from schemas.writing.dataset_writer import commit
 from schemas.writing.validation import validate
 from tests.builders import tree
@@ -62,11 +62,11 @@ def test_publishers_take_turns(tmp_path):
     folder, order = Folder(str(tmp_path)), []
 
     def publish() -> None:
-        with shard_writer.publishing(folder):
+        with locks.publishing(folder):
             order.append("second")
 
     thread = threading.Thread(target=publish)
-    with shard_writer.publishing(folder):
+    with locks.publishing(folder):
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()

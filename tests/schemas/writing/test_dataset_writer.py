@@ -19,11 +19,12 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, complete_dataset, write_dataset
+from schemas.writing.locks import lock_folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.records import Source
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import lock_folder, open_shard
+from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.schemas.conftest import blocked_process, make_regions, prepare
@@ -101,7 +102,8 @@ import sys
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
-from schemas.writing.shard_writer import lock_folder, open_shard
+from schemas.writing.locks import lock_folder
+from schemas.writing.shard_writer import open_shard
 
 output = OutputDataset(Folder(sys.argv[1]), kind="captions", parameters={"a": 1}, shards=2)
 with lock_folder(output.folder):

@@ -12,7 +12,7 @@ import pytest
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.footers import Footer, footer_metadata
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from schemas.writing.validation import validate
 from tests.builders import shard_by_hand
 from tests.schemas.conftest import KINDS, make_features, make_toy

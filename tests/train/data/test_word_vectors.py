@@ -8,7 +8,9 @@ from train.data.word_vectors import WordVectors, open_word_vectors
 
 def test_open_word_vectors_equals_rows(toy, toy_words):
     vocabulary = open_dataset(toy.vocabulary)
-    words = open_word_vectors(toy_words.word_vectors, vocabulary=vocabulary.fingerprint, languages=("de", "en"), width=4)
+    words = open_word_vectors(
+        toy_words.word_vectors, vocabulary_fingerprint=vocabulary.fingerprint, languages=("de", "en"), width=4
+    )
     assert words.fingerprint == open_dataset(toy_words.word_vectors).fingerprint
     rows = open_dataset(toy_words.word_vectors).table().to_pylist()
     for language in ("de", "en"):
@@ -45,7 +47,11 @@ def test_of_languages_averages_by_counts():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"vocabulary": "0" * 64}, DatasetError, "belongs to another vocabulary .*write it again for this vocabulary"),
+        (
+            {"vocabulary_fingerprint": "0" * 64},
+            DatasetError,
+            "belongs to another vocabulary .*write it again for this vocabulary",
+        ),
         (
             {"width": 300},
             UsageError,
@@ -55,11 +61,11 @@ def test_of_languages_averages_by_counts():
     ],
 )
 def test_incompatible_word_vectors_are_refused(toy, toy_words, change, error, message):
-    fields = {"vocabulary": open_dataset(toy.vocabulary).fingerprint, "languages": ("en",), "width": 4, **change}
+    fields = {"vocabulary_fingerprint": open_dataset(toy.vocabulary).fingerprint, "languages": ("en",), "width": 4, **change}
     with pytest.raises(error, match=message):
         open_word_vectors(toy_words.word_vectors, **fields)
 
 
 def test_another_kind_of_dataset(toy):
     with pytest.raises(DatasetError, match="holds vocabulary, expected word-vectors"):
-        open_word_vectors(toy.vocabulary, vocabulary="", languages=("en",), width=4)
+        open_word_vectors(toy.vocabulary, vocabulary_fingerprint="", languages=("en",), width=4)

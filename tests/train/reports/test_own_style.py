@@ -12,6 +12,7 @@ from matplotlib import font_manager
 from PIL import Image
 
 from pipelines.datasets.view import LabelledBox, draw_boxes
+from schemas.drawing.charts import save
 from schemas.errors import DatasetError, InputError
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY
@@ -34,7 +35,7 @@ def test_pictures_do_not_follow_the_settings_of_the_user(toy, write_run, tmp_pat
     def draw(name: str) -> dict[str, bytes]:
         output = tmp_path / name
         figures.draw_figures(FiguresJob(**{**vars(job), "output": str(output)}))
-        curves.draw_curves(HISTORY, Folder(str(output)), "curves.svg")
+        save(curves.plot_curves(HISTORY), Folder(str(output)), "curves.svg")
         comparison_plot.plot_comparison(comparison.compare_runs([run]), str(output))
         boxes = draw_boxes(Image.new("RGB", (300, 200)), [LabelledBox((10, 10, 90, 90), "a label")])
         return {**drawn_files(output), "boxes": np.asarray(boxes).tobytes()}
@@ -80,7 +81,7 @@ def broken_font(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("broken_font")
 def test_picture_that_cannot_be_drawn_is_an_error_of_one_line(tmp_path):
     with pytest.raises(InputError, match=r"^matplotlib cannot draw the picture \(\w+: .*\): delete matplotlib's cache"):
-        curves.draw_curves(HISTORY, Folder(str(tmp_path)), "curves.png")
+        save(curves.plot_curves(HISTORY), Folder(str(tmp_path)), "curves.png")
     assert not (tmp_path / "curves.png").exists()
 
 
@@ -90,7 +91,7 @@ def test_picture_that_cannot_be_drawn_does_not_end_a_training(error, monkeypatch
         raise error
 
     remarks: list[str] = []
-    monkeypatch.setattr(curves, "draw_curves", draw)
+    monkeypatch.setattr(curves, "plot_curves", draw)
     monkeypatch.setattr(log, "remark", remarks.append)
     monkeypatch.setattr(log, "_FIRST_SECONDS", 0.0)
     with (

@@ -474,8 +474,8 @@ def raised(do) -> Exception:
     [
         (raised(lambda: torch.empty(1 << 60)), "memory", "DefaultCPUAllocator: can't allocate memory"),
         (raised(lambda: np.zeros((1 << 25, 1 << 25))), "memory", "give fewer --workers, a smaller schedule.batch_size, or"),
-        (MemoryError(), "memory", "memory ran out: give fewer --workers"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"), "memory", "(CUDA out of memory."),
+        (MemoryError(), "memory", "memory ran out (MemoryError): give fewer --workers"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"), "memory", "(OutOfMemoryError: CUDA out of"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), "memory", "CUBLAS"),
         (RuntimeError("GET was unable to find an engine to execute this computation"), "memory", "find an engine"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory", "Cannot allocate memory"),
@@ -494,10 +494,11 @@ def raised(do) -> Exception:
     ids=str,
 )
 def test_every_error_has_a_kind_and_a_line(error, kind, words):
-    ours = isinstance(error, ImagepivotError)  # Others are events with a traceback, see `pipelines.commands.endings`.
+    ours = isinstance(error, ImagepivotError)  # Others are events with a traceback, see `pipelines.commands.exit_codes`.
     name = type(error).__name__
     number = errno.ENOSPC if ours and kind == "disk" else errno_of(error)
-    failure = failure_of(name, str(error) if ours else f"{name}: {error}", number, "" if ours else "Traceback ...")
+    message = str(error) if ours or not str(error) else f"{name}: {error}"
+    failure = failure_of(name, message or name, number, "" if ours else "Traceback ...")
     assert failure.kind == kind in FAILURE_KINDS
     assert words in failure.reason
     assert "\n" not in failure.reason

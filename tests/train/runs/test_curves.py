@@ -1,27 +1,13 @@
 """What the pictures show, by matplotlib's own account of the figure."""
 
 import pytest
-from matplotlib.figure import Figure
 
 from schemas.drawing import charts
-from schemas.drawing.charts import Style, draw_series, new_figure, plain, running_mean, style_of
+from schemas.drawing.charts import Style, draw_series, new_figure, plain, running_mean, save, style_of
 from schemas.storage.folder import Folder
 from tests.train.runs.test_history import HISTORY
-from train.runs.curves import draw_curves
+from train.runs.curves import plot_curves
 from train.runs.history import History
-
-
-@pytest.fixture
-def drawn(monkeypatch, tmp_path):
-    """Draw a history, and return the figure that was saved."""
-    saved: list[Figure] = []
-    monkeypatch.setattr("train.runs.curves.save", lambda figure, folder, name: saved.append(figure))
-
-    def draw(history: History) -> Figure:
-        draw_curves(history, Folder(str(tmp_path)), "curves.png")
-        return saved[-1]
-
-    return draw
 
 
 def points(line) -> list[tuple[float, float]]:
@@ -29,8 +15,8 @@ def points(line) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_curves_of_a_run(drawn):
-    figure = drawn(HISTORY)
+def test_curves_of_a_run():
+    figure = plot_curves(HISTORY)
     captions, images, rate, unused, *recalls = figure.axes  # Losses of captions alone have a panel of their own.
     assert {line.get_label(): points(line) for line in captions.lines} == {"c2c": [(10, 3.0), (30, 1.0)]}
     assert {line.get_label(): points(line) for line in images.lines} == {
@@ -61,8 +47,8 @@ def test_curves_of_a_run(drawn):
     assert [text.get_text() for text in legend.texts] == ["en", "de", "R@10", "R@5", "R@1", "best model, step 20"]
 
 
-def test_language_looks_the_same_in_all_panels(drawn):
-    captions, images, _, _, recalls, _ = drawn(HISTORY).axes
+def test_language_looks_the_same_in_all_panels():
+    captions, images, _, _, recalls, _ = plot_curves(HISTORY).axes
     (english,) = (line for line in images.lines if line.get_label() == "c2i, en")
     assert {(line.get_color(), line.get_marker()) for line in recalls.lines[:3]} == {
         (english.get_color(), english.get_marker())
@@ -72,15 +58,15 @@ def test_language_looks_the_same_in_all_panels(drawn):
 
 
 @pytest.mark.slow
-def test_constant_learning_rate_has_no_panel(drawn):
+def test_constant_learning_rate_has_no_panel():
     entries = [{**entry, "learning_rate": 0.1} if "learning_rate" in entry else entry for entry in HISTORY.entries]
-    visible = [panel.get_ylabel() for panel in drawn(History(tuple(entries))).axes if panel.get_visible()]
+    visible = [panel.get_ylabel() for panel in plot_curves(History(tuple(entries))).axes if panel.get_visible()]
     assert [label.partition(",")[0] for label in visible] == ["loss per query"] * 2 + ["validation recall"] * 2
 
 
 @pytest.mark.slow
-def test_panels_without_anything_say_so(drawn):
-    figure = drawn(History(()))
+def test_panels_without_anything_say_so():
+    figure = plot_curves(History(()))
     panels = [panel for panel in figure.axes if panel.get_visible()]
     assert [[text.get_text() for text in panel.texts] for panel in panels] == [["nothing logged yet"]] * 3
     assert figure.legends == []
@@ -90,7 +76,7 @@ def test_panels_without_anything_say_so(drawn):
 def test_same_log_gives_the_same_bytes(tmp_path):
     for kind in ("png", "pdf", "svg"):
         for name in ("a", "b"):
-            draw_curves(HISTORY, Folder(str(tmp_path)), f"{name}.{kind}")
+            save(plot_curves(HISTORY), Folder(str(tmp_path)), f"{name}.{kind}")
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 

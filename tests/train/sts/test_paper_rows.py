@@ -12,7 +12,7 @@ from train.reports.published import STS_PAPERS
 from train.reports.reproduce import reproduce
 from train.reports.row_results import write_report
 from train.sts.pairs import read_sts
-from train.sts.paper_rows import open_sts, sts_rows
+from train.sts.paper_rows import measure_sts, open_sts
 from train.sts.similarity import sts
 
 pytestmark = pytest.mark.cluster
@@ -42,7 +42,7 @@ def pairs(sts_pairs):
 
 
 def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_pairs, tmp_path):
-    rows = sts_rows(job_of("gella2017", trained, toy_2016), pairs, tokenize)
+    rows = measure_sts(job_of("gella2017", trained, toy_2016), pairs, tokenize)
     assert [row.published for row in rows.rows] == list(STS_PAPERS["gella2017"].rows)
     assert rows.tasks == ("images 2014", "images 2015")
     folders = [str(trained / "runs" / "gella2017" / "pivot-asym" / f"seed-{seed}") for seed in (0, 1)]
@@ -77,7 +77,7 @@ def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_
 
 
 def test_quoted_row_of_another_paper_is_measured(trained, toy_2016, pairs):
-    rows_of_huang = sts_rows(job_of("huang2019", trained, toy_2016), pairs, tokenize)
+    rows_of_huang = measure_sts(job_of("huang2019", trained, toy_2016), pairs, tokenize)
     rows = {row.published.name: row for row in rows_of_huang.rows}
     assert len(rows["VSE (Kiros et al.)"].measured) == 2
     assert [system.name for system in rows["VSE (Kiros et al.)"].measured] == [f"gella2017/vse-en/seed-{n}" for n in (0, 1)]
@@ -91,7 +91,7 @@ def test_unsuitable_run_does_not_end_the_others(trained, toy_2016, pairs):
     def refuse(text, language, recipe, truecaser):
         raise UsageError("no words here")
 
-    rows = sts_rows(job_of("gella2017", trained, toy_2016), pairs, refuse)
+    rows = measure_sts(job_of("gella2017", trained, toy_2016), pairs, refuse)
     assert {row.published.name for row in rows.rows if row.refused} == {"VSE", "PIVOT-ASYM"}
     (note,) = (note for note in rows.to_tables()[-1].notes if note.startswith("VSE is not measured: "))
     assert "no words here" in note

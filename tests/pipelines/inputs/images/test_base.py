@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from extractors.images.decoding import FORMATS
+from extractors.images.formats import FORMATS
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import EXTENSIONS, ImageRef, ImageSource, SkippedFiles, is_image
 from pipelines.inputs.images.opening import open_images

@@ -7,13 +7,13 @@ import pytest
 
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
-from schemas.writing import shard_writer
-from schemas.writing.shard_writer import lock_folder, publishing
+from schemas.writing import locks
+from schemas.writing.locks import lock_folder, publishing
 from tests.schemas.conftest import blocked_process
 
 HOLDER = """
 import sys
-from schemas.writing.shard_writer import lock_folder
+from schemas.writing.locks import lock_folder
 from schemas.storage.folder import Folder
 
 with lock_folder(Folder(sys.argv[1])):
@@ -62,7 +62,7 @@ def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):
 
 def test_lock_file_deleted_while_waiting_is_recreated(folder, monkeypatch):
     # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
-    flock = shard_writer.fcntl.flock
+    flock = locks.fcntl.flock
     calls = []
 
     def end_other_run(handle, operation):
@@ -71,7 +71,7 @@ def test_lock_file_deleted_while_waiting_is_recreated(folder, monkeypatch):
         calls.append(handle)
         flock(handle, operation)
 
-    monkeypatch.setattr(shard_writer.fcntl, "flock", end_other_run)
+    monkeypatch.setattr(locks.fcntl, "flock", end_other_run)
     with lock_folder(folder):
         assert len(calls) == 2
         with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
@@ -93,7 +93,7 @@ def test_tasks_share_a_folder_and_keep_runs_out(folder):
 
 def test_task_exit_keeps_the_lock_of_a_new_run(folder, monkeypatch):
     # Between the task's last look at the lock and its end, another run deletes the file and makes a new one.
-    flock = shard_writer.fcntl.flock
+    flock = locks.fcntl.flock
 
     def replace_lock(handle, operation):
         flock(handle, operation)
@@ -101,21 +101,21 @@ def test_task_exit_keeps_the_lock_of_a_new_run(folder, monkeypatch):
         folder.put(".lock", b"theirs")
 
     with lock_folder(folder, shared=True):
-        monkeypatch.setattr(shard_writer.fcntl, "flock", replace_lock)
+        monkeypatch.setattr(locks.fcntl, "flock", replace_lock)
     assert folder.read(".lock") == b"theirs"
 
 
 def test_task_waits_while_another_one_deletes_the_lock(folder, monkeypatch):
     first = lock_folder(folder, shared=True)
     first.__enter__()
-    is_last = shard_writer._is_last
+    is_last = locks._is_last
 
     def wait(handle, path):
         assert is_last(handle, path)  # From here to its end the first task holds the lock alone.
-        monkeypatch.setattr(shard_writer.time, "sleep", lambda seconds: path.unlink())
+        monkeypatch.setattr(locks.time, "sleep", lambda seconds: path.unlink())
         return True
 
-    monkeypatch.setattr(shard_writer, "_is_last", lambda handle, path: wait(handle, path) and enter())
+    monkeypatch.setattr(locks, "_is_last", lambda handle, path: wait(handle, path) and enter())
     second = lock_folder(folder, shared=True)
 
     def enter() -> bool:
@@ -125,7 +125,7 @@ def test_task_waits_while_another_one_deletes_the_lock(folder, monkeypatch):
     first.__exit__(None, None, None)
     with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
         pytest.fail("a run and a task hold one folder")
-    monkeypatch.setattr(shard_writer, "_is_last", is_last)
+    monkeypatch.setattr(locks, "_is_last", is_last)
     second.__exit__(None, None, None)
     assert folder.names() == []
 
@@ -140,7 +140,7 @@ def test_folder_deleted_by_a_refused_run_is_recreated(folder, monkeypatch):
         calls.append(path)
         return opened(path, *arguments)
 
-    monkeypatch.setattr(shard_writer.os, "open", delete_folder)
+    monkeypatch.setattr(locks.os, "open", delete_folder)
     with lock_folder(folder, shared=True):
         assert folder.names() == [".lock"]
     assert len(calls) == 2
