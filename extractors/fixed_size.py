@@ -128,10 +128,6 @@ class CropExtractor(FixedSizeExtractor):
         """Resize an image and crop its centre: uint8 ``[3, S, S]``, channels R, G, B."""
         return resize_and_crop(image, self._preprocessing)
 
-    def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return the bytes of `preprocess` faster, if called from a single thread."""
-        return resize_and_crop(image, self._preprocessing, single_threaded=True)
-
 
 class CenterCropExtractor(CropExtractor):
     """Network up to its last feature map (``trunk``) on the centre crop of an image."""

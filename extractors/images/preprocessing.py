@@ -60,10 +60,8 @@ class Preprocessing:
         return values | {"resize_with": "pillow" if self.antialias else "imagepivot"}
 
 
-def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_threaded: bool = False) -> Tensor:
+def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     """Resize an RGB image and crop its centre.
-
-    For ``single_threaded`` see `extractors.Extractor.preprocess_single_threaded`.
 
     Returns:
         uint8 ``[3, H, W]``, channels R, G, B, in channels-last layout, ``H = W = crop``.
@@ -73,13 +71,6 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_
     """
     import torch
 
-    if single_threaded and preprocessing.antialias:
-        from extractors.images.resizing import can_resize_exactly, resize_exactly  # Loads torch.
-
-        size_wh = _checked_size(image, preprocessing)
-        if can_resize_exactly(image, size_wh):
-            box = _crop_box(*size_wh, preprocessing.crop)
-            return resize_exactly(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)
     return torch.from_numpy(cropped_pixels(image, preprocessing))
 
 
@@ -104,16 +95,6 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     Raises:
         DecodeError: see `resize_and_crop`.
     """
-    size_wh = _checked_size(image, preprocessing)
-    if size_wh == image.size:
-        return image
-    if preprocessing.antialias:
-        return image.resize(size_wh, Image.Resampling[preprocessing.interpolation.upper()])
-    return Image.fromarray(_bilinear(np.asarray(image), size_wh))
-
-
-def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return width and height after resizing; raise as `resize`."""
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode_image`")
     short, crop = preprocessing.resize_short, preprocessing.crop
@@ -123,7 +104,11 @@ def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int
         long = int(short * max(image.size) / min(image.size))
         size_wh = (short, long) if image.width <= image.height else (long, short)
     check_resized(image, size_wh)
-    return size_wh
+    if size_wh == image.size:
+        return image
+    if preprocessing.antialias:
+        return image.resize(size_wh, Image.Resampling[preprocessing.interpolation.upper()])
+    return Image.fromarray(_bilinear(np.asarray(image), size_wh))
 
 
 def check_resized(image: Image.Image, size_wh: tuple[int, int], *, min_side: int = 1) -> None:

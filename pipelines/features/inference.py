@@ -216,8 +216,7 @@ def extract_rows(
 
     extractor, batch_size, processes = loaded.extractor, loaded.batch_size, loaded.processes
     threads = processes.num_processes if processes is not None else loaded.threads
-    preprocess = extractor.preprocess_single_threaded if threads == 1 else extractor.preprocess
-    pixels = processes.pixels if processes is not None else lambda data: preprocess(extractors.decode_image(data))
+    pixels = processes.pixels if processes is not None else lambda data: extractor.preprocess(extractors.decode_image(data))
     todo = iter(refs)
     ahead: deque[Future[_Image]] = deque()
     reads = max(reads, threads)
