@@ -2,23 +2,19 @@
 
 Weights are identified by the SHA-256 of their tensors, which does not depend on the file format. The hash of the file itself is
 compared only for downloads of published files, and with those of known wrong files.
-
-Planning describes an extractor and often loads it in the same process. The weights of the last description are therefore cached in
-memory, for one minute only, since they may be as large as the model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
-from threading import Lock, Timer
 from typing import Any
 
 import torch
@@ -217,38 +213,3 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed for the CPU only.
         state = architecture.build().state_dict()
     return Weights(state, random=f"random:{seed}")
-
-
-STORED_SECONDS = 60.0
-"""Seconds after which stored weights are dropped."""
-
-_lock = Lock()
-_stored: dict[Hashable, tuple[Weights, Timer]] = {}
-
-
-def store_weights(key: Hashable, weights: Weights) -> None:
-    """Store weights for `pop_weights`, and drop others."""
-    # The timer refers to the key, since its thread would keep the weights alive.
-    timer = Timer(STORED_SECONDS, pop_weights, [key])
-    timer.daemon = True
-    with _lock:
-        _forget_stored()
-        _stored[key] = weights, timer
-        timer.start()
-
-
-def pop_weights(key: Hashable) -> Weights | None:
-    """Remove and return weights; None if they are missing or their file has changed."""
-    with _lock:
-        if key not in _stored:
-            return None
-        weights, _ = _stored[key]
-        _forget_stored()
-    is_current = weights.path is None or FileStamp.of(weights.path) == weights.stamp
-    return weights if is_current else None
-
-
-def _forget_stored() -> None:
-    for _, timer in _stored.values():
-        timer.cancel()
-    _stored.clear()
