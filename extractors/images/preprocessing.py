@@ -60,7 +60,7 @@ class Preprocessing:
         return values | {"resize_with": "pillow" if self.antialias else "imagepivot"}
 
 
-def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
     """Resize an RGB image and crop its centre.
 
     Returns:
@@ -69,13 +69,6 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     Raises:
         DecodeError: the image is so thin that the resized image would have more than `MAX_PIXELS` pixels.
     """
-    import torch
-
-    return torch.from_numpy(cropped_pixels(image, preprocessing))
-
-
-def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return the result of `resize_and_crop` as an array, without torch."""
     image = resize(image, preprocessing)
     pixels = np.array(image.crop(_crop_box(image.width, image.height, preprocessing.crop)))  # [H, W, 3], outside is black
     return pixels.transpose(2, 0, 1)  # [3, H, W]
@@ -93,7 +86,7 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     edges, computed exactly and rounded half to even. An image of the right size is returned unchanged.
 
     Raises:
-        DecodeError: see `resize_and_crop`.
+        DecodeError: see `cropped_pixels`.
     """
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode_image`")

@@ -89,14 +89,10 @@ class TimmModel(FixedSizeExtractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """Picklable `preprocess` without the model."""
+        """Picklable function with the result of timm's transform."""
         if self._preprocessing is not None:
             return partial(cropped_pixels, preprocessing=self._preprocessing)
         return partial(_transformed_pixels, transform=self._transform, config=self._config)
-
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Apply timm's transform: uint8 ``[3, H, W]``, channels R, G, B."""
-        return torch.from_numpy(_transformed_pixels(image, self._transform, self._config))
 
 
 def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:
