@@ -146,15 +146,7 @@ class Normalizer:
         import torch
 
         pixels = pixels.flip(1) if self._reverses else pixels
-        values = pixels.to(torch.float32).div_(self._divisor)
-        mean, std, rows = self._mean, self._std, values
-        if values.device.type == "cpu" and values.is_contiguous(memory_format=torch.channels_last):
-            # By rows, since vectors of three channels are slow.
-            count, _, height, width = values.shape
-            rows = values.permute(0, 2, 3, 1).view(count, height, 3 * width)
-            mean, std = (constants.flatten().repeat(width) for constants in (mean, std))
-        rows.sub_(mean).div_(std)
-        return values
+        return pixels.to(torch.float32).div_(self._divisor).sub_(self._mean).div_(self._std)
 
 
 def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
