@@ -113,8 +113,7 @@ class ExtractorRequest(Options):
     def describe(self) -> Description:
         """Describe the extractor that `load` would create, without a device.
 
-        Weights are hashed and checked, but not copied into memory where the format allows it. Descriptions are cached, see
-        `extractors.description_cache`.
+        Weights are read, hashed and checked. Descriptions are cached, see `extractors.description_cache`.
 
         Raises:
             UsageError: the name or an option is invalid.
@@ -152,7 +151,7 @@ class ExtractorRequest(Options):
         weights = module.find_weights(settings.spec, self.weights)
         if weights.remark:
             warn_once(weights.remark)
-        return module.load(settings, weights.in_memory(), torch_device)
+        return module.load(settings, weights, torch_device)
 
     def sample_outputs(self, device: str) -> SampleOutputs:
         """Return the sample outputs on a device, by `load` if not cached; raise as `load`."""

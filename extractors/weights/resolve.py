@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from http.client import HTTPException
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from extractors.description_cache import FileStamp
-from extractors.weights.checkpoints import COUNTER, Choice, check_state, is_mappable, read_state_dict
+from extractors.weights.checkpoints import COUNTER, Choice, check_state, read_state_dict
 from extractors.weights.download import fetch_weights_file, split_choice, weights_cache_folder
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
@@ -71,7 +71,6 @@ class Weights:
     Attributes:
         random: ``random:SEED`` for untrained weights, else empty.
         stamp: stamp of the file before reading.
-        mapped: whether tensors may be memory-mapped.
         remark: see `extractors.weights.checkpoints.Choice`.
     """
 
@@ -79,21 +78,12 @@ class Weights:
     random: str = ""
     path: Path | None = None
     stamp: FileStamp | None = None
-    mapped: bool = False
     remark: str = ""
 
     @cached_property
     def sha256(self) -> str:
         """`state_sha256` of the tensors."""
         return state_sha256(self.state)
-
-    def in_memory(self) -> Weights:
-        """Return weights without memory mapping, which changes of the file cannot affect."""
-        if not self.mapped:
-            return self
-        copy = replace(self, state={name: tensor.clone() for name, tensor in self.state.items()}, mapped=False)
-        copy.__dict__["sha256"] = self.sha256  # Cached, to avoid hashing again.
-        return copy
 
     def parameters(self) -> dict[str, Any]:
         """Return the weights' part of the parameters, without path and format.
@@ -139,7 +129,7 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
             sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
             try:
                 state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
-                weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path), remark=choice.remark)
+                weights = Weights(state, path=path, stamp=stamp, remark=choice.remark)
                 _ = weights.sha256
             finally:
                 if sha256 is not None:  # Errors of the whole file precede errors in its content.
@@ -176,7 +166,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
             continue
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)  # Without a copy of mapped values.
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 
 import extractors
 from extractors import ExtractorRequest, catalogue
-from extractors.weights import checkpoints
 from extractors.weights.resolve import Architecture, resolve_weights
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
@@ -85,27 +84,3 @@ def test_load_later_file_changes_do_not_affect_model(tmp_path, kind):
     with Path(path).open("r+b") as file:
         file.write(bytes(Path(path).stat().st_size))
     assert all(torch.equal(extractor.state[name], tensor) for name, tensor in before.items())
-
-
-def test_is_mappable_compressed_archive_is_false(tmp_path):
-    import zipfile
-
-    path = Path(saved(tmp_path, "w.pth"))
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
-    assert checkpoints.is_mappable(path)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    assert not checkpoints.is_mappable(path)
-    found = resolve_weights(str(path), Architecture(build=build))
-    other = torch.load(saved(tmp_path, "again.pth"))
-    assert all(torch.equal(found.state[name], tensor) for name, tensor in other.items())
-
-
-def test_resolve_weights_maps_values(tmp_path):
-    path = saved(tmp_path, "w.pth")
-    weights = resolve_weights(path, Architecture(build=build))
-    assert weights.mapped
-    with Path("/proc/self/maps").open() as maps:
-        assert any(line.rstrip().endswith(path) for line in maps)
