@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -124,23 +123,17 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         expected = architecture.build().state_dict()
     stamp = FileStamp.of(path)
     try:
-        with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
-            # In parallel to reading and hashing the tensors, which takes as long.
-            sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
-            try:
-                state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
-                weights = Weights(state, path=path, stamp=stamp, remark=choice.remark)
-                _ = weights.sha256
-            finally:
-                if sha256 is not None:  # Errors of the whole file precede errors in its content.
-                    _check_file(path, sha256.result(), architecture, is_download=request == "default")
+        if request == "default" or architecture.refused:
+            with path.open("rb") as file:
+                _check_file(path, sha256_of_file(file), architecture, is_download=request == "default")
+        state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
     except OSError as error:
         raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
     except InputError as error:
         if not is_remote(request):
             raise
         raise InputError(str(error).replace(repr(str(path)), repr(request))) from error  # The user knows the address.
-    return weights
+    return Weights(state, path=path, stamp=stamp, remark=choice.remark)
 
 
 def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_download: bool) -> None:
