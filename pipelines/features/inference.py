@@ -233,7 +233,7 @@ def extract_rows(
 
     with ExitStack() as pools:
         readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
-        # A decoding thread uses one core, also for resizing in torch.
+        # A decoding thread uses one core, also for transforms in torch.
         decoders = pools.enter_context(single_threaded_pool(min(threads, max(1, len(refs))), "decode"))
         feeders = extractor.feeder_threads
         model = pools.enter_context(ThreadPoolExecutor(feeders, thread_name_prefix="model")) if feeders else None
