@@ -114,13 +114,6 @@ class Extractor(ABC):
             uint8 ``[3, H, W]``, channels R, G, B.
         """
 
-    def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return the bytes of `preprocess` faster, if called from a single thread.
-
-        It may run many short operations, between which several threads would wait for the GIL. The default is `preprocess`.
-        """
-        return self.preprocess(image)
-
     def collate(self, images: Sequence[Tensor]) -> Any:
         """Stack B preprocessed images of one size: uint8 ``[B, 3, H, W]``."""
         import torch

@@ -21,7 +21,7 @@ from extractors.computing.cpu_parallel import FORWARD_IMAGES, passes_share_threa
 from extractors.computing.devices import AUTOCAST_DTYPES, cast_layers, download, precision_context
 from extractors.computing.fusion import optimize_for_inference, trace_and_fold
 from extractors.computing.oom import BatchLimits, run_with_oom_retry
-from extractors.images.preprocessing import Normalizer, Preprocessing, cropped_pixels, resize_and_crop
+from extractors.images.preprocessing import Normalizer, Preprocessing, cropped_pixels
 from extractors.options import ExtractorOptions
 from schemas.process.devices import upload
 
@@ -50,6 +50,15 @@ class FixedSizeExtractor(Extractor):
     def feeder_threads(self) -> int:
         """Number of feeder threads: two on a CPU, so that no torch thread idles."""
         return 2 if not self.on_gpu and passes_share_threads() else super().feeder_threads
+
+    @property
+    @abstractmethod
+    def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
+        """Picklable `preprocess` without the model."""
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Preprocess an image: uint8 ``[3, H, W]``, channels R, G, B."""
+        return torch.from_numpy(self.preprocessor(image))
 
     def collate(self, images: Sequence[Tensor]) -> Tensor:
         """Stack B preprocessed images, for a GPU in pinned memory.
@@ -121,16 +130,8 @@ class CropExtractor(FixedSizeExtractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """Picklable `preprocess` without the model."""
+        """Picklable function that resizes an image and crops its centre."""
         return partial(cropped_pixels, preprocessing=self._preprocessing)
-
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize an image and crop its centre: uint8 ``[3, S, S]``, channels R, G, B."""
-        return resize_and_crop(image, self._preprocessing)
-
-    def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return the bytes of `preprocess` faster, if called from a single thread."""
-        return resize_and_crop(image, self._preprocessing, single_threaded=True)
 
 
 class CenterCropExtractor(CropExtractor):

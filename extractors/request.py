@@ -113,8 +113,7 @@ class ExtractorRequest(Options):
     def describe(self) -> Description:
         """Describe the extractor that `load` would create, without a device.
 
-        Weights are hashed and checked, but not copied into memory where the format allows it. A following `load` in this process
-        reuses them, see `extractors.weights.resolve`. Descriptions are cached, see `extractors.description_cache`.
+        Weights are read, hashed and checked. Descriptions are cached, see `extractors.description_cache`.
 
         Raises:
             UsageError: the name or an option is invalid.
@@ -128,11 +127,8 @@ class ExtractorRequest(Options):
 
     def _describe(self) -> tuple[Description, Path | None, FileStamp | None]:
         module, settings = self._resolve()
-        from extractors.weights.resolve import store_weights
-
         weights = module.find_weights(settings.spec, self.weights)
         description = replace(module.describe(settings, weights), remark=weights.remark)
-        store_weights(self._weights_key(module, settings), weights)
         return description, weights.path, weights.stamp
 
     def load(self, device: str = "cpu") -> Extractor:
@@ -146,18 +142,16 @@ class ExtractorRequest(Options):
             InputError: the weights are missing, corrupt, or of another model.
         """
         module, settings = self._resolve()
-        from extractors.weights.resolve import pop_weights
-
         torch_device = self.check_device(device)
         if self.compile and torch_device.type == "cpu":
             from extractors.computing.compile import set_compile_cache
 
             with suppress(FileNotFoundError):  # Without a home folder torch's own cache is used.
                 set_compile_cache(cache_folder("compiled"))
-        weights = pop_weights(self._weights_key(module, settings)) or module.find_weights(settings.spec, self.weights)
+        weights = module.find_weights(settings.spec, self.weights)
         if weights.remark:
             warn_once(weights.remark)
-        return module.load(settings, weights.in_memory(), torch_device)
+        return module.load(settings, weights, torch_device)
 
     def sample_outputs(self, device: str) -> SampleOutputs:
         """Return the sample outputs on a device, by `load` if not cached; raise as `load`."""
@@ -217,9 +211,6 @@ class ExtractorRequest(Options):
             source = spec.source.replace("mean of ten crops", "each of ten crops")
             spec = replace(spec, shape=(entry.crops, *spec.shape), source=source)
         return replace(entry, spec=spec)
-
-    def _weights_key(self, module: ExtractorModule, settings: ExtractorOptions) -> tuple[object, ...]:
-        return module, settings.spec.name, self.weights
 
 
 def load_extractor(

@@ -348,8 +348,7 @@ class StsJob(Options):
     vectors: Annotated[
         tuple[str, ...],
         Opt(
-            "Measure averaged word vectors ([i].vec[/i], [i].txt[/i], also [i].gz[/i]) or sentence vectors ([i].npz[/i]), too; "
-            "repeatable.",
+            "Measure averaged word vectors ([i].vec[/i], [i].txt[/i], also [i].gz[/i]), too; repeatable.",
             metavar="FILE",
             is_repeated=True,
         ),

@@ -61,10 +61,8 @@ class Preprocessing:
         return values | {"resize_with": "pillow" if self.antialias else "imagepivot"}
 
 
-def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_threaded: bool = False) -> Tensor:
+def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
     """Resize an RGB image and crop its centre.
-
-    For ``single_threaded`` see `extractors.Extractor.preprocess_single_threaded`.
 
     Returns:
         uint8 ``[3, H, W]``, channels R, G, B, in channels-last layout, ``H = W = crop``.
@@ -72,20 +70,6 @@ def resize_and_crop(image: Image.Image, preprocessing: Preprocessing, *, single_
     Raises:
         DecodeError: the image is so thin that the resized image would have more than `MAX_PIXELS` pixels.
     """
-    import torch
-
-    if single_threaded and preprocessing.antialias:
-        from extractors.images.resizing import can_resize_exactly, resize_exactly  # Loads torch.
-
-        size_wh = _checked_size(image, preprocessing)
-        if can_resize_exactly(image, size_wh):
-            box = _crop_box(*size_wh, preprocessing.crop)
-            return resize_exactly(image, size_wh, preprocessing.interpolation, box).permute(2, 0, 1)
-    return torch.from_numpy(cropped_pixels(image, preprocessing))
-
-
-def cropped_pixels(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray:
-    """Return the result of `resize_and_crop` as an array, without torch."""
     image = resize(image, preprocessing)
     pixels = np.array(image.crop(_crop_box(image.width, image.height, preprocessing.crop)))  # [H, W, 3], outside is black
     return pixels.transpose(2, 0, 1)  # [3, H, W]
@@ -103,18 +87,8 @@ def resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     edges, computed exactly and rounded half to even. An image of the right size is returned unchanged.
 
     Raises:
-        DecodeError: see `resize_and_crop`.
+        DecodeError: see `cropped_pixels`.
     """
-    size_wh = _checked_size(image, preprocessing)
-    if size_wh == image.size:
-        return image
-    if preprocessing.antialias:
-        return image.resize(size_wh, Image.Resampling[preprocessing.interpolation.upper()])
-    return Image.fromarray(_bilinear(np.asarray(image), size_wh))
-
-
-def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return width and height after resizing; raise as `resize`."""
     if image.mode != "RGB":
         raise ValueError(f"image is of mode {image.mode!r}, expected 'RGB'; use `decode_image`")
     short, crop = preprocessing.resize_short, preprocessing.crop
@@ -124,7 +98,11 @@ def _checked_size(image: Image.Image, preprocessing: Preprocessing) -> tuple[int
         long = int(short * max(image.size) / min(image.size))
         size_wh = (short, long) if image.width <= image.height else (long, short)
     check_resized(image, size_wh)
-    return size_wh
+    if size_wh == image.size:
+        return image
+    if preprocessing.antialias:
+        return image.resize(size_wh, Image.Resampling[preprocessing.interpolation.upper()])
+    return Image.fromarray(_bilinear(np.asarray(image), size_wh))
 
 
 def check_resized(image: Image.Image, size_wh: tuple[int, int], *, min_side: int = 1) -> None:
@@ -169,15 +147,7 @@ class Normalizer:
         import torch
 
         pixels = pixels.flip(1) if self._reverses else pixels
-        values = pixels.to(torch.float32).div_(self._divisor)
-        mean, std, rows = self._mean, self._std, values
-        if values.device.type == "cpu" and values.is_contiguous(memory_format=torch.channels_last):
-            # By rows, since vectors of three channels are slow.
-            count, _, height, width = values.shape
-            rows = values.permute(0, 2, 3, 1).view(count, height, 3 * width)
-            mean, std = (constants.flatten().repeat(width) for constants in (mean, std))
-        rows.sub_(mean).div_(std)
-        return values
+        return pixels.to(torch.float32).div_(self._divisor).sub_(self._mean).div_(self._std)
 
 
 def _bilinear(pixels: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:

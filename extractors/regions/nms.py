@@ -1,11 +1,9 @@
 """Batched non-maximum suppression (NMS) of boxes.
 
 NMS equals Caffe's CPU kernel and that of MILVLG's port: an IoU **at or above** the threshold (rounded to float32) suppresses. Their
-GPU kernels and torchvision's require an IoU above it. Ties of scores go to the earlier box. Two algorithms have one result:
-
-- sequential by rank (CPU),
-- fixed-point iteration over all boxes (GPU). It converges after as many rounds as the longest chain of suppressions. Convergence is
-  checked only after several rounds, since the check synchronizes with the host.
+GPU kernels and torchvision's require an IoU above it. Ties of scores go to the earlier box. The algorithm is a fixed-point
+iteration over all boxes, which converges after as many rounds as the longest chain of suppressions. On a GPU convergence is checked
+only after several rounds, since the check synchronizes with the host.
 
 Shapes: ``B`` images, ``N`` and ``P`` boxes of an image, ``K`` suppressing boxes, ``C`` classes, ``W`` = ceil(P / 62) words.
 """
@@ -92,37 +90,11 @@ def best_scores_after_nms(boxes: Tensor, scores: Tensor, threshold: float) -> Te
     covers.diagonal(dim1=1, dim2=2).fill_(False)
     by_class = scores.transpose(1, 2).contiguous()
     order = by_class.sort(dim=2, descending=True, stable=True).indices
-    if boxes.device.type == "cpu":
-        survives = torch.stack([_sequential_nms(*image) for image in zip(covers, order, strict=True)])
-    else:
-        survives = _parallel_nms(covers, order)
-    return (by_class * survives).amax(dim=1)
+    return (by_class * _nms_by_class(covers, order)).amax(dim=1)
 
 
-def _sequential_nms(covers: Tensor, order: Tensor) -> Tensor:
-    """Run NMS of an image rank by rank, simultaneously in all classes.
-
-    Args:
-        covers: bool ``[P, P]``, symmetric, with a False diagonal.
-        order: int64 ``[C, P]``, boxes from best to worst.
-
-    Returns:
-        bool ``[C, P]``, whether the box survives in the class.
-    """
-    classes, count = order.shape
-    words = _pack_bits(_pad_to_words(covers))  # [P, W]
-    suppressed = words.new_zeros((classes, words.shape[1]))
-    boxes = order.t().contiguous()  # [P ranks, C]
-    word_index = torch.arange(classes) * words.shape[1] + boxes // _WORD
-    for box, word, bit in zip(boxes, word_index, boxes % _WORD, strict=True):
-        survives = (suppressed.view(-1).index_select(0, word) >> bit) & 1 ^ 1
-        suppressed |= words.index_select(0, box) * survives[:, None]
-    bits = 1 << torch.arange(_WORD)
-    return (suppressed[..., None] & bits).flatten(-2)[:, :count] == 0
-
-
-def _parallel_nms(covers: Tensor, order: Tensor) -> Tensor:
-    """Run NMS of several images by fixed-point iteration.
+def _nms_by_class(covers: Tensor, order: Tensor) -> Tensor:
+    """Run NMS of several images in all classes by fixed-point iteration.
 
     Args:
         covers: bool ``[B, P, P]``, symmetric, with False diagonals.

@@ -222,19 +222,8 @@ def check_state(state: dict[str, Tensor], expected: Mapping[str, Tensor], *, sou
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # In chunks, to save memory for mapped tensors.
+    # In chunks, to save memory.
     return all(bool(torch.isfinite(part).all()) for part in tensor.flatten().split(_CHUNK))
-
-
-def is_mappable(path: Path) -> bool:
-    """Return whether a file can be memory-mapped: safetensors or an uncompressed zip."""
-    try:
-        if checkpoint_format(path) == "safetensors":
-            return True
-        with zipfile.ZipFile(path) as archive:
-            return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -243,7 +232,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        # Copies: later changes of the file, which is mapped, must not change the model.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"the weights file {str(path)!r} cannot be read as safetensors ({error}): it is corrupt or of another kind; download "
@@ -265,7 +255,7 @@ def read_torch(path: Path, functions: Mapping[str, Any] | None = None) -> Any:
                 check_growth(file)
             if path.suffix == ".safetensors":  # Torch chooses the format by the extension.
                 return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable(path))
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"the weights file {str(path)!r} is refused: it is corrupt, or holds Python objects, which could run code when read "

@@ -2,38 +2,30 @@
 
 Weights are identified by the SHA-256 of their tensors, which does not depend on the file format. The hash of the file itself is
 compared only for downloads of published files, and with those of known wrong files.
-
-Planning describes an extractor and often loads it in the same process. The weights of the last description are therefore cached in
-memory, for one minute only, since they may be as large as the model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
-from threading import Lock, Timer
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from extractors.description_cache import FileStamp
-from extractors.weights.checkpoints import COUNTER, Choice, check_state, is_mappable, read_state_dict
+from extractors.weights.checkpoints import COUNTER, Choice, check_state, read_state_dict
 from extractors.weights.download import fetch_weights_file, split_choice, weights_cache_folder
 from schemas.errors import InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_file
 from schemas.storage.locations import is_remote
-
-STORED_SECONDS = 60.0
-"""Seconds after which stored weights are dropped."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,6 @@ class Weights:
     Attributes:
         random: ``random:SEED`` for untrained weights, else empty.
         stamp: stamp of the file before reading.
-        mapped: whether tensors may be memory-mapped.
         remark: see `extractors.weights.checkpoints.Choice`.
     """
 
@@ -86,21 +77,12 @@ class Weights:
     random: str = ""
     path: Path | None = None
     stamp: FileStamp | None = None
-    mapped: bool = False
     remark: str = ""
 
     @cached_property
     def sha256(self) -> str:
         """`state_sha256` of the tensors."""
         return state_sha256(self.state)
-
-    def in_memory(self) -> Weights:
-        """Return weights without memory mapping, which changes of the file cannot affect."""
-        if not self.mapped:
-            return self
-        copy = replace(self, state={name: tensor.clone() for name, tensor in self.state.items()}, mapped=False)
-        copy.__dict__["sha256"] = self.sha256  # Cached, to avoid hashing again.
-        return copy
 
     def parameters(self) -> dict[str, Any]:
         """Return the weights' part of the parameters, without path and format.
@@ -141,23 +123,17 @@ def resolve_weights(request: str, architecture: Architecture) -> Weights:
         expected = architecture.build().state_dict()
     stamp = FileStamp.of(path)
     try:
-        with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
-            # In parallel to reading and hashing the tensors, which takes as long.
-            sha256 = pool.submit(sha256_of_file, file) if request == "default" or architecture.refused else None
-            try:
-                state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
-                weights = Weights(state, path=path, stamp=stamp, mapped=is_mappable(path), remark=choice.remark)
-                _ = weights.sha256
-            finally:
-                if sha256 is not None:  # Errors of the whole file precede errors in its content.
-                    _check_file(path, sha256.result(), architecture, is_download=request == "default")
+        if request == "default" or architecture.refused:
+            with path.open("rb") as file:
+                _check_file(path, sha256_of_file(file), architecture, is_download=request == "default")
+        state = check_state(architecture.read(path, choice), expected, source=repr(str(path)))
     except OSError as error:
         raise InputError(f"cannot read the weights file {str(path)!r} ({error.strerror}): check its permissions") from error
     except InputError as error:
         if not is_remote(request):
             raise
         raise InputError(str(error).replace(repr(str(path)), repr(request))) from error  # The user knows the address.
-    return weights
+    return Weights(state, path=path, stamp=stamp, remark=choice.remark)
 
 
 def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_download: bool) -> None:
@@ -183,7 +159,7 @@ def state_sha256(state: Mapping[str, Tensor]) -> str:
             continue
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)  # Without a copy of mapped values.
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -220,35 +196,3 @@ def _random_weights(request: str, architecture: Architecture) -> Weights:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed for the CPU only.
         state = architecture.build().state_dict()
     return Weights(state, random=f"random:{seed}")
-
-
-_lock = Lock()
-_stored: dict[Hashable, tuple[Weights, Timer]] = {}
-
-
-def store_weights(key: Hashable, weights: Weights) -> None:
-    """Store weights for `pop_weights`, and drop others."""
-    # The timer refers to the key, since its thread would keep the weights alive.
-    timer = Timer(STORED_SECONDS, pop_weights, [key])
-    timer.daemon = True
-    with _lock:
-        _forget_stored()
-        _stored[key] = weights, timer
-        timer.start()
-
-
-def pop_weights(key: Hashable) -> Weights | None:
-    """Remove and return weights; None if they are missing or their file has changed."""
-    with _lock:
-        if key not in _stored:
-            return None
-        weights, _ = _stored[key]
-        _forget_stored()
-    is_current = weights.path is None or FileStamp.of(weights.path) == weights.stamp
-    return weights if is_current else None
-
-
-def _forget_stored() -> None:
-    for _, timer in _stored.values():
-        timer.cancel()
-    _stored.clear()

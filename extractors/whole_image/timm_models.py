@@ -41,7 +41,7 @@ from extractors.computing.devices import AUTOCAST_DTYPES, cache_casts
 from extractors.computing.fusion import fuse_onednn, infer_shapes, optimize_for_inference
 from extractors.fixed_size import FixedSizeExtractor
 from extractors.images.decoding import DecodeError
-from extractors.images.preprocessing import Normalizer, Preprocessing, check_resized, cropped_pixels, resize_and_crop
+from extractors.images.preprocessing import Normalizer, Preprocessing, check_resized, cropped_pixels
 from extractors.options import ExtractorOptions
 from extractors.weights.checkpoints import Choice, read_state_dict
 from extractors.weights.resolve import Architecture, Weights, resolve_weights
@@ -100,20 +100,10 @@ class TimmModel(FixedSizeExtractor):
 
     @property
     def preprocessor(self) -> Callable[[Image.Image], np.ndarray]:
-        """Picklable `preprocess` without the model."""
+        """Picklable function with the result of timm's transform."""
         if self._preprocessing is not None:
             return partial(cropped_pixels, preprocessing=self._preprocessing)
         return partial(_transformed_pixels, transform=self._transform, config=self._config)
-
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Apply timm's transform: uint8 ``[3, H, W]``, channels R, G, B."""
-        return torch.from_numpy(_transformed_pixels(image, self._transform, self._config))
-
-    def preprocess_single_threaded(self, image: Image.Image) -> Tensor:
-        """Return the bytes of `preprocess`, for most models faster."""
-        if self._preprocessing is not None:
-            return resize_and_crop(image, self._preprocessing, single_threaded=True)
-        return self.preprocess(image)
 
 
 def spec(model: str, *, unpooled: bool = False) -> FeatureSpec:

@@ -214,8 +214,7 @@ def extract_rows(
 
     extractor, batch_size, processes = loaded.extractor, loaded.batch_size, loaded.processes
     threads = processes.num_processes if processes is not None else loaded.threads
-    preprocess = extractor.preprocess_single_threaded if threads == 1 else extractor.preprocess
-    pixels = processes.pixels if processes is not None else lambda data: preprocess(extractors.decode_image(data))
+    pixels = processes.pixels if processes is not None else lambda data: extractor.preprocess(extractors.decode_image(data))
     todo = iter(refs)
     ahead: deque[Future[_Image]] = deque()
     reads = max(reads, threads)
@@ -232,7 +231,7 @@ def extract_rows(
 
     with ExitStack() as pools:
         readers = pools.enter_context(ThreadPoolExecutor(reads, thread_name_prefix="read"))
-        # A decoding thread uses one core, also for resizing in torch.
+        # A decoding thread uses one core, also for transforms in torch.
         decoders = pools.enter_context(single_threaded_pool(min(threads, max(1, len(refs))), "decode"))
         feeders = extractor.feeder_threads
         model = pools.enter_context(ThreadPoolExecutor(feeders, thread_name_prefix="model")) if feeders else None

@@ -75,7 +75,6 @@ from tests.train.runs.test_checkpoints import CHECKPOINT
 from tests.train.trainings import CONFIG
 from train.config.sections import load_config
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
-from train.sts.vectors import read_sentence_vectors
 
 pytestmark = pytest.mark.cluster
 
@@ -206,13 +205,9 @@ def checkpoints() -> Iterator[Files]:
 
 
 def vectors() -> Iterator[Files]:
-    """Vectors of words as text and of sentences as arrays."""
+    """Vectors of words as text."""
     yield {"words.vec": b"2 3\na 1 2 3\nb 4 5e-1 6\n"}
     yield {"words.vec.gz": gzip.compress(b"a 1 2 3\nb 4 5e-1 6\n" * 50)}
-    for store in (np.savez, np.savez_compressed):
-        file = io.BytesIO()
-        store(file, sentences=np.array(["a", "bc"]), vectors=VECTORS[:2])
-        yield {"sentences.npz": file.getvalue()}
 
 
 def plans() -> Iterator[Files]:
@@ -291,10 +286,7 @@ def read_weights(folder: Path) -> None:
 
 def read_vectors(folder: Path) -> None:
     (path,) = folder.iterdir()
-    if path.suffix == ".npz":
-        read_sentence_vectors(str(path), ["a", "bc"])
-    else:
-        read_vector_file(str(path), {"a", "b"}, expected="")
+    read_vector_file(str(path), {"a", "b"}, expected="")
 
 
 def read_captions(folder: Path) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -371,8 +370,6 @@ def test_many_row_groups_exceed_the_limit_together(tmp_path, monkeypatch):
 
 # --- tables and arrays -----------------------------------------------------------------------------------------------
 
-_SENTENCES = "from train.sts.vectors import read_sentence_vectors"
-
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("column", ["image_id", "text"])
@@ -396,30 +393,3 @@ def test_image_ids_that_expand_are_an_error(tmp_path, has_paths):
     pq.write_table(pa.concat_tables([part] * 200), tmp_path / "x.parquet", dictionary_pagesize_limit=1 << 30)
     ended = run_limited(_PARQUET, "read(path)", tmp_path, mib=400)
     assert ended.startswith(f"DatasetError {tmp_path / 'x.parquet'} takes more than 25")
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("suffix", [".npz", ".npz.gz"])
-def test_sentence_vectors_that_expand_are_an_error(tmp_path, suffix):
-    """Deflate stores zeros in a thousandth, gzip as well."""
-    data = io.BytesIO()
-    save = np.savez_compressed if suffix == ".npz" else np.savez
-    save(data, sentences=np.array(["a"]), vectors=np.zeros((1, 150_000_000), np.float32))
-    content = data.getvalue() if suffix == ".npz" else gzip.compress(data.getvalue(), 1)
-    del data
-    path = tmp_path / f"a{suffix}"
-    path.write_bytes(content)
-    ended = run_limited(_SENTENCES, "read_sentence_vectors(path, ['a'])", path, mib=768)
-    assert ended.startswith(f"InputError {str(path)!r} takes more than ")
-
-
-@pytest.mark.slow
-def test_npy_with_a_false_shape_is_an_error(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        for name, dtype in (("sentences", "<U1"), ("vectors", "<f4")):
-            header = io.BytesIO()
-            shape = {"descr": dtype, "fortran_order": False, "shape": (1 << 40,)}
-            np.lib.format.write_array_header_1_0(header, shape)
-            archive.writestr(f"{name}.npy", header.getvalue())
-    ended = run_limited(_SENTENCES, "read_sentence_vectors(path, ['a'])", tmp_path / "a.npz", mib=400)
-    assert ended.startswith(f"InputError {str(tmp_path / 'a.npz')!r} does not hold vectors of sentences (")

@@ -40,7 +40,7 @@ from train.runs.history import is_run
 from train.runs.run import Run, open_run
 from train.sts.correlation import Correlation, cosines
 from train.sts.pairs import StsPairs, read_sts
-from train.sts.vectors import WORD, Coverage, coverage_of, mean_vectors, read_sentence_vectors, read_word_vectors
+from train.sts.vectors import WORD, Coverage, coverage_of, mean_vectors, read_word_vectors
 
 OVERLAP = "word overlap"
 """Name of the baseline."""
@@ -244,17 +244,14 @@ def _score_encoder(name: str, encoder: TextEncoder, data: Sequence[StsPairs], la
 
 def _score_vectors(location: str, data: Sequence[StsPairs], *, tokenized: bool) -> StsSystem:
     sentences = _sentences(data)
-    if location.endswith(".npz"):
-        vectors, text, coverage = read_sentence_vectors(location, sentences), "vectors of whole sentences", None
-    else:
-        cut: Callable[[str], list[str]] = str.split if tokenized else WORD.findall
-        words = [cut(sentence) for sentence in sentences]
-        by_word = read_word_vectors(location, {word for sentence_words in words for word in sentence_words})
-        if not by_word:
-            raise UsageError(f"--vectors {location!r} has a vector for no word of the sentences: are they of another language?")
-        vectors, coverage = mean_vectors(words, by_word), coverage_of(words, by_word)
-        text = "mean of word vectors; " + ("tokens as given" if tokenized else "runs of letters and digits")
-    return _system(location, "vectors", text, data, dict(zip(sentences, vectors, strict=True)), coverage=coverage)
+    cut: Callable[[str], list[str]] = str.split if tokenized else WORD.findall
+    words = [cut(sentence) for sentence in sentences]
+    by_word = read_word_vectors(location, {word for sentence_words in words for word in sentence_words})
+    if not by_word:
+        raise UsageError(f"--vectors {location!r} has a vector for no word of the sentences: are they of another language?")
+    vectors = dict(zip(sentences, mean_vectors(words, by_word), strict=True))
+    text = "mean of word vectors; " + ("tokens as given" if tokenized else "runs of letters and digits")
+    return _system(location, "vectors", text, data, vectors, coverage=coverage_of(words, by_word))
 
 
 def _system(

@@ -1,33 +1,25 @@
-"""Vectors of sentences from files, and the coverage of their words.
+"""Sentence vectors from files of word vectors, and the coverage of their words.
 
 Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean over its words. A word is a run of letters
 and digits, looked up as written, then in lower case. Unknown words are skipped, and a sentence without known words has a zero
-vector. Vectors of sentences are ``.npz`` with a row of ``vectors`` for each text of ``sentences``, written by
-``numpy.savez("vectors.npz", sentences=sentences, vectors=vectors)``.
+vector.
 
 Letters: ``S`` sentences, ``E`` width of vectors.
 """
 
 from __future__ import annotations
 
-import io
 import re
-import struct
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.errors import InputError
-from schemas.footers import check_expansion
-from schemas.vector_files import NPY_ERRORS, open_user_file, read_vector_file
+from schemas.vector_files import read_vector_file
 
 WORD = re.compile(r"\w+")
-_CHUNK = 16 << 20
-_EXPECTED = "--vectors takes word vectors as text, or vectors of sentences as .npz"
+_EXPECTED = "--vectors takes word vectors as text"
 
 
 @dataclass(frozen=True)
@@ -82,42 +74,3 @@ def read_word_vectors(location: str, words: Collection[str]) -> dict[str, np.nda
     vectors = read_vector_file(location, {form for pair in forms.values() for form in pair}, expected=_EXPECTED).vectors
     # The form as written comes last and replaces the other.
     return {word: vectors[form] for word, pair in forms.items() for form in pair[::-1] if form in vectors}
-
-
-def read_sentence_vectors(location: str, sentences: Sequence[str]) -> np.ndarray:
-    """Read the vectors of sentences from ``.npz``, float64 ``[S, E]``.
-
-    Raises:
-        InputError: the file cannot be read, lacks an array, or lacks one of the sentences.
-    """
-    with open_user_file(location, _EXPECTED) as (file, digest):
-        data = bytearray()
-        while chunk := file.read(_CHUNK):
-            data += chunk
-            check_expansion(len(data), digest.bytes, repr(location))
-        try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                check_expansion(sum(member.file_size for member in arrays.zip.infolist()), digest.bytes, repr(location))
-                texts, vectors = (np.asarray(arrays[name]) for name in ("sentences", "vectors"))  # Bytes without npy's mark.
-        except (*NPY_ERRORS, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(
-                f"{location!r} does not hold vectors of sentences ({error}): expected the arrays 'sentences', of texts, and "
-                "'vectors', as numpy.savez(FILE, sentences=..., vectors=...) writes them"
-            ) from error
-    if texts.ndim != 1 or texts.dtype.kind != "U" or vectors.ndim != 2 or len(texts) != len(vectors):
-        raise InputError(
-            f"{location!r}: expected 'sentences', one text each, and 'vectors', a row each, found arrays of {texts.dtype} "
-            f"{texts.shape} and {vectors.dtype} {vectors.shape}"
-        )
-    if vectors.dtype.kind not in "fiu" or not np.isfinite(vectors).all():
-        raise InputError(
-            f"{location!r}: expected finite numbers in 'vectors', found {vectors.dtype} or some that are not finite"
-        )
-    rows = {text: index for index, text in enumerate(texts.tolist())}
-    missing = [sentence for sentence in sentences if sentence not in rows]
-    if missing:
-        raise InputError(
-            f"{location!r} lacks {len(missing):,} of {len(sentences):,} sentences, such as {missing[0]!r}: add them to "
-            "'sentences', spelled as in the data"
-        )
-    return vectors[[rows[sentence] for sentence in sentences]].astype(np.float64)

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import transforms
 
 from extractors.images.decoding import DecodeError, decode_image
-from extractors.images.preprocessing import check_resized, resize, resize_and_crop, ten_crop
+from extractors.images.preprocessing import check_resized, cropped_pixels, resize, ten_crop
 from extractors.whole_image.resnet50 import PREPROCESSING
 
 CPU = torch.device("cpu")
@@ -27,6 +27,10 @@ def torchvision_crop(image: Image.Image, resize: int = 256, crop: int = 224, mod
     return transforms.Compose(steps)(image)
 
 
+def resize_and_crop(image, preprocessing):
+    return torch.from_numpy(cropped_pixels(image, preprocessing))
+
+
 @pytest.mark.parametrize(
     ("size_wh", "resize", "crop", "interpolation"),
     [
@@ -35,7 +39,7 @@ def torchvision_crop(image: Image.Image, resize: int = 256, crop: int = 224, mod
         *((size_wh, 40, 61, "bilinear") for size_wh in ((50, 40), (51, 40), (40, 51), (90, 40), (33, 33))),  # Padded.
     ],
 )
-def test_resize_and_crop_equals_torchvision(size_wh, resize, crop, interpolation):
+def test_cropped_pixels_equals_torchvision(size_wh, resize, crop, interpolation):
     plan = dataclasses.replace(PREPROCESSING, resize_short=resize, crop=crop, interpolation=interpolation)
     found, mode = resize_and_crop(noise(*size_wh), plan), transforms.InterpolationMode(interpolation)
     assert (found.dtype, found.shape) == (torch.uint8, (3, crop, crop))
@@ -43,7 +47,7 @@ def test_resize_and_crop_equals_torchvision(size_wh, resize, crop, interpolation
 
 
 @pytest.mark.slow
-def test_resize_and_crop_photographs_equal_torchvision(photos):
+def test_cropped_pixels_photographs_equal_torchvision(photos):
     files = sorted((photos / "images").iterdir())
     assert len(files) == 18
     for file in files:
@@ -73,20 +77,20 @@ def test_normalizer_memory_layouts_give_equal_values(size_hw, order):
         assert torch.equal(laid_out, before)
 
 
-def test_resize_and_crop_copies_pixels():
+def test_cropped_pixels_copies_pixels():
     image = noise(256, 256)
     before = np.asarray(image).copy()
     resize_and_crop(image, PREPROCESSING).zero_()
     np.testing.assert_array_equal(np.asarray(image), before)
 
 
-def test_resize_and_crop_too_thin_image_raises_decode_error():
+def test_cropped_pixels_too_thin_image_raises_decode_error():
     with pytest.raises(DecodeError, match="60000×1 pixels would be resized to 15360000×256") as caught:
         resize_and_crop(Image.new("RGB", (60_000, 1)), PREPROCESSING)
     assert caught.value.reason == "too_large"
 
 
-def test_resize_and_crop_other_mode_raises():
+def test_cropped_pixels_other_mode_raises():
     with pytest.raises(ValueError, match="mode 'L', expected 'RGB'"):
         resize_and_crop(Image.new("L", (9, 9)), PREPROCESSING)
 
@@ -154,7 +158,7 @@ def test_check_resized_zero_side_raises_decode_error():
 
 
 @pytest.mark.parametrize("size_wh", SIZES_WH)
-def test_resize_and_crop_both_sides_equals_torchvision(size_wh):
+def test_cropped_pixels_both_sides_equals_torchvision(size_wh):
     warp = dataclasses.replace(PREPROCESSING, resize_short=None)
     expected = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])(noise(*size_wh))
     assert torch.equal(resize_and_crop(noise(*size_wh), warp), expected)

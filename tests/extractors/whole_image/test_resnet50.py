@@ -34,12 +34,6 @@ def features(extractor, crops) -> np.ndarray:
     return extractor.extract(crops)
 
 
-@pytest.mark.slow
-def test_preprocess_single_threaded_equals_preprocess(extractor, files, crops):
-    for file, expected in zip(files, crops, strict=True):
-        assert torch.equal(extractor.preprocess_single_threaded(extractors.decode_image(file.read_bytes())), expected)
-
-
 def assert_same_bytes(extractor, crops, features, size) -> None:
     parts = [extractor.extract(part) for part in crops.split(size)]
     assert np.concatenate(parts).tobytes() == features.tobytes()

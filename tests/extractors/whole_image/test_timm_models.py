@@ -46,7 +46,6 @@ def test_extract_equals_timm(name, images):
     pixels = [extractor.preprocess(image) for image in images]
     crop = create_transform(**config, is_training=False, normalize=False)
     assert all(torch.equal(one, crop(image)) for one, image in zip(pixels, images, strict=True))
-    assert all(torch.equal(extractor.preprocess_single_threaded(image), one) for one, image in zip(pixels, images, strict=True))
     transform = create_transform(**config, is_training=False)
     with torch.inference_mode():
         expected = model(torch.stack([transform(image) for image in images])).numpy()
@@ -76,7 +75,6 @@ def test_preprocess_all_transforms_equal_timm(change, images, monkeypatch):
     for image in images[:3]:
         expected = transform(image)
         assert torch.equal(extractor.preprocess(image), expected)
-        assert torch.equal(extractor.preprocess_single_threaded(image), expected)
         np.testing.assert_array_equal(extractor.preprocessor(image), expected.numpy())
 
 

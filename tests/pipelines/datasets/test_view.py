@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from extractors.images.preprocessing import Preprocessing, resize_and_crop
+from extractors.images.preprocessing import Preprocessing, cropped_pixels
 from pipelines.datasets import view
 from pipelines.datasets.view import LabelledBox, center_crop_box, colour_of, draw_boxes, read_pictures
 from pipelines.inputs.images.opening import open_images
@@ -188,7 +188,8 @@ def test_center_crop_box_covers_the_pixels_of_the_model(size_wh):
     down = np.linspace(0, 255, height, dtype=np.float64)
     rows = np.stack(np.broadcast_arrays(across[None, :], down[:, None], 0.0), axis=2)
     preprocessing = Preprocessing(resize_short=256, crop=224, mean=(0, 0, 0), std=(1, 1, 1))
-    crop = resize_and_crop(Image.fromarray(np.rint(rows).astype(np.uint8)), preprocessing).to(torch.float64)
+    pixels = cropped_pixels(Image.fromarray(np.rint(rows).astype(np.uint8)), preprocessing)
+    crop = torch.from_numpy(pixels).to(torch.float64)
     box = center_crop_box(size_wh, resize_short=256, crop_wh=(224, 224))
     edges = (crop[0, 112, 0], crop[1, 0, 112], crop[0, 112, -1], crop[1, -1, 112])
     for value, edge, side in zip(edges, box, (width, height, width, height), strict=True):

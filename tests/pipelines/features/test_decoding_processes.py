@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 import extractors
-from extractors.images.preprocessing import cropped_pixels, resize_and_crop
+from extractors.images.preprocessing import cropped_pixels
 from extractors.whole_image.resnet50 import PREPROCESSING
 from pipelines.features import decoding_processes as module
 from pipelines.features.decoding_processes import DecodingProcesses
@@ -34,6 +34,12 @@ from tests.crashing_decoder import crash
 from tests.fake_extractors import extract_images
 
 CROP = partial(cropped_pixels, preprocessing=PREPROCESSING)
+
+
+def resize_and_crop(image, preprocessing):
+    return torch.from_numpy(cropped_pixels(image, preprocessing))
+
+
 SPEC = FeatureSpec("fake", (3,))
 
 

@@ -231,18 +231,6 @@ def test_word_vectors_are_averaged(tmp_path, data):
         sts(StsJob((data,), vectors=(str(path),)))
 
 
-def test_vectors_of_sentences_are_compared(tmp_path, data):
-    (tmp_path / "vectors").mkdir()
-    path = str(tmp_path / "vectors" / "mine.npz")
-    vectors = dict(zip(SENTENCES, np.random.default_rng(0).standard_normal((len(SENTENCES), 3)), strict=True))
-    np.savez(path, sentences=list(vectors), vectors=list(vectors.values()))
-    result = sts(StsJob((data,), vectors=(path,)))
-    for pairs, similarities in zip(result.data, result.systems[1].similarities, strict=True):
-        expected = [cosine(vectors[a], vectors[b]) for a, b in zip(pairs.first, pairs.second, strict=True)]
-        np.testing.assert_allclose(similarities, expected)
-    assert result.systems[1].coverage is None
-
-
 # --- jobs and results ------------------------------------------------------------------------------------------------
 
 
