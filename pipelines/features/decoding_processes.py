@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
 
 from extractors.images.decoding import DecodeError, decode_image
@@ -32,6 +33,8 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 class DecodingProcesses:
     """Pool of decoding processes, which start on first use and after a crash.
 
+    An image that crashes a process is tried once more while no other is decoded, as a decoder may have lacked memory.
+
     Args:
         preprocess: picklable function from a decoded image to pixels, uint8 ``[3, H, W]``, see `extractors.Extractor.preprocessor`.
     """
@@ -43,6 +46,7 @@ class DecodingProcesses:
         self._idle = SimpleQueue[int]()
         for index in range(num_processes):
             self._idle.put(index)
+        self._alone = Lock()
         weakref.finalize(self, _kill, self._workers)
 
     def pixels(self, data: bytes) -> Tensor:
@@ -52,14 +56,25 @@ class DecodingProcesses:
             uint8 ``[3, H, W]`` in channels-last layout.
 
         Raises:
-            DecodeError: error of `extractors.decode_image` or of the extractor's ``preprocess``, or the image crashed the process.
+            DecodeError: error of `extractors.decode_image` or of the extractor's ``preprocess``, or the image crashed two
+                processes.
             ImagepivotError: the process was killed or has exited.
         """
         index = self._idle.get()
         try:
             return self._call(index, data)
+        except DecodeError as error:
+            if error.reason != "crashed":
+                raise
         finally:
             self._idle.put(index)
+        with self._alone:
+            indices = [self._idle.get() for _ in self._workers]
+            try:
+                return self._call(indices[0], data)
+            finally:
+                for index in indices:
+                    self._idle.put(index)
 
     def _call(self, index: int, data: bytes) -> Tensor:
         import torch
@@ -90,7 +105,7 @@ def _kill(workers: list[Worker | None]) -> None:
 def _lost(code: int) -> ImagepivotError:
     """Return the error for an exit code, which is negative for a signal."""
     if -code in _CRASHES:
-        return DecodeError("crashed", f"a decoder crashed with {signal.Signals(-code).name}")
+        return DecodeError("crashed", f"a decoder crashed twice with {signal.Signals(-code).name}")
     advice = "Finished shards are kept; run the same command again"
     if code == -signal.SIGKILL:
         return ImagepivotError(

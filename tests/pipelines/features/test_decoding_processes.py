@@ -167,7 +167,7 @@ def crashing(log: Path, signum: int, times: int, num_processes: int = 2) -> Deco
 
 
 @pytest.mark.cluster
-def test_image_that_crashes_a_process_is_a_failure(tmp_path):
+def test_image_that_crashes_a_process_is_tried_once_more_alone_and_then_a_failure(tmp_path):
     log = tmp_path / "log"
     images = {f"{number:02d}": photograph(number) for number in (15, 16, 17)}
     own = crashing(log, signal.SIGABRT, 9)
@@ -176,18 +176,27 @@ def test_image_that_crashes_a_process_is_a_failure(tmp_path):
     assert [row["image_id"] for table in tables for row in table.to_pylist()] == ["15", "17"]
     [failure] = tally.failures
     assert (failure["key"], failure["stage"], failure["reason"]) == ("16", "decode", "crashed")
-    assert failure["message"] == "a decoder crashed with SIGABRT"
+    assert failure["message"] == "a decoder crashed twice with SIGABRT"
     assert tally.digests["16"] == hashlib.sha256(images["16"]).hexdigest()
-    assert log.read_text().splitlines().count("106 begins") == 1
+    lines = log.read_text().splitlines()
+    assert lines.count("106 begins") == 2
+    last = len(lines) - 1 - lines[::-1].index("106 begins")
+    assert all(lines[:last].count(f"{width} begins") == lines[:last].count(f"{width} ends") for width in (105, 107))  # Alone.
     assert torch.equal(own.pixels(images["15"]), resize_and_crop(extractors.decode_image(images["15"]), PREPROCESSING))
 
 
 @pytest.mark.cluster
-def test_images_that_crash_simultaneously_are_failures(tmp_path):
+def test_image_whose_second_attempt_succeeds_is_no_failure(tmp_path):
+    own = crashing(tmp_path / "log", signal.SIGBUS, 1, 1)
+    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode_image(photograph(16)), PREPROCESSING))
+
+
+@pytest.mark.cluster
+def test_images_that_crash_simultaneously_wait_for_each_other(tmp_path):
     own = crashing(tmp_path / "log", signal.SIGSEGV, 99)
 
     def reason(_number):
-        with pytest.raises(extractors.DecodeError, match="a decoder crashed with SIGSEGV") as caught:
+        with pytest.raises(extractors.DecodeError, match="a decoder crashed twice with SIGSEGV") as caught:
             own.pixels(photograph(16))
         return caught.value.reason
 
