@@ -126,8 +126,8 @@ def view(job: ViewJob) -> None:
 def import_(job: ImportJob, monitoring: Monitoring = Monitoring()) -> None:
     """Import features of other tools as a dataset.
 
-    SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, or one [b]hdf5[/b] file.
-    Values are kept bit for bit, except that float64 becomes float32.
+    SOURCES are [b]npy[/b] arrays with lists of image ids, [b]tsv[/b] files of bottom-up-attention, one [b]hdf5[/b] file, or
+    [b]webdataset[/b] tar files of imagepivot export. Values are kept bit for bit, except that float64 becomes float32.
 
     Counts, shapes, NaN, infinity and contradicting duplicates are checked before anything is written. Identical rows are merged.
     """

@@ -85,7 +85,9 @@ class ImportJob(Options):
         ),
     ] = None
     repeats: Annotated[int, Opt("Take one of this many consecutive rows per image (npy, hdf5; VSE++: 5).", min_=1)] = 1
-    max_regions: Annotated[int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36.", min_=1)] = None
+    max_regions: Annotated[
+        int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36, or as exported.", min_=1)
+    ] = None
     array: Annotated[str, Opt("Read this array, or this group with one array per image (hdf5).")] = ""
     id_array: Annotated[str, Opt("Read image ids from this array (hdf5).")] = ""
     karpathy: Annotated[str, Opt("Replace numeric ids by the image names in this dataset_*.json.")] = ""
