@@ -168,10 +168,8 @@ def features(
 
     execution = replace(execution, accelerator=accelerator, max_failures=max_failures)
     plan = FeaturesPlan.open(replace(job, skip=read_skipped(job.skip)), execution)
-    if (skipped := plan.job.open_images().skipped) is not None:
-        for text, style in ((skipped.warning, "yellow"), (skipped.remark, "dim")):
-            if text:
-                print_remark(text, style=style)
+    if (skipped := plan.job.open_images().skipped) is not None and skipped.warning:
+        print_remark(skipped.warning)
     if dry_run:
         from pipelines.features.dry_run import plan_dry_run, plan_table
 

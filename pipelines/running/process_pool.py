@@ -90,16 +90,20 @@ def open_workers(count: int) -> Iterator[Map]:
     if count == 1:
         yield map
         return
-    workers: list[_Worker] = []
+    workers: list[Worker] = []
     try:
-        workers += [_Worker(index) for index in range(count)]
+        workers += [Worker(index) for index in range(count)]
         yield partial(_spread, workers)
     finally:
         for worker in workers:
             worker.kill()
 
 
-class _Worker:
+class LostWorkerError(ImagepivotError):
+    """A worker process ended before its answer."""
+
+
+class Worker:
     """A worker process, seen from its launcher."""
 
     def __init__(self, index: int) -> None:
@@ -124,7 +128,7 @@ class _Worker:
         """Send a pickle.
 
         Raises:
-            ImagepivotError: the process has ended.
+            LostWorkerError: the process has ended.
         """
         try:
             self.connection.send_bytes(content)
@@ -135,7 +139,7 @@ class _Worker:
         """Return the result of a call, or raise its error.
 
         Raises:
-            ImagepivotError: the process has ended.
+            LostWorkerError: the process has ended.
         """
         try:
             result, error, number = pickle.loads(self.connection.recv_bytes())
@@ -145,23 +149,23 @@ class _Worker:
             raise error from (None if number is None else OSError(number, os.strerror(number)))
         return result
 
-    def kill(self) -> None:
-        """End the process, whatever it does."""
+    def kill(self) -> int:
+        """End the process, whatever it does; return its exit code, negative for a signal."""
         self.connection.close()
         self._process.kill()
-        self._process.wait()
+        return self._process.wait()
 
 
-def _spread(workers: list[_Worker], function: Callable[[_T], _R], values: Iterable[_T], /) -> Iterator[_R]:
+def _spread(workers: list[Worker], function: Callable[[_T], _R], values: Iterable[_T], /) -> Iterator[_R]:
     """Call a function in processes; each gets the next value when it is idle."""
     try:
         content = pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise _not_importable(error) from error
     todo = iter(values)
-    busy: dict[Connection, _Worker] = {}
+    busy: dict[Connection, Worker] = {}
 
-    def start_next(worker: _Worker) -> None:
+    def start_next(worker: Worker) -> None:
         for value in todo:
             worker.send(pickle.dumps(value))
             busy[worker.connection] = worker
@@ -189,8 +193,8 @@ def by_key(pairs: Iterable[tuple[_K, _R]]) -> dict[_K, list[_R]]:
     return values
 
 
-def _lost_worker() -> ImagepivotError:
-    return ImagepivotError(
+def _lost_worker() -> LostWorkerError:
+    return LostWorkerError(
         "a worker process ended unexpectedly: it was killed, or ran out of memory. Finished shards are kept; "
         "run the same command again, with fewer --workers if memory is short"
     )

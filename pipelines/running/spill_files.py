@@ -5,22 +5,16 @@ The launcher of local workers holds what travels between them; a file range take
 
 from __future__ import annotations
 
-import os
-import re
-import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from schemas.errors import DatasetError
-from schemas.fingerprints import sha256_of_bytes
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import storage_errors
-from schemas.writing.locks import lock_folder
 
 FileRange: TypeAlias = tuple[str, int, int]
 """Path of a file, offset and length."""
@@ -30,7 +24,6 @@ Key = TypeVar("Key")
 
 # LZ4 writes a third of the bytes. Workers are processes, and threads are slower for 128 KiB.
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_SPILL_NAME = re.compile(r"\.(captions|images)-.+|[0-9a-f]{32}")
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
@@ -95,40 +88,10 @@ def gather(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> 
 def spill_folder(folder: Folder) -> Iterator[str]:
     """Yield a local folder for spill files: the dataset's, or a temporary one.
 
-    Raises:
-        DatasetError: the temporary folder is a link, or not of this user alone.
+    The next run for a local dataset deletes the files of a killed one. A temporary folder is of this user alone.
     """
     if folder.is_local:
         yield str(folder.local_path)
         return
-    # Not a random name: the next run for the dataset deletes files of a killed one.
-    path = Path(tempfile.gettempdir()) / f"imagepivot-{os.getuid()}-{sha256_of_bytes(folder.location.encode())[:16]}"
-    _create_private(path)
-    with lock_folder(Folder(str(path))):
-        _clear(path)
-        try:
-            yield str(path)
-        finally:
-            _clear(path)
-    with suppress(OSError):
-        path.rmdir()  # Fails if another run has begun to use it.
-
-
-def _create_private(path: Path) -> None:
-    """Create a folder of this user alone, or check one: others know its name, too."""
-    with storage_errors(str(path)):
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise DatasetError(
-            f"{str(path)!r} is not a folder of this user alone (mode 0700, no link), and others could change its files: "
-            "nothing was written. Remove it, or set TMPDIR to a folder of your own"
-        )
-
-
-def _clear(path: Path) -> None:
-    """Delete spill files, and no others."""
-    for file in path.iterdir():
-        if _SPILL_NAME.fullmatch(file.name):
-            file.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="imagepivot-", ignore_cleanup_errors=True) as path:
+        yield path

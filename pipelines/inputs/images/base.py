@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,16 +24,6 @@ EXTENSIONS = frozenset(
 _MAX_KINDS = 1000
 _SHOWN_KINDS = 8
 
-# Expected beside images: texts, tables, labels, arrays, and leftovers of operating systems and tools.
-_COMPANIONS = frozenset(
-    {
-        *(".txt", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xml", ".html", ".htm", ".md", ".rst"),
-        *(".yaml", ".yml", ".toml", ".ini", ".log", ".db", ".py", ".sh", ".md5", ".sha256"),
-        *(".cls", ".id", ".idx", ".index", ".caption", ".captions", ".text", ".npy", ".npz", ".pyd", ".pth"),
-    }
-)
-_COMPANION_NAMES = re.compile(r"(README|LICEN[CS]E|COPYING|CHANGELOG|MANIFEST)|_.*", re.IGNORECASE)
-
 
 def is_image(path: str) -> bool:
     """Return whether a file has the extension of an image and is not hidden."""
@@ -53,7 +42,6 @@ class SkippedFiles:
 
     Attributes:
         files: number of files of each kind (extension, ``no extension`` or ``hidden``), except for the following.
-        companions: number of files of each kind that are expected beside images, such as texts and tables.
         unmatched: number of files of each kind outside the pattern.
         links: number of links to folders, which are not followed, because they may be cyclic.
         file: the first of `files` by name.
@@ -62,7 +50,6 @@ class SkippedFiles:
     """
 
     files: Counter[str] = field(default_factory=Counter)
-    companions: Counter[str] = field(default_factory=Counter)
     unmatched: Counter[str] = field(default_factory=Counter)
     links: int = 0
     file: str = ""
@@ -71,17 +58,8 @@ class SkippedFiles:
 
     def add(self, path: str) -> None:
         """Count a file that is not an image."""
-        pure = PurePosixPath(path)
-        extension = pure.suffix.lower()
-        if pure.name.startswith("."):
-            is_companion = extension not in EXTENSIONS
-        else:
-            is_companion = extension in _COMPANIONS or (not extension and bool(_COMPANION_NAMES.fullmatch(pure.name)))
-        if is_companion:
-            _count_kind(self.companions, pure)
-        else:
-            _count_kind(self.files, pure)
-            self.file = min(self.file or path, path)
+        _count_kind(self.files, PurePosixPath(path))
+        self.file = min(self.file or path, path)
 
     def add_unmatched(self, path: str) -> None:
         """Count a file outside the pattern."""
@@ -104,19 +82,14 @@ class SkippedFiles:
         return f"skipped: {'; '.join(parts)}" if parts else ""
 
     @property
-    def remark(self) -> str:
-        """Remark on companions, as one line; empty without any."""
-        return f"beside the images: {_files(self.companions)}" if self.companions else ""
-
-    @property
     def _links(self) -> str:
         return f"{self.links:,} linked folder{'s' * (self.links > 1)}, e.g. {self.link!r}"
 
     def no_images(self, location: str) -> InputError:
         """Return the error for a source without images."""
         message = f"no images found in {location!r}: check the path"
-        if others := self.files + self.companions:
-            message += f"; it holds {_files(others)}, and images are known by {', '.join(sorted(EXTENSIONS))}"
+        if self.files:
+            message += f"; it holds {_files(self.files)}, and images are known by {', '.join(sorted(EXTENSIONS))}"
         elif self.unmatched:
             message += f"; it holds {_files(self.unmatched)}, none of which matches the pattern"
         else:

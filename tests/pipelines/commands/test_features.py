@@ -37,10 +37,7 @@ def images(tmp_path):
     return folder
 
 
-NOTES = (
-    "skipped: 1 file (.psd 1), e.g. '[c].psd'; 1 linked folder, e.g. 'more' (links are not followed)\n"
-    "beside the images: 2 files (.txt 2)\n"
-)
+NOTES = "skipped: 3 files (.txt 2, .psd 1), e.g. '[c].psd'; 1 linked folder, e.g. 'more' (links are not followed)\n"
 
 
 @pytest.mark.parametrize("options", [("--dry-run",), (), ("--log-json",)], ids=["plan", "run", "log"])

@@ -140,16 +140,9 @@ def test_skipped_files_are_counted_and_named(tmp_path):
     found = skipped(_files(tmp_path / "images", *names))
     assert dict(found.files) == {".psd": 2, ".raw": 1, "no extension": 1, "hidden": 2, ".tar": 1}
     assert found.warning == "skipped: 7 files (.psd 2, hidden 2, .raw 1, .tar 1, no extension 1), e.g. '.hidden.jpg'"
-    assert (found.remark, dict(found.companions), found.links) == ("", {}, 0)
-
-
-def test_companions_yield_a_remark_only(tmp_path):
-    names = ("a.jpg", "a.txt", "b.TXT", "a.json", "labels.csv", "README", "README.md", "_SUCCESS", ".DS_Store", "Thumbs.db")
-    found = skipped(_files(tmp_path / "images", *names))
-    assert found.warning == ""
-    assert found.remark == "beside the images: 9 files (.txt 2, no extension 2, .csv 1, .db 1, .json 1, .md 1, hidden 1)"
+    assert found.links == 0
     found = skipped(_files(tmp_path / "alone", "a.jpg", "b/c.avif"))
-    assert (found, found.warning, found.remark) == (SkippedFiles(), "", "")
+    assert (found, found.warning) == (SkippedFiles(), "")
 
 
 def test_linked_folders_are_named_and_not_followed(tmp_path):
@@ -173,7 +166,7 @@ def test_skipped_of_a_pattern_counts_crossed_links(tmp_path, pattern, links):
     _files(tmp_path / "more", "c.jpg")
     (images / "more").symlink_to(tmp_path / "more")
     found = skipped(images / pattern)
-    assert (found.links, found.files, found.companions) == (links, {}, {})
+    assert (found.links, found.files) == (links, {})
     assert bool(found.warning) == bool(links)
 
 
@@ -245,17 +238,18 @@ def test_members_of_tars_and_files_beside_them_are_counted_too(tmp_path):
     _tar(tmp_path / "b.tar", "5.jpg", "5.json")
     _files(tmp_path, "c.zip", "a_stats.json", "_b.tar")
     found = skipped(tmp_path)
-    assert found.warning == "skipped: 5 files (.psd 1, .tar 1, .zip 1, hidden 1, no extension 1), e.g. '_b.tar'"
-    assert found.remark == "beside the images: 4 files (.json 3, .txt 1)"
+    assert (
+        found.warning == "skipped: 9 files (.json 3, .psd 1, .tar 1, .txt 1, .zip 1, hidden 1, no extension 1), e.g. '_b.tar'"
+    )
     one = skipped(tmp_path / "a.tar")
-    assert one.warning == "skipped: 3 files (.psd 1, hidden 1, no extension 1), e.g. 'a.tar/.4.jpg'"
+    assert one.warning == "skipped: 5 files (.json 1, .psd 1, .txt 1, hidden 1, no extension 1), e.g. 'a.tar/.4.jpg'"
 
 
 def test_files_beside_parquet_are_counted_too(tmp_path):
     table = pa.table({"image_id": ["a"], "bytes": [b"x"]})
     pq.write_table(table, tmp_path / "a.parquet")
     _files(tmp_path, "README.md", "more.zip")
-    assert skipped(tmp_path).warning == "skipped: 1 file (.zip 1), e.g. 'more.zip'"
+    assert skipped(tmp_path).warning == "skipped: 2 files (.md 1, .zip 1), e.g. 'README.md'"
     pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"no images found in .*; it holds 2 files \(\.md 1, \.zip 1\)"):
         list(open_images(tmp_path).refs())
