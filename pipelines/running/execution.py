@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from schemas.console import events
 from schemas.errors import UsageError
@@ -88,27 +89,20 @@ class Accelerator:
             "max_active_bundles_per_worker": str(self.count),
         }
 
-    def check(self, options: PipelineOptions) -> None:
-        """Check flags for Beam against --gpu.
+    def check(self, flags: Mapping[str, Any]) -> None:
+        """Check the values of Beam's flags against --gpu.
 
         Raises:
             UsageError: a flag also requests GPUs, or a process per core.
         """
-        from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, StandardOptions
-
-        experiments = options.view_as(DebugOptions).experiments or []
-        for name, values in (
-            ("--dataflow_service_options", options.view_as(GoogleCloudOptions).dataflow_service_options),
-            ("--experiments", experiments),
-            ("--resource_hints", options.view_as(StandardOptions).resource_hints),
-        ):
-            for value in values or ():
+        for name in ("dataflow_service_options", "experiments", "resource_hints"):
+            for value in flags[name] or ():
                 if value.startswith(("worker_accelerator", "accelerator")):
                     raise UsageError(
-                        f"--gpu is {self.type!r}, and {name}={value} follows --: Dataflow adds GPUs to some steps or to the whole "
-                        "job, not both. Leave the flag out"
+                        f"--gpu is {self.type!r}, and --{name}={value} follows --: Dataflow adds GPUs to some steps or to the "
+                        "whole job, not both. Leave the flag out"
                     )
-        if _SEVERAL_PROCESSES in experiments:
+        if _SEVERAL_PROCESSES in (flags["experiments"] or ()):
             raise UsageError(
                 f"--gpu is {self.type!r}, and --experiments={_SEVERAL_PROCESSES} follows --: every core of a worker would load the "
                 "model into GPU memory. Leave the flag out"
@@ -149,13 +143,11 @@ class Execution:
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.beam_flags:
-            _check_flags(self.beam_flags)
-            if self.is_local:
-                raise UsageError(
-                    f"the flags after -- name no runner of Beam: add one, e.g. --runner=DirectRunner, or leave "
-                    f"{self.beam_flags[0]} out: local workers do not use Beam"
-                )
+        if self.beam_flags and not self.runner:
+            raise UsageError(
+                f"the flags after -- name no runner of Beam: add one, e.g. --runner=DirectRunner, or leave "
+                f"{self.beam_flags[0]} out: local workers do not use Beam"
+            )
         if self.detach and self.runs_here:
             raise UsageError(
                 "--detach needs a runner on other machines, which would continue the job: leave it out, or name one after --, e.g. "
@@ -170,7 +162,7 @@ class Execution:
                 f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: name a remote runner, e.g. -- "
                 "--runner=DataflowRunner; for a GPU of this machine give --device cuda instead"
             )
-        self.accelerator.check(self.options)
+        self.accelerator.check(self.flags)
 
     @property
     def commit_limit(self) -> FailureLimit | None:
@@ -183,22 +175,26 @@ class Execution:
     @property
     def is_local(self) -> bool:
         """Whether local workers run the job, without Beam."""
-        return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
+        return not self.beam_flags
 
     @property
     def runs_here(self) -> bool:
         """Whether the workers run on this machine, in this environment."""
         if self.is_local:
             return True
-        from apache_beam.options.pipeline_options import PortableOptions, StandardOptions
+        from apache_beam.options.pipeline_options import StandardOptions
 
-        if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # Workers run in this process.
+        if self.flags["environment_type"] == "LOOPBACK":  # Workers run in this process.
             return True
         return self._runner_name in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
 
-    @property
-    def options(self) -> PipelineOptions:
-        """Beam's options."""
+    @cached_property
+    def flags(self) -> dict[str, Any]:
+        """Values of Beam's flags by name, with defaults; empty for local workers."""
+        return _parse_flags(self.beam_flags) if self.beam_flags else {}
+
+    def to_options(self) -> PipelineOptions:
+        """Return Beam's options for one pipeline, which may change them."""
         from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
         options = PipelineOptions(list(self.beam_flags), save_main_session=False)
@@ -211,10 +207,7 @@ class Execution:
     @property
     def max_workers(self) -> int:
         """Workers that the flags ask for; 1 if they set no number."""
-        from apache_beam.options.pipeline_options import WorkerOptions
-
-        workers = self.options.view_as(WorkerOptions)
-        return workers.max_num_workers or workers.num_workers or 1
+        return self.flags.get("max_num_workers") or self.flags.get("num_workers") or 1
 
     @property
     def is_dataflow(self) -> bool:
@@ -227,27 +220,19 @@ class Execution:
 
     def with_job_name(self, name: str) -> Execution:
         """Return a copy with a job name for Dataflow, unless flags set it."""
-        from apache_beam.options.pipeline_options import GoogleCloudOptions
-
-        if not self.is_dataflow or self.options.view_as(GoogleCloudOptions).job_name:
+        if not self.is_dataflow or self.flags["job_name"]:
             return self
         return replace(self, beam_flags=(*self.beam_flags, f"--job_name={name}"))
 
     @property
     def template(self) -> str:
         """Location of the Dataflow template to write instead of a run; empty without one."""
-        if self.is_local:
-            return ""
-        from apache_beam.options.pipeline_options import GoogleCloudOptions
-
-        return self.options.view_as(GoogleCloudOptions).template_location or ""
+        return self.flags.get("template_location") or ""
 
     @property
     def runner(self) -> str:
         """Name of the runner in the flags; empty without one."""
-        from apache_beam.options.pipeline_options import StandardOptions
-
-        return self.options.view_as(StandardOptions).runner or ""
+        return self.flags.get("runner") or ""
 
     def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
         """Check that workers can reach locations, which are pairs of name and location.
@@ -307,8 +292,8 @@ def _flags_of_code(flags: Sequence[str]) -> list[str]:
     ]
 
 
-def _check_flags(flags: Sequence[str]) -> None:
-    """Refuse misspelled flags, and remark on other unknown ones.
+def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """Parse flags; refuse misspelled ones, and remark on other unknown ones.
 
     Raises:
         UsageError: a flag resembles one of Beam's, or a value is of the wrong type.
@@ -328,8 +313,8 @@ def _check_flags(flags: Sequence[str]) -> None:
     parser = Parser(allow_abbrev=False, add_help=False)
     for options in {str(cls): cls for cls in PipelineOptions.__subclasses__()}.values():
         options._add_argparse_args(parser)
-    unknown = [word.partition("=")[0] for word in parser.parse_known_args(list(flags))[1] if word.startswith("-")]
-    for flag in unknown:
+    values, unknown = parser.parse_known_args(list(flags))
+    for flag in (word.partition("=")[0] for word in unknown if word.startswith("-")):
         plain = "--" + flag.lstrip("-").replace("-", "_")
         similar = get_close_matches(plain, parser._option_string_actions, n=1, cutoff=_SIMILAR)
         guess = f": did you mean {similar[0]}?" if similar else ""
@@ -341,3 +326,4 @@ def _check_flags(flags: Sequence[str]) -> None:
             raise UsageError(f"{flag} after -- is not a flag of Beam{guess}")
         else:
             events.remark(f"{flag} after -- is not a flag of Beam, which ignores it", style="dim")
+    return vars(values)
