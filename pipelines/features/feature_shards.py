@@ -94,7 +94,7 @@ def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dic
 
 
 def refs_to_read(output: OutputDataset, shard: int, refs: Sequence[ImageRef], policy: ReusePolicy) -> list[ImageRef]:
-    """Return the images of a shard that its writer reads, to extract them or to compare digests."""
+    """Return the images that a shard's writer reads, to extract or to compare."""
     return reusable_rows(output, shard, refs, policy, read=None).todo
 
 

@@ -154,7 +154,10 @@ def _expected_entry(
     footer: Footer | None,
     read_all: bool,
 ) -> tuple[ShardEntry | Record | None, Record | None, bool]:
-    """Return the manifest's entry or else the record, the record if it matches, and whether to compare digests."""
+    """Return the expected entry, the record, and whether to compare digests.
+
+    The entry is the manifest's or else the record; the record is None if it does not match the shard and the entry.
+    """
     if record is None:
         return listed, None, read_all
     expected = record if listed is None else listed
@@ -175,7 +178,10 @@ def _compare_shard(
     *,
     digest: bool,
 ) -> tuple[str, ShardEntry | None]:
-    """Return the fault of a shard's bytes, and its entry in a manifest; None if only reading all bytes would tell."""
+    """Return the fault of a shard's bytes, and its entry for the manifest.
+
+    The entry is None for a fault, or if only reading all bytes would tell.
+    """
     size = entries[shard].size
     if expected is None:
         return f"{shard} has no digest on record", None

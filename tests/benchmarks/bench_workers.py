@@ -23,6 +23,7 @@ LINES = (2, 10_000, 100_000, 290_000, 300_000, 1_740_000)
 WORKERS = {"one": ("--workers", "1"), "two": ("--workers", "2"), "default": ()}
 TWO = {290_000: floor("two workers, 290,000 lines"), 1_740_000: floor("two workers, 1.74 million lines")}
 RUNS = 3
+LINES_OF_COPY = 350_000  # Multi30K has more of its training split.
 
 
 def main() -> None:
@@ -36,12 +37,12 @@ def main() -> None:
         return
     print(machine())
     with tempfile.TemporaryDirectory() as temporary:
-        folder, copies = Path(temporary), 1
-        while write_table(folder / "all.tsv", data, copies) < max(sizes):
-            copies += 1
+        folder = Path(temporary)
+        write_table(folder / "all.tsv", data, 1 + max(sizes) // LINES_OF_COPY)
         for lines in sizes:
             with (folder / "all.tsv").open(encoding="utf-8") as rows:
-                (folder / "table.tsv").write_text("".join(islice(rows, lines + 1)), encoding="utf-8")
+                training = (row for row in rows if "\ttrain\t" in row)
+                (folder / "table.tsv").write_text("".join([next(rows), *islice(training, lines)]), encoding="utf-8")
             measure(folder, lines)
 
 
