@@ -18,26 +18,17 @@ import logging
 import sys
 import warnings
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from pipelines.commands import build, data, datasets, demo, doctor, looking, training
 from pipelines.commands.exit_codes import run
-from pipelines.commands.results import console, print_line, print_remark
+from pipelines.commands.results import console, print_line, print_remark, set_console_of_typer
 from schemas.console import events
 from schemas.drawing.fonts import FontWarning
-from schemas.escapes import escape_text
-from schemas.process.shutdown import CLOSED_PIPE, stop_at_closed_pipe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import ConsoleOptions, RenderableType
-    from rich.segment import Segment
-
+from schemas.process.shutdown import CLOSED_PIPE
 
 _PANELS = {
     "Data": (
@@ -66,9 +57,7 @@ imagepivot --help                       list all commands"""
 _MODULES_OF_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "torch"}
 """Extras that ``imagepivot`` alone names if their module is missing."""
 
-# `main` replaces both.
-_show_any_warning = warnings.showwarning
-_render = Console.render
+_show_any_warning = warnings.showwarning  # `main` replaces it.
 
 
 class _Group(TyperGroup):
@@ -80,6 +69,10 @@ class _Group(TyperGroup):
             for command in commands:
                 command.rich_help_panel = panel
                 self.add_command(command)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        set_console_of_typer()
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -123,9 +116,6 @@ def main() -> None:
     """Run the command, and exit with its code."""
     logging.basicConfig(level=logging.ERROR)
     events.show_remarks(print_remark)
-    # Set on the class, since typer and `train` have their own consoles.
-    Console.on_broken_pipe = _exit_on_closed_pipe  # type: ignore[method-assign]
-    Console.render = _render_escaped  # type: ignore[method-assign]
     warnings.showwarning = _show_warning
     words = sys.argv[1:]
     if "--log-json" in words[: words.index("--") if "--" in words else None]:
@@ -141,14 +131,3 @@ def _show_warning(
         print_remark(str(message))
     else:
         _show_any_warning(message, category, filename, lineno, *more, **named)
-
-
-def _render_escaped(self: Console, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-    """Render as rich does, with control characters of data escaped."""
-    for segment in _render(self, renderable, options):
-        yield segment if segment.control else segment._replace(text=escape_text(segment.text, lines=True))
-
-
-def _exit_on_closed_pipe(self: Console) -> None:
-    self.quiet = True
-    stop_at_closed_pipe()

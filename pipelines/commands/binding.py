@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
+from pipelines.commands.results import set_console_of_typer
 from schemas.console import events
 from schemas.conversion import alternatives_of, convert, convert_text, default_of, did_you_mean, hints_of, parse_toml
 from schemas.errors import UsageError
@@ -345,6 +346,11 @@ class Command(TyperCommand):
             parameter.envvar = f"IMAGEPIVOT_{self.name}_{parameter.name}".upper().rstrip("_").replace("-", "_")
             parameter.show_envvar = False  # type: ignore[attr-defined]
         return params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help on our console."""
+        set_console_of_typer()
+        super().format_help(ctx, formatter)
 
     @property
     def allow_extra_args(self) -> bool:  # type: ignore[override]

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from pipelines.commands.results import console, notes, print_remark
+from pipelines.commands.results import console, notes, print_remark, set_console_of_typer
 from pipelines.commands.signals import flush_streams, stop_signal, stopped_line
 from schemas.console import events
 from schemas.errors import ImagepivotError, UsageError, errno_of
@@ -118,6 +118,7 @@ def _ending(error: BaseException) -> tuple[int, str | None] | None:
         if not events.emit("error", message=message, kind="UsageError"):
             from typer import rich_utils
 
+            set_console_of_typer()
             rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         return error.exit_code, message  # type: ignore[attr-defined]
     if stop_signal():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import rich.console
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
@@ -18,10 +18,37 @@ from schemas.console.progress import format_duration
 from schemas.console.tables import render_tables
 from schemas.escapes import counted, escape_text
 from schemas.options import Opt
+from schemas.process.shutdown import stop_at_closed_pipe
 from schemas.writing.reuse_policy import FailureLimit
 
 if TYPE_CHECKING:
+    from rich.segment import Segment
+
     from schemas.manifest import Manifest
+
+
+class Console(rich.console.Console):
+    """Console that escapes control characters of data, and ends with its reader."""
+
+    def render(
+        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Render as rich does, with escaped text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escape_text(segment.text, lines=True))
+
+    def on_broken_pipe(self) -> None:
+        """Stop the command."""
+        self.quiet = True
+        stop_at_closed_pipe()
+
+
+def set_console_of_typer() -> None:
+    """Let typer print help and usage errors on our consoles."""
+    from typer import rich_utils  # Only help and errors need it.
+
+    rich_utils.Console = Console  # type: ignore[misc]
+
 
 console = Console()
 """For results, on standard output."""

@@ -93,10 +93,18 @@ def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dic
     }
 
 
-def reusable_rows(output: OutputDataset, shard: int, refs: Sequence[ImageRef], policy: ReusePolicy, *, read: Read) -> Reuse:
+def refs_to_read(output: OutputDataset, shard: int, refs: Sequence[ImageRef], policy: ReusePolicy) -> list[ImageRef]:
+    """Return the images that a shard's writer reads, to extract or to compare."""
+    return reusable_rows(output, shard, refs, policy, read=None).todo
+
+
+def reusable_rows(
+    output: OutputDataset, shard: int, refs: Sequence[ImageRef], policy: ReusePolicy, *, read: Read | None
+) -> Reuse:
     """Find the reusable rows of a shard, given its current images sorted by image id.
 
-    ``read`` returns the bytes of an image, or raises OSError; it is called to compare digests.
+    ``read`` returns the bytes of an image, or raises OSError; it is called to compare digests. Without it, images whose digests
+    would be compared are not reused.
     """
     stored = _read_stored(output, shard)
     if stored is None:
@@ -164,7 +172,7 @@ def _unchanged(
     candidates: Sequence[ImageRef],
     output: OutputDataset,
     shard: int,
-    read: Read,
+    read: Read | None,
     policy: ReusePolicy,
 ) -> list[Source]:
     """Return the sources of unchanged images among the candidates."""
@@ -190,8 +198,10 @@ def _has_same_bytes(now: Source, before: Source, stored: _Stored) -> bool:
     return now.sha256 == before.sha256 and (now.uri == before.uri or now.image_id not in stored.failures)
 
 
-def _read_sources(refs: Sequence[ImageRef], read: Read) -> list[Source]:
+def _read_sources(refs: Sequence[ImageRef], read: Read | None) -> list[Source]:
     """Read images, and return their sources; SHA-256 is empty for unreadable ones."""
+    if read is None:
+        return []
 
     def source(ref: ImageRef) -> Source:
         try:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
-from pipelines.features.feature_shards import reusable_rows
+from pipelines.features.feature_shards import refs_to_read
 from pipelines.features.ref_chunks import RefChunk, from_chunks, partition_by_shard, to_chunks
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
@@ -102,15 +102,8 @@ def select_refs(
     """Return references to the images that a shard will read, by batch."""
     shard, parts = element
     batches = {index: from_chunks([chunk])[0] for index, chunk in parts}
-    read: list[ImageRef] = []
-
-    def record(ref: ImageRef) -> NoReturn:
-        read.append(ref)
-        raise OSError
-
     refs = sorted(ref for batch in batches.values() for ref in batch)
-    reuse = reusable_rows(output, shard, refs, job.policy, read=record)
-    wanted = {ref.uri for ref in (*read, *reuse.todo)}
+    wanted = {ref.uri for ref in refs_to_read(output, shard, refs, job.policy)}
     selected = ((index, [ref for ref in batch if ref.uri in wanted]) for index, batch in batches.items())
     return list(to_chunks(((index, batch) for index, batch in selected if batch), REFS_SCHEMA, folder))
 

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from schemas.console import events
 from schemas.errors import UsageError
@@ -39,8 +39,8 @@ def flags_of_code(flags: Sequence[str]) -> list[str]:
     ]
 
 
-def check_flags(flags: Sequence[str]) -> None:
-    """Refuse misspelled flags, and remark on other unknown ones.
+def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """Parse flags; refuse misspelled ones, and remark on other unknown ones.
 
     Raises:
         UsageError: a flag resembles one of Beam's, or a value is of the wrong type.
@@ -60,8 +60,8 @@ def check_flags(flags: Sequence[str]) -> None:
     parser = Parser(allow_abbrev=False, add_help=False)
     for options in {str(cls): cls for cls in PipelineOptions.__subclasses__()}.values():
         options._add_argparse_args(parser)
-    unknown = [word.partition("=")[0] for word in parser.parse_known_args(list(flags))[1] if word.startswith("-")]
-    for flag in unknown:
+    values, unknown = parser.parse_known_args(list(flags))
+    for flag in (word.partition("=")[0] for word in unknown if word.startswith("-")):
         plain = "--" + flag.lstrip("-").replace("-", "_")
         similar = get_close_matches(plain, parser._option_string_actions, n=1, cutoff=_SIMILAR)
         guess = f": did you mean {similar[0]}?" if similar else ""
@@ -73,3 +73,4 @@ def check_flags(flags: Sequence[str]) -> None:
             raise UsageError(f"{flag} after -- is not a flag of Beam{guess}")
         else:
             events.remark(f"{flag} after -- is not a flag of Beam, which ignores it", style="dim")
+    return vars(values)

@@ -6,11 +6,12 @@ Neither this module nor a local run loads Beam.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pipelines.running.beam_flags import check_flags, flags_of_code
+from pipelines.running.beam_flags import flags_of_code, parse_flags
 from schemas.errors import UsageError
 from schemas.options import SEVERAL_MACHINES, Opt
 from schemas.process.resources import usable_cores
@@ -85,27 +86,20 @@ class Accelerator:
             "max_active_bundles_per_worker": str(self.count),
         }
 
-    def check(self, options: PipelineOptions) -> None:
-        """Check flags for Beam against --gpu.
+    def check(self, flags: Mapping[str, Any]) -> None:
+        """Check the values of Beam's flags against --gpu.
 
         Raises:
             UsageError: a flag also requests GPUs, or a process per core.
         """
-        from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, StandardOptions
-
-        experiments = options.view_as(DebugOptions).experiments or []
-        for name, values in (
-            ("--dataflow_service_options", options.view_as(GoogleCloudOptions).dataflow_service_options),
-            ("--experiments", experiments),
-            ("--resource_hints", options.view_as(StandardOptions).resource_hints),
-        ):
-            for value in values or ():
+        for name in ("dataflow_service_options", "experiments", "resource_hints"):
+            for value in flags[name] or ():
                 if value.startswith(("worker_accelerator", "accelerator")):
                     raise UsageError(
-                        f"--gpu is {self.type!r}, and {name}={value} follows --: Dataflow adds GPUs to some steps or to the whole "
-                        "job, not both. Leave the flag out"
+                        f"--gpu is {self.type!r}, and --{name}={value} follows --: Dataflow adds GPUs to some steps or to the "
+                        "whole job, not both. Leave the flag out"
                     )
-        if _SEVERAL_PROCESSES in experiments:
+        if _SEVERAL_PROCESSES in (flags["experiments"] or ()):
             raise UsageError(
                 f"--gpu is {self.type!r}, and --experiments={_SEVERAL_PROCESSES} follows --: every core of a worker would load the "
                 "model into GPU memory. Leave the flag out"
@@ -146,13 +140,11 @@ class Execution:
     default_workers: Callable[[], int] = field(default=usable_cores, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.beam_flags:
-            check_flags(self.beam_flags)
-            if self.is_local:
-                raise UsageError(
-                    f"the flags after -- name no runner of Beam: add one, e.g. --runner=DirectRunner, or leave "
-                    f"{self.beam_flags[0]} out: local workers do not use Beam"
-                )
+        if self.beam_flags and not self.runner:
+            raise UsageError(
+                f"the flags after -- name no runner of Beam: add one, e.g. --runner=DirectRunner, or leave "
+                f"{self.beam_flags[0]} out: local workers do not use Beam"
+            )
         if self.detach and self.runs_here:
             raise UsageError(
                 "--detach needs a runner on other machines, which would continue the job: leave it out, or name one after --, e.g. "
@@ -167,7 +159,7 @@ class Execution:
                 f"--gpu is {self.accelerator.type!r}, and the workers run on this machine: name a remote runner, e.g. -- "
                 "--runner=DataflowRunner; for a GPU of this machine give --device cuda instead"
             )
-        self.accelerator.check(self.options)
+        self.accelerator.check(self.flags)
 
     @property
     def commit_limit(self) -> FailureLimit | None:
@@ -180,22 +172,26 @@ class Execution:
     @property
     def is_local(self) -> bool:
         """Whether local workers run the job, without Beam."""
-        return not any(flag.split("=")[0] == "--runner" for flag in self.beam_flags)
+        return not self.beam_flags
 
     @property
     def runs_here(self) -> bool:
         """Whether the workers run on this machine, in this environment."""
         if self.is_local:
             return True
-        from apache_beam.options.pipeline_options import PortableOptions, StandardOptions
+        from apache_beam.options.pipeline_options import StandardOptions
 
-        if self.options.view_as(PortableOptions).environment_type == "LOOPBACK":  # Workers run in this process.
+        if self.flags["environment_type"] == "LOOPBACK":  # Workers run in this process.
             return True
         return self._runner_name in {local.lower().removesuffix("runner") for local in StandardOptions.LOCAL_RUNNERS}
 
-    @property
-    def options(self) -> PipelineOptions:
-        """Beam's options."""
+    @cached_property
+    def flags(self) -> dict[str, Any]:
+        """Values of Beam's flags by name, with defaults; empty for local workers."""
+        return parse_flags(self.beam_flags) if self.beam_flags else {}
+
+    def to_options(self) -> PipelineOptions:
+        """Return Beam's options for one pipeline, which may change them."""
         from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
         options = PipelineOptions(list(self.beam_flags), save_main_session=False)
@@ -208,10 +204,7 @@ class Execution:
     @property
     def max_workers(self) -> int:
         """Workers that the flags ask for; 1 if they set no number."""
-        from apache_beam.options.pipeline_options import WorkerOptions
-
-        workers = self.options.view_as(WorkerOptions)
-        return workers.max_num_workers or workers.num_workers or 1
+        return self.flags.get("max_num_workers") or self.flags.get("num_workers") or 1
 
     @property
     def is_dataflow(self) -> bool:
@@ -224,27 +217,19 @@ class Execution:
 
     def with_job_name(self, name: str) -> Execution:
         """Return a copy with a job name for Dataflow, unless flags set it."""
-        from apache_beam.options.pipeline_options import GoogleCloudOptions
-
-        if not self.is_dataflow or self.options.view_as(GoogleCloudOptions).job_name:
+        if not self.is_dataflow or self.flags["job_name"]:
             return self
         return replace(self, beam_flags=(*self.beam_flags, f"--job_name={name}"))
 
     @property
     def template(self) -> str:
         """Location of the Dataflow template to write instead of a run; empty without one."""
-        if self.is_local:
-            return ""
-        from apache_beam.options.pipeline_options import GoogleCloudOptions
-
-        return self.options.view_as(GoogleCloudOptions).template_location or ""
+        return self.flags.get("template_location") or ""
 
     @property
     def runner(self) -> str:
         """Name of the runner in the flags; empty without one."""
-        from apache_beam.options.pipeline_options import StandardOptions
-
-        return self.options.view_as(StandardOptions).runner or ""
+        return self.flags.get("runner") or ""
 
     def check_locations(self, locations: Iterable[tuple[str, str]]) -> None:
         """Check that workers can reach locations, which are pairs of name and location.

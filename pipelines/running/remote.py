@@ -24,7 +24,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import grpc
-from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloudOptions, PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_job_api_pb2
 from apache_beam.runners.portability.portable_runner import PortableMetrics
 from apache_beam.runners.runner import PipelineState
@@ -115,7 +115,7 @@ def check_detach(execution: Execution) -> None:
     Raises:
         UsageError: the job service would end with this process.
     """
-    endpoint = execution.options.view_as(PortableOptions).job_endpoint
+    endpoint = execution.flags["job_endpoint"]
     if execution.detach and not execution.is_dataflow and endpoint in (None, "", "embed"):
         raise UsageError(
             f"--detach needs a job service that outlives this command, and {execution.runner} has none: name one with "
@@ -198,11 +198,11 @@ def _cancel(result: Any) -> None:
 def _add_page(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
     """Add page and cancel command, if the runner has them."""
     if execution.is_dataflow:
-        google = execution.options.view_as(GoogleCloudOptions)
-        page = f"https://console.cloud.google.com/dataflow/jobs/{google.region}/{job.id}?project={google.project}"
-        place = f"--project={google.project} --region={google.region}"
+        region, project = execution.flags["region"], execution.flags["project"]
+        page = f"https://console.cloud.google.com/dataflow/jobs/{region}/{job.id}?project={project}"
+        place = f"--project={project} --region={region}"
         return replace(job, page=page, cancel=f"gcloud dataflow jobs cancel {job.id} {place}")
-    master, name = _flink_of(result, execution.options)
+    master, name = _flink_of(result, execution.flags.get("flink_master"))
     if not master:
         return job
     address = (master if "://" in master else f"http://{master}").rstrip("/")
@@ -214,7 +214,7 @@ def _add_page(job: RemoteJob, result: Any, execution: Execution) -> RemoteJob:
     return replace(job, page=page, cancel=f"curl -X PATCH '{address}/jobs/{flink_id}?mode=cancel'")
 
 
-def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
+def _flink_of(result: Any, flag: str | None) -> tuple[str, str]:
     """Return a job service's Flink address and the job's name; empty without Flink."""
     if (service := getattr(result, "_job_service", None)) is None:
         return "", ""
@@ -224,7 +224,7 @@ def _flink_of(result: Any, options: PipelineOptions) -> tuple[str, str]:
         return "", ""
     for job in jobs:
         if job.job_id == result._job_id:
-            for master in (options.view_as(FlinkRunnerOptions).flink_master, dict(job.pipeline_options).get(_FLINK_MASTER)):
+            for master in (flag, dict(job.pipeline_options).get(_FLINK_MASTER)):
                 # Beam's option leads to no cluster if it is empty, `[auto]` or `[local]`.
                 if isinstance(master, str) and master and not master.startswith("["):
                     return master, job.job_name

@@ -42,7 +42,7 @@ def run_pipeline(
     Raises:
         ImagepivotError: a worker's error that the user can fix, with its class and message; or another runner did not finish.
     """
-    options = execution.options
+    options = execution.to_options()
     with tempfile.TemporaryDirectory(prefix="imagepivot-run-") as folder, _interrupts() as interrupted:
         if not execution.runs_here:
             add_wheel(options, Path(folder), extras)

@@ -125,44 +125,94 @@ def state_of(
         DatasetError: the store does not respond.
     """
     listed = None if manifest is None else manifest.shard_entries.get(shard)
-    fingerprint = manifest.fingerprint if fingerprint is None and manifest is not None else fingerprint
     if shard not in entries or entries[shard].size < 0:  # -1: a dangling link.
         return ShardState(shard, Status.MISSING, f"{shard} is missing", entry=listed)
-    size, reference = entries[shard].size, "its record" if manifest is None else "the manifest"
+    fingerprint = manifest.fingerprint if fingerprint is None and manifest is not None else fingerprint
     record = read_record(folder, shard, whole=read_all) if record_name(shard) in entries else None
     footer = _read_footer(folder, shard, entries, None if read_all else record, fingerprint)
-    is_described = record is not None and record.matches_shard(size, {} if footer is None else footer.statistics)
-    expected = listed if listed is not None else record
-    is_consistent = record is not None and is_described and expected is not None and record.sha256 == expected.sha256
-    compares_digests = read_all or (record is not None and not (is_consistent and record.matches_tags(entries)))
-    problem, entry = "", listed
+    fingerprint = fingerprint or (None if record is None else record.shard.get("fingerprint"))
+    reference = "its record" if manifest is None else "the manifest"
+    expected, record, digest = _expected_entry(shard, entries, listed, record, footer, read_all)
+    problem, entry = _compare_shard(folder, shard, entries, expected, record, footer, reference, digest=digest)
+    status, failures_problem = _classify(footer, record, fingerprint, listing, version_digest), ""
+    if status in (Status.FOREIGN, Status.OTHER):
+        return ShardState(shard, status, problem, entry=listed, footer=None if footer is FOREIGN else footer)
+    if footer is not None:
+        failures_problem = _compare_failures(folder, shard, entries, footer, manifest, reference, digest)
+    if failures_problem or (problem and expected is not None):
+        status = Status.DAMAGED
+    elif problem and footer is not None:
+        status = Status.CLAIMED
+    entry = entry if status in (Status.STALE, Status.CURRENT) else listed
+    return ShardState(shard, status, problem, failures_problem, entry, footer, record)
+
+
+def _expected_entry(
+    shard: str,
+    entries: Mapping[str, FileInfo],
+    listed: ShardEntry | None,
+    record: Record | None,
+    footer: Footer | None,
+    read_all: bool,
+) -> tuple[ShardEntry | Record | None, Record | None, bool]:
+    """Return the expected entry, the record, and whether to compare digests.
+
+    The entry is the manifest's or else the record; the record is None if it does not match the shard and the entry.
+    """
+    if record is None:
+        return listed, None, read_all
+    expected = record if listed is None else listed
+    is_described = record.matches_shard(entries[shard].size, {} if footer is None else footer.statistics)
+    if not is_described or record.sha256 != expected.sha256:
+        return expected, None, True
+    return expected, record, read_all or not record.matches_tags(entries)
+
+
+def _compare_shard(
+    folder: Folder,
+    shard: str,
+    entries: Mapping[str, FileInfo],
+    expected: ShardEntry | Record | None,
+    record: Record | None,
+    footer: Footer | None,
+    reference: str,
+    *,
+    digest: bool,
+) -> tuple[str, ShardEntry | None]:
+    """Return the fault of a shard's bytes, and its entry for the manifest.
+
+    The entry is None for a fault, or if only reading all bytes would tell.
+    """
+    size = entries[shard].size
     if expected is None:
-        problem = f"{shard} has no digest on record"
-    elif expected.bytes != size:
-        problem = f"{shard} has {size:,} bytes, {reference} says {expected.bytes:,}"
-    elif listed is None and not is_described:
-        problem = f"{shard} is not what its record describes"
-    elif compares_digests:
+        return f"{shard} has no digest on record", None
+    if expected.bytes != size:
+        return f"{shard} has {size:,} bytes, {reference} says {expected.bytes:,}", None
+    if expected is not record and isinstance(expected, Record):
+        return f"{shard} is not what its record describes", None
+    listed = expected if isinstance(expected, ShardEntry) else None
+    if digest:
         with folder.open(shard) as file:
             stored = shard_entry(file, shard, 0 if footer is None else footer.rows)
-        problem, entry = _compare_digests(stored, expected, reference), entry or stored
-    elif entry is None and record is not None:
-        entry = (record.as_footer(shard, size) or (None,))[0]
+        return _compare_digests(stored, expected, reference), listed or stored
+    if isinstance(expected, Record):
+        return "", (expected.as_footer(shard, size) or (None,))[0]
+    return "", expected
+
+
+def _classify(
+    footer: Footer | None, record: Record | None, fingerprint: str | None, listing: str | None, version_digest: str | None
+) -> Status:
+    """Return the status of a shard whose bytes have no fault."""
+    if footer is None:
+        return Status.DAMAGED
     if footer is FOREIGN:
-        return ShardState(shard, Status.FOREIGN, problem, entry=listed)
-    wanted = fingerprint or (None if record is None else record.shard.get("fingerprint"))
-    if footer is not None and (footer.version != FORMAT_VERSION or wanted not in (None, footer.fingerprint)):
-        return ShardState(shard, Status.OTHER, problem, entry=listed, footer=footer)
-    failures_problem = (
-        "" if footer is None else _compare_failures(folder, shard, entries, footer, manifest, reference, compares_digests)
-    )
-    record = record if is_consistent else None
-    if footer is None or problem or failures_problem:
-        status = Status.CLAIMED if expected is None and footer is not None and not failures_problem else Status.DAMAGED
-        return ShardState(shard, status, problem, failures_problem, listed, footer, record)
+        return Status.FOREIGN
+    if footer.version != FORMAT_VERSION or fingerprint not in (None, footer.fingerprint):
+        return Status.OTHER
     is_changed = listing not in (None, footer.statistics.get("listing"))
     is_moved = version_digest is not None and record is not None and record.version_digest not in ("", version_digest)
-    return ShardState(shard, Status.STALE if is_changed or is_moved else Status.CURRENT, "", "", entry, footer, record)
+    return Status.STALE if is_changed or is_moved else Status.CURRENT
 
 
 def _read_footer(

@@ -1,17 +1,28 @@
-"""Signals at any moment, from the first import to the last line: one line, the right exit code, and the same command goes on."""
+"""Signals at any moment, from the first import to the last line: one line, the right exit code, and the same command goes on.
+
+``IMAGEPIVOT_FUZZ_MINUTES=10`` goes on for ten minutes with each command that continues, or until ``IMAGEPIVOT_TEST_MOMENTS``, and
+``pytest -s`` prints how they ended; ``IMAGEPIVOT_FUZZ_SEED`` is the first moment, to see one again.
+"""
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tests.builders import stored
 from tests.integration.conftest import PROGRESS
+from tests.train.conftest import write_toy
+from tests.train.trainings import CONFIG, assert_same_checkpoints
 
 MOMENTS = int(os.environ.get("IMAGEPIVOT_TEST_MOMENTS", "1"))
 SEED = 7
@@ -111,6 +122,70 @@ def test_ctrl_c_at_any_moment(folder, tmp_path, name):
         assert "Traceback" not in out
     # Whatever the last interrupt left behind, the same command goes on from there.
     assert finish(begin_into(str(MOMENTS - 1)))[0] == 0
+
+
+@pytest.fixture(scope="module")
+def continued(folder) -> dict[str, tuple[str, ...]]:
+    """Return commands that work for some seconds, and continue what an earlier one left."""
+    generator = np.random.default_rng(0)
+    (folder / "images").mkdir()
+    for number in range(40):
+        pixels = generator.integers(256, size=(300, 400, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"images/{number}.png")
+    (folder / "config.toml").write_text(CONFIG.replace("max_steps = 44", "max_steps = 300"))
+    toy = write_toy(folder / "toy")
+    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary)
+    return {
+        "features": ("features", "images", "OUT", "--weights", "random:0", "--device", "cpu", "--shards", "6"),
+        "captions": COMMANDS["captions with workers"],
+        "train": ("train", "config.toml", *data, "OUT", "--device", "cpu", "--no-curves", "--no-tensorboard"),
+    }
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", ["features", "captions", "train"])
+def test_signals_at_random_moments_damage_nothing(folder, tmp_path, imagepivot, continued, name):
+    def words(output: str) -> list[str]:
+        return [str(tmp_path / output) if word == "OUT" else word for word in continued[name]]
+
+    started = time.monotonic()
+    assert finish(begin(folder, *words("whole")))[0] == 0
+    seconds = time.monotonic() - started
+    until = time.monotonic() + 60 * float(os.environ.get("IMAGEPIVOT_FUZZ_MINUTES", "0"))
+    endings, latest = Counter[str](), 0.0
+    for number in count(int(os.environ.get("IMAGEPIVOT_FUZZ_SEED", "0"))):
+        moments = random.Random(f"{number} {name}")
+        sent = moments.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        started, output = time.monotonic(), tmp_path / str(number)
+        process = begin(folder, *words(str(number)))
+        time.sleep(moments.uniform(0, seconds))
+        process.send_signal(sent)
+        asked = time.monotonic()
+        code, out, err = finish(process)
+        latest = max(latest, time.monotonic() - asked)
+        where = f"moment {number}, {sent.name}: {code}\n{out}\n{err}"
+        if code in (0, -sent):  # It had printed its results.
+            seconds = min(seconds, time.monotonic() - started)  # The first run may have been slower.
+        else:
+            assert code == 128 + sent, where
+            assert err.splitlines()[-1].startswith("stopped"), where
+            assert err.count("stopped") == 1, where
+            assert "Traceback" not in out + err, where
+            endings[sent.name] += 1
+        resumed = ("--resume",) if name == "train" and list(output.glob("*.pt")) else ()
+        imagepivot(*words(str(number)), *resumed, cwd=folder)
+        if name == "train":
+            assert_same_checkpoints(output, tmp_path / "whole")
+        else:
+            assert _published(output) == _published(tmp_path / "whole"), where
+        shutil.rmtree(output)
+        if sum(endings.values()) >= max(MOMENTS, 3) and time.monotonic() > until:
+            break
+    print(f"{name}: {dict(endings)} until moment {number}; the longest end took {latest:.1f} s of a run of {seconds:.1f} s")
+
+
+def _published(output: Path) -> dict[str, bytes]:
+    return {path: data for path, data in stored(output).items() if not path.startswith(".")}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])

@@ -48,7 +48,7 @@ def test_hints_are_those_of_beam():
 @pytest.mark.parametrize(("given", "threads"), [((), 3), (("--number_of_worker_harness_threads=5",), 5)])
 def test_one_process_with_a_thread_for_each_gpu(given, threads):
     flags = (DATAFLOW, "--experiments=a", *given)
-    debug = Execution(beam_flags=flags, accelerator=Accelerator("nvidia-l4", 3)).options.view_as(DebugOptions)
+    debug = Execution(beam_flags=flags, accelerator=Accelerator("nvidia-l4", 3)).to_options().view_as(DebugOptions)
     assert debug.experiments == ["a", "no_use_multiple_sdk_containers"]
     assert debug.number_of_worker_harness_threads == threads
 
