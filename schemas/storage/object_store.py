@@ -192,22 +192,21 @@ def put(bucket: Bucket, key: str, data: bytes | Path, if_match: str | None = ANY
         try:
             return bucket.write(key, data, if_match, writer)
         except RefusedError as error:
-            status = error.status
-            if if_match == ANY and status != 404:
+            if if_match == ANY and error.status != 404:
                 raise
-        stored = None
-        # The store may have refused only the retry of a write after its response was lost.
-        with suppress(FileNotFoundError):
-            stored = bucket.head(key)
-        if stored is not None and stored.writer == writer:
-            return stored.tag
-        if status == 412 and (stored is not None or if_match is None):
-            return None
-        if status == 404 and stored is not None and if_match != ANY:
-            return None  # The caller checks the object before a large file is uploaded again.
-        if status == 501:
-            if_match = ANY  # An S3-compatible store without conditional writes.
-        elif status == 409:
-            time.sleep(_CONFLICT_SECONDS)
-        elif if_match != ANY:
-            if_match = None
+            stored = None
+            # The store may have refused only the retry of a write after its response was lost.
+            with suppress(FileNotFoundError):
+                stored = bucket.head(key)
+            if stored is not None and stored.writer == writer:
+                return stored.tag
+            if error.status == 409:
+                time.sleep(_CONFLICT_SECONDS)
+            elif error.status == 501:
+                if_match = ANY  # An S3-compatible store without conditional writes.
+            elif stored is None and if_match:
+                if_match = None
+            elif if_match == ANY or (stored is None and error.status == 404):
+                raise
+            else:
+                return None  # The caller checks the object before a large file is uploaded again.

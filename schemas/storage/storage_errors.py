@@ -114,7 +114,7 @@ def client_errors(missing: type[StoreError] | None = None) -> Iterator[None]:
             raise EOFError from error
         if code == "NoSuchBucket":
             kind = NoSuchBucketError
-        elif "Expired" in code:
+        elif "Expired" in code or code == "InvalidAccessKeyId":  # Some stores answer 404.
             kind = StoreAccessError
         elif status == 404:
             if missing is None:

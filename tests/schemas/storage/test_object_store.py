@@ -170,10 +170,13 @@ def test_put_to_s3(answers, replaces, statuses, tag, asked):
     assert answers.asked == asked
 
 
-def test_put_denied_is_an_error(answers):
-    answers.statuses = [403]
-    with pytest.raises(StoreAccessError, match="An error occurred"):
-        object_store.put(answers.bucket, "a", b"1", None)
+@pytest.mark.parametrize(
+    ("replaces", "status", "kind"), [(None, 403, StoreAccessError), ("", 404, RefusedError), (None, 404, RefusedError)]
+)
+def test_put_refused_for_other_reasons_is_an_error(answers, replaces, status, kind):
+    answers.statuses = [status]
+    with pytest.raises(kind, match="An error occurred"):
+        object_store.put(answers.bucket, "a", b"1", replaces)
 
 
 def answer_of_s3(status: int, code: str = "X"):
@@ -212,6 +215,7 @@ def test_failures_of_botocore_are_errors_by_class():
         (answer_of_s3(403, "AccessDenied"), StoreAccessError),
         (answer_of_s3(401), StoreAccessError),
         (answer_of_s3(400, "RequestExpired"), StoreAccessError),
+        (answer_of_s3(404, "InvalidAccessKeyId"), StoreAccessError),
         (answer_of_s3(429, "SlowDown"), StoreBusyError),
         (answer_of_s3(503, "SlowDown"), StoreBusyError),
         (answer_of_s3(400, "InvalidArgument"), StoreError),
