@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -89,19 +90,19 @@ class MemoryBucket:
         self.store, self.objects = self, dict[str, tuple[bytes, str]]()
         self._writes = count(1)
 
-    def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Any:
+    def pages(self, prefix: str, *, by_folder: bool = False) -> Any:
         from schemas.storage.object_store import Page
 
         keys = sorted(key for key in self.objects if key.startswith(prefix))
         ends = {key: key.find("/", len(prefix)) + 1 if by_folder else 0 for key in keys}
         folders = sorted({key[:end] for key, end in ends.items() if end})
-        return Page([self.head(key) for key in keys if not ends[key]], folders, "")
+        yield Page([self.head(key) for key in keys if not ends[key]], folders, True)
 
     def head(self, key: str) -> Any:
         from schemas.storage.object_store import FileInfo
 
         if key not in self.objects:
-            raise FileNotFoundError
+            return None
         data, tag = self.objects[key]
         return FileInfo(key, len(data), "1", tag)
 
@@ -110,17 +111,17 @@ class MemoryBucket:
             raise FileNotFoundError
         return self.objects[key][0][start : None if size is None else start + size]
 
-    def write(self, key: str, data: Any, if_match: str | None, writer: str) -> str:
+    def write(self, key: str, file: Any, if_match: str | None, writer: str) -> str:
         from schemas.storage.storage_errors import RefusedError
 
         tag = self.objects[key][1] if key in self.objects else None
         if if_match not in ("", tag):
             raise RefusedError("conditionNotMet", 412)
-        self.objects[key] = data if isinstance(data, bytes) else data.read_bytes(), str(next(self._writes))
+        self.objects[key] = file.read(), str(next(self._writes))
         return self.objects[key][1]
 
     def copy(self, key: str, origin: Any, origin_key: str) -> None:
-        self.write(key, origin.read(origin_key), "", "")
+        self.write(key, io.BytesIO(origin.read(origin_key)), "", "")
 
     def delete(self, key: str, if_match: str) -> None:
         if key in self.objects and if_match in ("", self.objects[key][1]):

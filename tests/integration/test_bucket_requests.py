@@ -15,7 +15,7 @@ from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.manifest import MANIFEST_NAME
-from schemas.storage.folder import Folder
+from schemas.storage.folder import Folder, open_bucket
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
@@ -132,6 +132,7 @@ def test_run_lists_and_reads_a_bucket_once(running, monkeypatch, tmp_path, sourc
     manifest = extract_features(job, Execution(workers=1))
     asked = far.asked()
     assert manifest.statistics["images"] == 24
+    assert open_bucket.cache_info().misses == 1  # The process has made one client.
     listings = [request for request in asked.all if request.path.partition("?")[0].endswith(("/o", "/bucket", "/bucket/"))]
     assert len(listings) == 1
     if source == "photos":
