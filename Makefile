@@ -33,7 +33,11 @@ docs: $(STAMP)  ## Build the documentation as a site in build/docs; a broken lin
 test: check  ## Run all checks and all tests but those of the targets cluster, cluster-test and container-test.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not cluster and not engines and not containers and not packaging' --durations=10
 
-cluster: $(STAMP)  ## Run the long tests: stores, full disks, damage, many or killed processes, array jobs, other runners, snippets, presets.
+# A store that speaks S3, by another maker than the emulator's: the tests of stores use it, or skip with the reason.
+build/stores/versitygw:
+	-GOBIN=$(CURDIR)/build/stores go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+cluster: $(STAMP) build/stores/versitygw  ## Run the long tests: stores, full disks, damage, many or killed processes, array jobs, other runners, snippets, presets.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster --durations=10
 
 cluster-test: $(STAMP)  ## Run every pipeline command on Flink, Spark and Prism, which Maven and Go fetch into build/engines; without them it skips.

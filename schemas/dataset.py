@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.damage import content_errors, damaged
 from schemas.errors import DatasetError
 from schemas.failures import parse_failures
 from schemas.features import FeatureSpec
@@ -27,7 +28,6 @@ from schemas.manifest import FileEntry, Manifest
 from schemas.pages import PagedShard
 from schemas.parameters import FeaturesParameters, feature_of
 from schemas.storage.folder import Folder
-from schemas.storage.storage_errors import content_errors, damaged
 from schemas.vocabulary import Vocabulary
 
 _COMMANDS = {"encoded": "encode", "regions": "features", "embeddings": "embed"}  # If names of kind and command differ.

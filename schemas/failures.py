@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from schemas.damage import content_errors
 from schemas.escapes import redact, redact_address
 from schemas.fingerprints import sha256_of_bytes
 from schemas.kinds import FAILURES
-from schemas.storage.storage_errors import content_errors
 
 
 @dataclass(frozen=True)

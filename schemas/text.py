@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from schemas.errors import DatasetError, InputError
+from schemas.reads import record_read
 from schemas.storage.locations import check_regular
-from schemas.storage.reads import record_read
 
 HEAD = 4
 """Number of bytes that `mark_length` needs."""

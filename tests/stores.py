@@ -1,14 +1,17 @@
-"""Object stores on this machine: emulators of S3 and Google Cloud Storage, and a proxy that counts and delays requests."""
+"""Object stores on this machine: emulators, an S3-compatible store, and a proxy that counts and delays requests."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, unquote_plus
 
@@ -26,7 +30,12 @@ if TYPE_CHECKING:
 LOCAL = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS")
-PACKAGES = {"s3": "moto[server]", "gs": "gcp-storage-emulator"}
+SOURCES = {
+    "s3": "no emulator: pip install 'moto[server]'",
+    "gs": "no emulator: pip install 'gcp-storage-emulator'",
+    "versitygw": "no versitygw, in build/stores or on the path: make build/stores/versitygw",
+}
+BUILT = Path(__file__).parent.parent / "build/stores"
 _ASKED = "/requests so far"
 _CUT = "/network cut/"
 _LARGEST_HEAD = 1 << 20
@@ -39,10 +48,12 @@ class Store:
     Attributes:
         scheme: ``s3`` or ``gs``.
         port: where it answers.
+        maker: name of the program: ``s3`` and ``gs`` are emulators, ``versitygw`` is an S3-compatible store over a folder.
     """
 
     scheme: str
     port: int
+    maker: str
 
     @property
     def url(self) -> str:
@@ -79,19 +90,19 @@ class MemoryBucket:
         self.store, self.objects = self, dict[str, tuple[bytes, str]]()
         self._writes = count(1)
 
-    def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Any:
+    def pages(self, prefix: str, *, by_folder: bool = False) -> Any:
         from schemas.storage.object_store import Page
 
         keys = sorted(key for key in self.objects if key.startswith(prefix))
         ends = {key: key.find("/", len(prefix)) + 1 if by_folder else 0 for key in keys}
         folders = sorted({key[:end] for key, end in ends.items() if end})
-        return Page([self.head(key) for key in keys if not ends[key]], folders, "")
+        yield Page([self.head(key) for key in keys if not ends[key]], folders, True)
 
     def head(self, key: str) -> Any:
         from schemas.storage.object_store import FileInfo
 
         if key not in self.objects:
-            raise FileNotFoundError
+            return None
         data, tag = self.objects[key]
         return FileInfo(key, len(data), "1", tag)
 
@@ -100,17 +111,17 @@ class MemoryBucket:
             raise FileNotFoundError
         return self.objects[key][0][start : None if size is None else start + size]
 
-    def write(self, key: str, data: Any, if_match: str | None, writer: str) -> str:
+    def write(self, key: str, file: Any, if_match: str | None, writer: str) -> str:
         from schemas.storage.storage_errors import RefusedError
 
         tag = self.objects[key][1] if key in self.objects else None
         if if_match not in ("", tag):
             raise RefusedError("conditionNotMet", 412)
-        self.objects[key] = data if isinstance(data, bytes) else data.read_bytes(), str(next(self._writes))
+        self.objects[key] = file.read(), str(next(self._writes))
         return self.objects[key][1]
 
     def copy(self, key: str, origin: Any, origin_key: str) -> None:
-        self.write(key, origin.read(origin_key), "", "")
+        self.write(key, io.BytesIO(origin.read(origin_key)), "", "")
 
     def delete(self, key: str, if_match: str) -> None:
         if key in self.objects and if_match in ("", self.objects[key][1]):
@@ -128,8 +139,14 @@ def _without_tags(data: bytes) -> bytes:
     return json.dumps(content).encode() + rest
 
 
-def is_installed(scheme: str) -> bool:
-    return find_spec("moto" if scheme == "s3" else "gcp_storage_emulator") is not None
+def is_installed(maker: str) -> bool:
+    if maker == "versitygw":
+        return _versitygw() is not None
+    return find_spec("moto" if maker == "s3" else "gcp_storage_emulator") is not None
+
+
+def _versitygw() -> str | None:
+    return shutil.which("versitygw", path=f"{BUILT}{os.pathsep}{os.environ['PATH']}")
 
 
 def free_port() -> int:
@@ -139,29 +156,37 @@ def free_port() -> int:
 
 
 @contextmanager
-def emulator(scheme: str, environment: Mapping[str, str] = {}) -> Iterator[Store]:
-    """Run an emulator with an empty bucket.
+def emulator(maker: str, environment: Mapping[str, str] = {}) -> Iterator[Store]:
+    """Run a store with an empty bucket.
 
     Google's emulator ignores conditions and returns listings as one page: `_GoogleProxy` implements both as documented by Google.
 
     Args:
-        scheme: ``s3`` or ``gs``.
+        maker: see `Store`.
         environment: further variables of the emulator; with any, no bucket is created.
     """
-    store = Store(scheme, free_port())
+    store = Store("gs" if maker == "gs" else "s3", free_port(), maker)
     port = str(store.port)
+    if maker == "versitygw":
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "bucket").mkdir()
+            root = {"ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"]}
+            command = (_versitygw() or "", "--port", f"127.0.0.1:{port}", "--keep-alive", "posix", folder)
+            with _process(*command, url=store.url, environment=root):
+                yield store
+        return
     arguments = {
         "s3": ("moto.server", "-H", "127.0.0.1", "-p", port),
         "gs": ("gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", port, "--in-memory", "--quiet"),
-    }[scheme]
-    with _process("-m", *arguments, url=store.url, environment={**store.environment, **environment}):
+    }[maker]
+    with _process(sys.executable, "-m", *arguments, url=store.url, environment={**store.environment, **environment}):
         if not environment:
             _make_bucket(store)
-        if scheme == "s3":
+        if maker == "s3":
             yield store
             return
-        before = Store(scheme, free_port())
-        with _process(__file__, str(before.port), port, "0", "google", url=before.url, environment={}):
+        before = Store("gs", free_port(), maker)
+        with _process(sys.executable, __file__, str(before.port), port, "0", "google", url=before.url, environment={}):
             yield before
 
 
@@ -175,9 +200,8 @@ def _make_bucket(store: Store) -> None:
 
 
 @contextmanager
-def _process(*arguments: str, url: str, environment: Mapping[str, str]) -> Iterator[None]:
+def _process(*command: str, url: str, environment: Mapping[str, str]) -> Iterator[None]:
     """Run a server until the block ends."""
-    command = [sys.executable, *arguments]
     server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
@@ -255,8 +279,8 @@ class FarStore(Store):
 @contextmanager
 def far_away(store: Store, seconds: float) -> Iterator[FarStore]:
     """Put a proxy in front of a store that delays each request by ``seconds``."""
-    far = FarStore(store.scheme, free_port())
-    arguments = (__file__, str(far.port), str(store.port), str(seconds), "any")
+    far = FarStore(store.scheme, free_port(), store.maker)
+    arguments = (sys.executable, __file__, str(far.port), str(store.port), str(seconds), "any")
     with _process(*arguments, url=far.url, environment={}):
         far.asked()
         yield far

@@ -35,7 +35,7 @@ def demo(
     worst errors. Features come from a network trained on ImageNet if the extra demo is installed, else from an untrained one. The
     command builds the plan demo of imagepivot build.
     """
-    from schemas.storage.locations import target_path
+    from pipelines.exchange.exporters.base import target_path
     from schemas.storage.storage_errors import create_folder, storage_errors
 
     folder = target_path(output)

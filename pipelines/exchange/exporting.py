@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.exchange.exporters.arrays import write_mulisera, write_npy
-from pipelines.exchange.exporters.base import Staging
+from pipelines.exchange.exporters.base import Staging, target_path
 from pipelines.exchange.exporters.scan import write_scan
 from pipelines.exchange.exporters.tsv import write_tsv
 from pipelines.exchange.exporters.webdataset import write_webdataset
@@ -19,7 +19,6 @@ from pipelines.running.meter import Meter
 from schemas.dataset import Dataset, open_dataset
 from schemas.options import takes_fields
 from schemas.storage.folder import Folder
-from schemas.storage.locations import target_path
 from schemas.writing.made_from import is_current, made_from, read_made_from
 
 _WRITERS: dict[str, Callable[[ExportJob, Dataset, Staging], None]] = {

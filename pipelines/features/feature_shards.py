@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pipelines.features.inference import LoadedExtractor, Tally, extract_rows, merge_rows
 from pipelines.inputs.images.base import ImageRef, ImageSource
 from pipelines.inputs.images.listing import Listing, digest_of
+from schemas.damage import content_errors
 from schemas.errors import DatasetError, InputError
 from schemas.escapes import redact_address
 from schemas.failures import failure_row, failures_name, parse_failures
@@ -26,7 +27,6 @@ from schemas.footers import Footer, ShardRows, shard_entry
 from schemas.kinds import batch_rows
 from schemas.sample_outputs import are_equal
 from schemas.storage.locations import is_remote
-from schemas.storage.storage_errors import content_errors
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import read_state
 from schemas.writing.records import Record, Source, read_record, write_record

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
+from schemas.damage import content_errors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
 from schemas.footers import ShardRows
-from schemas.storage.storage_errors import content_errors
 from schemas.vocabulary import SPECIALS, TEXT_NAME, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import BinaryIO, Literal, TypeVar, cast
 import pyarrow as pa
 
 from schemas.errors import DatasetError
+from schemas.reads import record_read
 from schemas.storage import object_store
 from schemas.storage.locations import (
     BucketAddress,
@@ -37,19 +38,14 @@ from schemas.storage.locations import (
     plain_location,
     split_address,
 )
-from schemas.storage.object_store import ANY, TEMPORARY_MARK, Bucket, FileInfo
-from schemas.storage.reads import record_read
+from schemas.storage.object_store import ANY, CONNECTIONS, TEMPORARY_MARK, Bucket, FileInfo
 from schemas.storage.storage_errors import RefusedError, StoreAccessError, client_errors, create_folder, storage_errors
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# Inside the class ``list`` is a method.
-Names = list[str]
-Results = list[_R]
 PathKind = Literal["file", "folder", "nothing"]
 
-_PARALLEL_READS = 32  # Threads that read objects wait for the network.
 _COPIED_BYTES = 16 << 20  # At a time.
 _opening = Lock()  # Several threads would open several clients.
 
@@ -117,18 +113,20 @@ class Folder:
         with self._at() as (bucket, path), suppress(FileNotFoundError):
             yield from object_store.list_objects(bucket, path) if bucket else _walk(path, "", on_link)
 
-    def names(self) -> Names:
+    def names(self) -> Sequence[str]:
         """Return the sorted names of all files below the folder; empty if missing."""
         return sorted(entry.name for entry in self.list())
 
-    def children(self, below: str = "") -> Names:
+    def children(self, below: str = "") -> Sequence[str]:
         """Return the sorted names directly in this folder or a subfolder.
 
         Those of folders end with ``/``.
         """
         with self._at(f"{below}/" if below else "") as (bucket, path), suppress(FileNotFoundError):
             if bucket is not None:
-                return sorted(name for name in object_store.list_level(bucket, path) if name.strip("/"))
+                pages = list(bucket.pages(path, by_folder=True))
+                keys = [key for page in pages for key in (*page.folders, *(entry.name for entry in page.objects))]
+                return sorted(key.removeprefix(path) for key in keys if key.removeprefix(path).strip("/"))
             # Pipes and sockets are listed, so that reading them fails with their name.
             present = [child for child in Path(path).iterdir() if child.exists()]
             return sorted(f"{child.name}/" if child.is_dir() else child.name for child in present)
@@ -142,14 +140,11 @@ class Folder:
         """
         with self._at() as (bucket, path), suppress(FileNotFoundError, NotADirectoryError):
             if bucket is None:
-                if stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116
-                    return "folder"
                 check_regular(path)
+                return "folder" if Path(path).is_dir() else "file"
+            if path and bucket.head(path.removesuffix("/")):
                 return "file"
-            with suppress(FileNotFoundError):
-                if path and bucket.head(path.removesuffix("/")):
-                    return "file"
-            if bucket.page(path).objects or not path:
+            if next(bucket.pages(path)).objects or not path:
                 return "folder"
         return "nothing"
 
@@ -161,7 +156,8 @@ class Folder:
         record_read(self.path_of(name))
         with self._at(name) as (bucket, path), suppress(FileNotFoundError, NotADirectoryError):
             if bucket is not None:
-                return bucket.head(path)._replace(name=name)
+                entry = bucket.head(path)
+                return entry and entry._replace(name=name)
             status = os.stat(path)  # noqa: PTH116
             if stat.S_ISREG(status.st_mode):
                 tag = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
@@ -262,11 +258,11 @@ class Folder:
         with origin.open(name) as file, self.replace(name) as copy:
             shutil.copyfileobj(file, copy, _COPIED_BYTES)
 
-    def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> Results[_R]:
+    def map(self, function: Callable[[_T], _R], values: Iterable[_T]) -> Sequence[_R]:
         """Return a function's results for values, in order; in parallel for a store."""
         if self.is_local:
             return [function(value) for value in values]
-        with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="store") as pool:
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="store") as pool:
             return list(pool.map(function, values))
 
     def check_writable(self) -> None:
@@ -277,10 +273,11 @@ class Folder:
         """
         with self._at() as (bucket, path):
             if bucket is None:
-                _check_writable(self.local_path)
+                existing = next(parent for parent in (self.local_path, *self.local_path.parents) if parent.exists())
+                tempfile.TemporaryFile(dir=existing).close()  # It has no name.
                 return
             with suppress(StoreAccessError):  # Permission to write objects does not imply permission to list them.
-                bucket.page(path)
+                next(bucket.pages(path))
 
     def delete(self, name: str, if_match: str = ANY) -> None:
         """Delete a file if it exists; an object only if it has the given tag."""
@@ -346,30 +343,19 @@ class _ObjectFile(io.RawIOBase):
         return data
 
 
-def _check_writable(path: Path) -> None:
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        code = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
-        raise OSError(code, os.strerror(code), str(existing))
-
-
 def _walk(folder: str, prefix: str, on_link: Callable[[str], None]) -> Iterator[FileInfo]:
     with storage_errors(folder), suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
+            name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", on_link)
-                continue
-            try:
-                status = None if entry.is_dir() else entry.stat()
-            except OSError:  # A link to nothing, to itself, or without permission.
-                yield FileInfo(prefix + entry.name, -1)
-                continue
-            if status is None:
-                on_link(prefix + entry.name)
+                yield from _walk(entry.path, f"{name}/", on_link)
+            elif entry.is_symlink() and os.path.isdir(entry.path):  # noqa: PTH112 -- False without permission
+                on_link(name)
             else:
-                yield FileInfo(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+                info = FileInfo(name, -1)
+                with suppress(OSError):  # A link to nothing, to itself, or without permission.
+                    info = FileInfo(name, entry.stat().st_size, str(entry.stat().st_mtime_ns))
+                yield info
 
 
 def file_at(location: str) -> tuple[Folder, str]:

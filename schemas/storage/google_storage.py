@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
+
+import pyarrow as pa
 
 from schemas.storage import object_store
 from schemas.storage.locations import BucketAddress, endpoint_of
@@ -14,8 +14,6 @@ from schemas.storage.object_store import ANY, PART_BYTES, WRITER, Bucket, FileIn
 from schemas.storage.storage_errors import NoSuchBucketError, client_errors
 
 _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
-_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_RETRY_SECONDS = 15
 
 
 class GoogleBucket(Bucket):
@@ -26,47 +24,65 @@ class GoogleBucket(Bucket):
     """
 
     def __init__(self, address: BucketAddress) -> None:
+        import google.auth
+        from google.auth.credentials import AnonymousCredentials
+        from google.auth.transport.requests import AuthorizedSession
+        from google.cloud import storage
         from google.cloud.storage.retry import DEFAULT_RETRY
+        from requests.adapters import HTTPAdapter
 
-        super().__init__(address)
-        options = dict(address.options)
-        self._client = _google_client(options, is_anonymous=address.user == "anonymous")
+        self.name, self.store, options = address.name, address._replace(name=""), dict(address.options)
+        endpoint, size = endpoint_of(options).rstrip("/"), object_store.CONNECTIONS
+        # The client finds the emulator in the environment.
+        is_anonymous = address.user == "anonymous" or (not endpoint and "STORAGE_EMULATOR_HOST" in os.environ)
+        session = AuthorizedSession(
+            AnonymousCredentials() if is_anonymous else google.auth.default(scopes=storage.Client.SCOPE)[0]
+        )
+        session.hooks["response"].append(_check_headers)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, HTTPAdapter(pool_connections=size, pool_maxsize=size))
+        # Otherwise it requests the bucket in the background, for tracing.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+        self._client = storage.Client(
+            project=options.get("project_id", "none"),  # Objects need no project.
+            credentials=session.credentials,
+            client_options={"api_endpoint": endpoint} if endpoint else None,
+            _http=session,
+        )
         self._bucket = self._client.bucket(self.name)
-        retry = DEFAULT_RETRY.with_delay(0.25, 4.0, 2.0).with_timeout(float(options.get("retry_limit_seconds", _RETRY_SECONDS)))
+        retry = DEFAULT_RETRY.with_delay(0.25, 4.0, 2.0).with_timeout(float(options.get("retry_limit_seconds", 15)))
         self._options = {"timeout": (object_store.CONNECT_SECONDS, object_store.READ_SECONDS), "retry": retry}
 
-    def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
+    def pages(self, prefix: str, *, by_folder: bool = False) -> Iterator[Page]:
+        listing = self._client.list_blobs(
+            self._bucket,
+            prefix=prefix,
+            delimiter="/" if by_folder else None,
+            page_size=object_store.PAGE_OBJECTS,
+            fields=_FIELDS,
+            **self._options,
+        )
         with client_errors(NoSuchBucketError):
-            listing = self._client.list_blobs(
-                self._bucket,
-                prefix=prefix,
-                delimiter="/" if by_folder else None,
-                page_token=after or None,
-                page_size=object_store.PAGE_OBJECTS,
-                fields=_FIELDS,
-                **self._options,
-            )
-            blobs = list(next(listing.pages, ()))
-        return Page([_blob_info(blob) for blob in blobs], sorted(listing.prefixes), listing.next_page_token or "")
+            for page in listing.pages:
+                yield Page([_blob_info(blob) for blob in page], sorted(page.prefixes), not listing.next_page_token)
 
-    def head(self, key: str) -> FileInfo:
-        blob = self._bucket.blob(key)
+    def head(self, key: str) -> FileInfo | None:
         with client_errors():
-            blob.reload(**self._options)
-        return _blob_info(blob)._replace(writer=(blob.metadata or {}).get(WRITER, ""))
+            blob = self._bucket.get_blob(key, **self._options)
+        return _blob_info(blob) if blob is not None else None
 
     def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
         part = {} if size is None else {"start": start, "end": start + size - 1}
         with client_errors():
             return self._bucket.blob(key).download_as_bytes(**part, **self._options)
 
-    def write(self, key: str, data: bytes | Path, if_match: str | None, writer: str) -> str:
+    def write(self, key: str, file: pa.NativeFile, if_match: str | None, writer: str) -> str:
         blob = self._bucket.blob(key, chunk_size=PART_BYTES)
         blob.metadata = {WRITER: writer}
-        with client_errors(NoSuchBucketError), io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as file:
+        with client_errors(NoSuchBucketError):
             blob.upload_from_file(
                 file,
-                size=object_store.size_of(data),
+                size=file.size(),
                 content_type="application/octet-stream",
                 checksum="crc32c",
                 **_condition(if_match),
@@ -90,37 +106,13 @@ def _condition(if_match: str | None) -> dict[str, int]:
 
 
 def _blob_info(blob: Any) -> FileInfo:
-    return FileInfo(blob.name, blob.size, object_store.version_of(blob.updated), str(blob.generation))
+    writer = (blob.metadata or {}).get(WRITER, "")
+    return object_store.object_info(blob.name, blob.size, blob.updated, str(blob.generation), writer)
 
 
-def _google_client(options: Mapping[str, str], *, is_anonymous: bool) -> Any:
-    """Return a client, without credentials for STORAGE_EMULATOR_HOST."""
-    import google.auth
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud import storage
+def _check_headers(response: Any, **options: Any) -> None:
+    """Raise an error that the client retries, if headers are truncated."""
     from requests import exceptions
-    from requests.adapters import HTTPAdapter
 
-    class Adapter(HTTPAdapter):
-        """Rejects a response with truncated headers; requests would return it as empty."""
-
-        def send(self, *arguments: Any, **options: Any) -> Any:
-            response = super().send(*arguments, **options)
-            headers = {name.lower() for name in response.headers}
-            if response.status_code in (200, 206, 308) and headers.isdisjoint({"content-length", "transfer-encoding"}):
-                raise exceptions.ConnectionError("the answer broke off", request=response.request)
-            return response
-
-    endpoint, emulator = endpoint_of(options), os.environ.get("STORAGE_EMULATOR_HOST", "")
-    if not endpoint and emulator:
-        endpoint, is_anonymous = emulator if "://" in emulator else f"http://{emulator}", True
-    credentials = AnonymousCredentials() if is_anonymous else google.auth.default(scopes=[_SCOPE])[0]
-    client = storage.Client(
-        project=options.get("project_id", "none"),  # Objects need no project.
-        credentials=credentials,
-        client_options={"api_endpoint": endpoint.rstrip("/")} if endpoint else None,
-    )
-    client._bucket_metadata_cache = None  # It requests the bucket in the background, for tracing.
-    for scheme in ("http://", "https://"):
-        client._http.mount(scheme, Adapter(pool_connections=object_store.CONNECTIONS, pool_maxsize=object_store.CONNECTIONS))
-    return client
+    if object_store.is_cut(response.status_code, response.headers):
+        raise exceptions.ConnectionError("the answer broke off", request=response.request)

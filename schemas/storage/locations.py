@@ -149,18 +149,6 @@ def local_path(location: str | os.PathLike[str]) -> Path:
     return Path(plain_location(location))
 
 
-def target_path(location: str) -> Path:
-    """Return the path of an output location, which must be on this machine.
-
-    Raises:
-        UsageError: it is an address of a store, or invalid.
-    """
-    check_location(location)
-    if is_remote(location):
-        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
-    return local_path(location)
-
-
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Check that a local path is not a pipe, socket or device.
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from schemas.storage.locations import BucketAddress
 from schemas.storage.storage_errors import RefusedError
@@ -30,7 +30,7 @@ PAGE_OBJECTS = 1000
 """Objects on a page of a listing, the maximum of the stores."""
 
 PART_BYTES = 16 << 20
-"""Minimum size of a part of an upload."""
+"""Size of a part of an upload."""
 
 TEMPORARY_MARK = ".tmp-"
 """Part of the names of temporary files."""
@@ -41,8 +41,8 @@ WRITER = "imagepivot-writer"
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """Timeouts for a connection, and for the next bytes of a response."""
 
-CONNECTIONS = 64
-"""Connections that a client keeps."""
+CONNECTIONS = 32
+"""Connections that a client keeps, and threads of `Folder.map`, which wait for the network."""
 
 _PARALLEL_LISTINGS = 8
 _FEW_FOLDERS = 10  # A folder then has at least a hundred of the objects on a page.
@@ -72,15 +72,15 @@ class Page(NamedTuple):
 
     Attributes:
         folders: common prefixes of the keys up to the next ``/``, in a listing by folder.
-        next: token of the next page; empty on the last page.
+        is_last: whether the listing ends with the page.
     """
 
     objects: list[FileInfo]
     folders: list[str]
-    next: str
+    is_last: bool
 
 
-class Bucket(ABC):
+class Bucket(Protocol):
     """A bucket, for use from several threads.
 
     The client retries failed requests, which finally raise a ``StoreError``. Missing objects raise a ``FileNotFoundError``.
@@ -90,23 +90,18 @@ class Bucket(ABC):
         store: its address without the name.
     """
 
-    def __init__(self, address: BucketAddress) -> None:
-        self.name = address.name
-        self.store = address._replace(name="")
+    name: str
+    store: BucketAddress
 
-    @abstractmethod
-    def page(self, prefix: str, *, after: str = "", by_folder: bool = False) -> Page:
-        """List a page of the objects with keys below a prefix, sorted by key.
+    def pages(self, prefix: str, *, by_folder: bool = False) -> Iterator[Page]:
+        """Yield the pages of a listing of the keys below a prefix, sorted by key.
 
-        ``after`` is the `Page.next` of the previous page, or empty. ``by_folder`` lists only objects without a further ``/``, and
-        the folders beside them.
+        ``by_folder`` lists only objects without a further ``/``, and the folders beside them.
         """
 
-    @abstractmethod
-    def head(self, key: str) -> FileInfo:
-        """Return an object without its content."""
+    def head(self, key: str) -> FileInfo | None:
+        """Return an object without its content; None if it or the bucket does not exist."""
 
-    @abstractmethod
     def read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
         """Return the bytes of an object, or of a range in it.
 
@@ -114,9 +109,8 @@ class Bucket(ABC):
             EOFError: the range begins behind the end of the object.
         """
 
-    @abstractmethod
-    def write(self, key: str, data: bytes | Path, if_match: str | None, writer: str) -> str:
-        """Write an object from bytes or a file, with a `WRITER` id, and return its tag.
+    def write(self, key: str, file: pa.NativeFile, if_match: str | None, writer: str) -> str:
+        """Write an object from a file, with a `WRITER` id, and return its tag.
 
         ``if_match`` is the tag of the object to replace: None to create a new object, `ANY` to replace any.
 
@@ -124,32 +118,21 @@ class Bucket(ABC):
             RefusedError: the condition does not hold, or did not when the client repeated the request.
         """
 
-    @abstractmethod
     def copy(self, key: str, origin: Bucket, origin_key: str) -> None:
         """Copy an object from a bucket of the same ``store``."""
 
-    @abstractmethod
     def delete(self, key: str, if_match: str) -> None:
         """Delete an object with this tag or `ANY`; another tag raises a ``RefusedError``."""
 
 
-def size_of(data: bytes | Path) -> int:
-    """Return the size of the content of an upload in bytes."""
-    return len(data) if isinstance(data, bytes) else data.stat().st_size
+def is_cut(status: int, headers: Mapping[str, str]) -> bool:
+    """Return whether the headers of a response are truncated."""
+    return status in (200, 206, 308) and "content-length" not in headers and "transfer-encoding" not in headers
 
 
-def version_of(modified: datetime) -> str:
-    """Return a modification time in UTC as nanoseconds."""
-    return str(round(modified.timestamp() * 10**6) * 1000)
-
-
-def list_level(bucket: Bucket, prefix: str) -> Iterator[str]:
-    """Yield the names of objects, and of folders with ``/``, directly below a prefix."""
-    after: str | None = ""
-    while after is not None:
-        page = bucket.page(prefix, after=after, by_folder=True)
-        yield from (key.removeprefix(prefix) for key in (*page.folders, *(entry.name for entry in page.objects)))
-        after = page.next or None
+def object_info(key: str, size: int, modified: datetime, tag: str, writer: str = "") -> FileInfo:
+    """Return an object modified at a time in UTC."""
+    return FileInfo(key, size, str(round(modified.timestamp() * 10**6) * 1000), tag, writer)
 
 
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
@@ -159,7 +142,7 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
     in parallel. Many small folders are not: each takes a request.
     """
     with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
-        running = {pool.submit(_list_page, bucket, prefix, "")}
+        running = {pool.submit(_list_page, bucket, prefix)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for page, following in [future.result() for future in done]:
@@ -169,17 +152,18 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
                         yield entry._replace(name=entry.name.removeprefix(prefix))
 
 
-def _list_page(bucket: Bucket, prefix: str, after: str) -> tuple[Page, list[tuple[str, str]]]:
-    """Return a page of a listing, and prefix and token of the pages that follow it."""
-    page = bucket.page(prefix, after=after)
-    if not page.next:
+def _list_page(bucket: Bucket, prefix: str, rest: Iterator[Page] | None = None) -> tuple[Page, list[tuple[Any, ...]]]:
+    """Return a page of a listing, and arguments for the pages that follow it."""
+    pages = rest or bucket.pages(prefix)
+    page = next(pages)
+    if page.is_last:
         return page, []
     names = (entry.name.removeprefix(prefix) for entry in page.objects)
-    if not after and 1 <= len({name.partition("/")[0] for name in names if "/" in name}) <= _FEW_FOLDERS:
-        by_folder = bucket.page(prefix, by_folder=True)
-        if not by_folder.next:
-            return by_folder, [(folder, "") for folder in by_folder.folders]
-    return page, [(prefix, page.next)]
+    if rest is None and 1 <= len({name.partition("/")[0] for name in names if "/" in name}) <= _FEW_FOLDERS:
+        by_folder = next(bucket.pages(prefix, by_folder=True))
+        if by_folder.is_last:
+            return by_folder, [(folder,) for folder in by_folder.folders]
+    return page, [(prefix, pages)]
 
 
 def put(bucket: Bucket, key: str, data: bytes | Path, if_match: str | None = ANY) -> str | None:
@@ -190,24 +174,22 @@ def put(bucket: Bucket, key: str, data: bytes | Path, if_match: str | None = ANY
     writer = uuid.uuid4().hex
     while True:
         try:
-            return bucket.write(key, data, if_match, writer)
+            with pa.BufferReader(data) if isinstance(data, bytes) else pa.OSFile(str(data)) as file:
+                return bucket.write(key, file, if_match, writer)
         except RefusedError as error:
-            status = error.status
-            if if_match == ANY and status != 404:
+            if if_match == ANY and error.status != 404:
                 raise
-        stored = None
-        # The store may have refused only the retry of a write after its response was lost.
-        with suppress(FileNotFoundError):
+            # The store may have refused only the retry of a write after its response was lost.
             stored = bucket.head(key)
-        if stored is not None and stored.writer == writer:
-            return stored.tag
-        if status == 412 and (stored is not None or if_match is None):
-            return None
-        if status == 404 and stored is not None and if_match != ANY:
-            return None  # The caller checks the object before a large file is uploaded again.
-        if status == 501:
-            if_match = ANY  # An S3-compatible store without conditional writes.
-        elif status == 409:
-            time.sleep(_CONFLICT_SECONDS)
-        elif if_match != ANY:
-            if_match = None
+            if stored is not None and stored.writer == writer:
+                return stored.tag
+            if error.status == 409:
+                time.sleep(_CONFLICT_SECONDS)
+            elif error.status == 501:
+                if_match = ANY  # An S3-compatible store without conditional writes.
+            elif stored is None and if_match:
+                if_match = None
+            elif if_match == ANY or (stored is None and error.status == 404):
+                raise
+            else:
+                return None  # The caller checks the object before a large file is uploaded again.

@@ -1,4 +1,4 @@
-"""Errors of disks, object stores and damaged files, with advice."""
+"""Errors of disks and object stores, with advice."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.storage.locations import is_remote
 
 _LOCAL_ADVICE = {
@@ -33,15 +31,15 @@ class StoreError(OSError):
     """A failure of an object store, converted from an exception of its client.
 
     Attributes:
-        advice: likely cause, and what to do.
         status: HTTP status of the response; 0 without any.
+        advice: likely cause, and what to do.
     """
 
     advice = ""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, advice: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.advice = status, advice or self.advice
 
 
 class NoSuchBucketError(StoreError, FileNotFoundError):
@@ -56,18 +54,6 @@ class StoreAccessError(StoreError):
     advice = "access denied: check the credentials of this machine and what they allow"
 
 
-class StoreBusyError(StoreError):
-    """The store is overloaded or has an internal error."""
-
-    advice = "it is busy or down: run the same command again later"
-
-
-class StoreUnreachableError(StoreError):
-    """The store does not respond."""
-
-    advice = "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set"
-
-
 class RefusedError(StoreError):
     """A condition of a write does not hold.
 
@@ -76,6 +62,7 @@ class RefusedError(StoreError):
     """
 
 
+_UNREACHABLE = "it cannot be reached: check the network, and AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST where they are set"
 _REMOTE_ADVICE = {
     errno.EACCES: StoreAccessError.advice,  # Reading a file of credentials.
     errno.ENOSPC: "the disk for temporary files is full: free some space, or set TMPDIR",
@@ -83,14 +70,14 @@ _REMOTE_ADVICE = {
 
 # Classes of botocore, of Google's client and of requests, by name: a client is imported only for addresses of its store.
 _CLIENT_ERRORS = {
-    StoreError: "ClientError BotoCoreError GoogleAPICallError",
-    StoreAccessError: (
+    "": "ClientError BotoCoreError GoogleAPICallError",
+    StoreAccessError.advice: (
         "NoCredentialsError PartialCredentialsError CredentialRetrievalError SSOError TokenRetrievalError ProfileNotFound "
         "GoogleAuthError"
     ),
-    StoreUnreachableError: "ConnectionError HTTPClientError ResponseParserError RequestException RetryError TransportError",
+    _UNREACHABLE: "ConnectionError HTTPClientError ResponseParserError RequestException RetryError TransportError",
 }
-_BY_NAME = {name: kind for kind, names in _CLIENT_ERRORS.items() for name in names.split()}
+_BY_NAME = {name: advice for advice, names in _CLIENT_ERRORS.items() for name in names.split()}
 _BY_STATUS = {401: StoreAccessError, 403: StoreAccessError, 409: RefusedError, 412: RefusedError, 501: RefusedError}
 
 
@@ -106,24 +93,25 @@ def client_errors(missing: type[StoreError] | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kind = next((_BY_NAME[base.__name__] for base in type(error).__mro__ if base.__name__ in _BY_NAME), None)
-        if kind is None:
+        advice = next((_BY_NAME[base.__name__] for base in type(error).__mro__ if base.__name__ in _BY_NAME), None)
+        if advice is None:
             raise
         status, code = _response_of(error)
+        kind = StoreAccessError if advice == StoreAccessError.advice else _BY_STATUS.get(status, StoreError)
         if status == 416:
             raise EOFError from error
         if code == "NoSuchBucket":
             kind = NoSuchBucketError
-        elif "Expired" in code:
+        elif "Expired" in code or code == "InvalidAccessKeyId":  # Some stores answer 404.
             kind = StoreAccessError
         elif status == 404:
             if missing is None:
                 # Failures of images quote the cause, which must not depend on the store.
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
             kind = missing
-        else:
-            kind = _BY_STATUS.get(status, StoreBusyError if status == 429 or status >= 500 else kind)
-        raise kind(str(error), status) from error
+        elif status == 429 or status >= 500:
+            advice = "it is busy or down: run the same command again later"
+        raise kind(str(error), status, advice if kind is StoreError else "") from error
 
 
 def _response_of(error: Any) -> tuple[int, str]:
@@ -140,8 +128,6 @@ def storage_errors(location: str) -> Iterator[None]:
     """Convert errors of the disk or the object store to a ``DatasetError``."""
     try:
         yield
-    except (DatasetError, UsageError):
-        raise
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not isinstance(error, StoreError):
             raise
@@ -167,25 +153,3 @@ def create_folder(path: Path) -> None:
         raise DatasetError(
             f"cannot create the folder {str(path)!r}: its file system does not allow it: choose another folder"
         ) from error
-
-
-def damaged(path: str, problem: str) -> DatasetError:
-    """Return the error about a damaged file; the problem is a clause after its path."""
-    return DatasetError(
-        f"{path} {problem}: copy the whole folder again, or run the command that wrote it again with --verify, which rewrites "
-        "only damaged files"
-    )
-
-
-@contextmanager
-def content_errors(path: str) -> Iterator[None]:
-    """Convert errors about the content of a file to a ``DatasetError``.
-
-    The block must only read and decode: a bug in it would be reported as a damaged file.
-    """
-    try:
-        yield
-    except (OSError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
-        # The connection to a store may have failed instead.
-        verb = "cannot be read" if is_remote(path) and isinstance(error, OSError) else "is damaged"
-        raise damaged(path, f"{verb} ({' '.join(str(error).split()) or type(error).__name__})") from error

@@ -13,9 +13,9 @@ from typing import Any
 
 from schemas.fingerprints import sha256_of_file, sha256_of_json
 from schemas.manifest import MANIFEST_NAME, Manifest
+from schemas.reads import Reads
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location
-from schemas.storage.reads import Reads
 from schemas.storage.storage_errors import storage_errors
 from schemas.user_code import user_code
 

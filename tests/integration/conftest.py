@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.commands import app, results
 from tests.integration.processes import start
-from tests.stores import PACKAGES, FarStore, Store, emulator, far_away, is_installed, use
+from tests.stores import SOURCES, FarStore, Store, emulator, far_away, is_installed, use
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -102,11 +102,11 @@ def installed(empty: Path) -> Command:
     return run
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
+@pytest.fixture(scope="module", params=["s3", "gs", "versitygw"])
 def near(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """An emulator of each kind of object store, with an empty bucket."""
+    """An emulator of each kind of object store, and a store of another maker, with an empty bucket."""
     if not is_installed(request.param):
-        pytest.skip(f"no emulator: pip install '{PACKAGES[request.param]}'")
+        pytest.skip(SOURCES[request.param])
     with emulator(request.param) as store:
         yield store
 

@@ -1,6 +1,7 @@
 """The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
 
 import io
+import posixpath
 import signal
 import tarfile
 import time
@@ -95,9 +96,11 @@ KEYS = (
 
 
 def keys_of(store) -> list[str]:
-    """Keys that a store's emulator keeps apart; Google's stores objects as files."""
-    if store.scheme == "s3":
+    """Keys that a store keeps apart: Google's emulator and versitygw store objects as files."""
+    if store.maker == "s3":
         return [*KEYS, "../c.png"]
+    if store.maker == "versitygw":
+        return [key for key in KEYS if posixpath.normpath(f"./{key}") == key]
     return [
         key for key in KEYS if ".." not in key and key not in ("keys/a.png", "a.png", "//a.png", "keys///a.png", "keys/./a.png")
     ]
@@ -122,13 +125,17 @@ def test_keys_are_names_and_not_paths(store, tmp_path):
         assert root.stat(key)[:2] == (key, len(key.encode()))
         if "?b=c" not in key:  # The options of an address.
             assert Folder(store.address(key)).kind() == "file"
-    assert root.stat("//") is root.stat("keys//b.png") is root.stat("//a") is None
-    root.delete("/a.png")
+    assert root.stat("keys//b.png") is root.stat("//a") is None
+    assert store.maker == "versitygw" or root.stat("//") is None  # Its whole bucket.
+    deleted = "/a.png" if "/a.png" in keys else "a.png"
+    root.delete(deleted)
     root.delete("/never.png")
-    assert set(keys) - set(root.names()) == {"/a.png"}
+    assert set(keys) - set(root.names()) == {deleted}
 
 
 def test_locations_with_slashes_in_front_of_keys(store):
+    if store.maker == "versitygw":
+        pytest.skip("the keys /a and a are one file of this store")
     root = Folder(store.address(""))
     with io.BytesIO() as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -239,7 +246,7 @@ def test_tasks_of_an_array_job(store, pictures, imagepivot, tmp_path):
 def test_killed_run_leaves_whole_objects_and_resumes(store, pictures, imagepivot, tmp_path):
     bucket, output = store.address("killed/photos"), store.address("killed/features")
     upload(pictures / "photos", bucket)
-    options = (*SMALL, "--shards", "6", "--batch-size", "1")
+    options = (*SMALL, "--shards", "24", "--batch-size", "1")
     imagepivot("features", bucket, tmp_path / "local", *options)
     expected = dataset_in(tmp_path / "local")
     with start("features", bucket, output, *options, folder=tmp_path / "process") as run:

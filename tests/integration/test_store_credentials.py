@@ -161,7 +161,7 @@ def test_options_of_an_address_reach_the_store(blank):
     options = {"s3": "&region=eu-west-1&tls_verify_certificates=false", "gs": "&project_id=p&retry_limit_seconds=5"}[
         blank.scheme
     ]
-    client = read_and_write(at(blank, "options", "key:secret@" if blank.scheme == "s3" else "anonymous@", options))
+    client = read_and_write(at(blank, "options", "testing:testing@" if blank.scheme == "s3" else "anonymous@", options))
     if blank.scheme == "s3":
         assert (client.meta.region_name, client.meta.endpoint_url) == ("eu-west-1", blank.url)
     else:

@@ -26,13 +26,25 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.kinds import REGIONS
 from schemas.storage.folder import TEMPORARY_MARK, Folder
-from schemas.storage.locations import local_path, target_path
+from schemas.storage.locations import check_location, is_remote, local_path
 from schemas.storage.storage_errors import create_folder, storage_errors
 from schemas.text import read_text
 from schemas.writing.made_from import MadeFrom, differences, read_made_from, write_made_from
 
 _DEFAULTS: dict[str, Any] = {"id_rule": "name", "max_regions": REGIONS, "boxes": None, "sizes": None}
 _FILES = ("ids", "boxes", "sizes")
+
+
+def target_path(location: str) -> Path:
+    """Return the path of an output location, which must be on this machine.
+
+    Raises:
+        UsageError: it is an address of a store, or invalid.
+    """
+    check_location(location)
+    if is_remote(location):
+        raise UsageError(f"cannot write to {location!r}: give a local folder, and copy it where you want it")
+    return local_path(location)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pipelines.features.inference import Tally, merge_rows
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
-from schemas.storage.storage_errors import StoreBusyError
+from schemas.storage.storage_errors import StoreError
 from tests.fake_extractors import extract_images
 
 SPEC = FeatureSpec("fake", (2, 3))
@@ -109,7 +109,7 @@ def test_failures_name_stage_and_reason():
             "absent": FileNotFoundError(2, "No such file or directory", "/secret/place"),
             "nameless": OSError("odd"),
             "refused": _dataset_error(PermissionError(13, "Permission denied", "/secret/place")),
-            "stored": _dataset_error(StoreBusyError("503 from /secret/place")),
+            "stored": _dataset_error(StoreError("503 from /secret/place")),
         }[ref.image_id]
 
     def _dataset_error(cause):

@@ -12,7 +12,7 @@ from pipelines.inputs import files
 from pipelines.inputs.files import count_lines, input_errors, inventory, iter_json, kind_of, read_lines
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
-from schemas.storage.storage_errors import StoreBusyError
+from schemas.storage.storage_errors import StoreError
 from tests.pipelines.inputs.reading import write
 
 TEXT = "plain\ncarriage return\r\n\ufeffa\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh\n\n  spaces \t\nlast, without LF"
@@ -119,7 +119,7 @@ def test_broken_gzip(tmp_path, damage, reader):
         ("/a/b", FileNotFoundError(2, "No such file"), "'/a/b' does not exist: check the path"),
         ("/a/b", PermissionError(13, "Permission denied"), "'/a/b' cannot be read: permission denied; give this user"),
         ("gs://a/b", PermissionError(13, "Permission denied"), "cannot use 'gs://a/b': access denied: check the credentials"),
-        ("gs://a/b", StoreBusyError("status 503"), "cannot use 'gs://a/b': it is busy or down: run the same"),
+        ("gs://a/b", StoreError("503", 503, "it is busy"), r"cannot use 'gs://a/b': it is busy \(StoreError: 503\)"),
     ],
 )
 def test_errors_of_reading_are_input_errors(location, error, message):

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schemas.damage import content_errors, damaged
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_content, parse_failures
 from schemas.storage.folder import Folder
-from schemas.storage.storage_errors import content_errors, damaged
 from tests.schemas.conftest import KINDS
 
 OF_WORDS = ("vocabulary", "word-vectors")
