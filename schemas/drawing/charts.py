@@ -17,6 +17,12 @@ SMALL, TINY = 8, 7
 
 GREY = "0.45"
 
+ONE_COLUMN, TWO_COLUMNS = 3.5, 7.2
+"""Widths of pictures in inches: one and two columns of a paper (89 and 183 mm)."""
+
+DPI = 300
+"""Pixels per inch, of photographs also in PDF and SVG."""
+
 # The colour-blind safe palette of Okabe and Ito 2008, without yellow, which is illegible on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -39,7 +45,7 @@ def style_of(index: int) -> Style:
 
 
 def new_figure(
-    rows: int, columns: int, *, width: float = 7.2, height: float = 2.5, **options: Any
+    rows: int, columns: int, *, width: float = TWO_COLUMNS, height: float = 2.5, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its panels, row by row.
 
@@ -115,25 +121,31 @@ def mark_empty(panel: Axes) -> None:
         panel.text(0.5, 0.5, "nothing logged yet", ha="center", transform=panel.transAxes, fontsize=SMALL, color=GREY)
 
 
-def save(figure: Figure, folder: Folder, name: str, dpi: int = 200) -> None:
+def settle(figure: Figure) -> None:
+    """Fix the layout of a figure and the fonts of its text, so that text has its final extent."""
+    draw_with_fonts(figure, figure.draw_without_rendering)
+    figure.set_layout_engine("none")
+
+
+def save(figure: Figure, folder: Folder, name: str) -> None:
     """Write a figure atomically as ``.png``, ``.pdf`` or ``.svg``, by its name.
 
     Equal figures give equal bytes, since dates and the version of matplotlib are left out. Characters that matplotlib's font lacks
     are drawn with fonts of this machine.
     """
-    data = render_figure(figure, name.rpartition(".")[2], dpi)
+    data = render_figure(figure, name.rpartition(".")[2])
     with folder.replace(name) as file:
         file.write(data)
 
 
 @own_style()
-def render_figure(figure: Figure, kind: str, dpi: int = 200) -> bytes:
+def render_figure(figure: Figure, kind: str, dpi: int = DPI, **metadata: str) -> bytes:
     """Return a figure as ``png``, ``pdf`` or ``svg``, see `save`."""
-    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+    without: dict[str, Any] = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
 
     def draw() -> bytes:
         data = io.BytesIO()
-        figure.savefig(data, format=kind, dpi=dpi, metadata=metadata)
+        figure.savefig(data, format=kind, dpi=dpi, metadata={**without, **metadata})
         return data.getvalue()
 
     return draw_with_fonts(figure, draw)

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
@@ -30,6 +30,20 @@ _SPECIAL = {"p": "a named pipe", "s": "a socket", "c": "a device", "b": "a devic
 def is_remote(location: str) -> bool:
     """Return whether a location is an address such as ``gs://bucket/name``."""
     return "://" in location and _FILE_ADDRESS.match(location) is None
+
+
+def short_names(locations: Sequence[str]) -> list[str]:
+    """Return the last components of locations, as many as distinguish them.
+
+    >>> short_names(["a/runs/de", "b/runs/en"]), short_names(["a/runs/de", "b/runs/de"])
+    (['de', 'en'], ['a/runs/de', 'b/runs/de'])
+    """
+    parts = [location.rstrip("/").split("/") for location in locations]
+    for count in range(1, max(map(len, parts), default=0)):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(set(locations)):
+            return names
+    return list(locations)
 
 
 def is_web_address(location: str) -> bool:

@@ -9,6 +9,7 @@ from schemas.drawing.charts import SMALL, TINY, draw_series, is_smoothed, mark_e
 from schemas.drawing.style import Line2D, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder, file_at
+from schemas.storage.locations import short_names
 from train.reports.compared_runs import SUM
 from train.reports.comparison import ComparedRow, Comparison
 from train.runs.curves import draw_chance

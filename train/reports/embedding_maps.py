@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from schemas.drawing.charts import SMALL, TINY, plain, save, style_of
-from schemas.drawing.style import Figure, LineCollection, own_style, patheffects
+from schemas.drawing.charts import ONE_COLUMN, SMALL, TINY, plain, save, settle, style_of
+from schemas.drawing.labels import place_beside
+from schemas.drawing.style import Axes, Figure, LineCollection, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
@@ -112,36 +113,55 @@ def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray
     return points.astype(np.float32)
 
 
-_SIDE = 5.0  # Inches.
+_AREA = 14.0  # Of a dot, in square points.
+_REACH = 20  # Greatest distance of a number and its dot, in heights of the number.
 
 
 @own_style()
 def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
-    """Draw a map, with the numbers of the examples.
+    """Draw a map as wide as a column, with the numbers of the examples beside their dots.
 
     Raises:
         DatasetError: the picture cannot be written.
     """
-    figure = Figure(figsize=(_SIDE, _SIDE), layout="constrained")
+    figure = Figure(figsize=(ONE_COLUMN, ONE_COLUMN + 0.3), layout="constrained")
     panel = figure.subplots()
     images, *captions = embedding_map.points
     for points in captions:
         pairs = [(image, caption) for image, caption in zip(images, points, strict=True)]
         panel.add_collection(LineCollection(pairs, colors="0.65", linewidths=0.5, zorder=1))
-    dots: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.4}
-    panel.scatter(images[:, 0], images[:, 1], s=26, c="black", marker="s", label="image", zorder=3, **dots)
+    dots: dict[str, Any] = {"s": _AREA, "edgecolors": "white", "linewidths": 0.4}
+    panel.scatter(images[:, 0], images[:, 1], c="black", marker="s", label="image", zorder=3, **dots)
     for index, (language, points) in enumerate(zip(embedding_map.languages, captions, strict=True)):
         style = style_of(index)
         marker = style.marker if style.marker != "s" else "P"  # Squares are images.
-        panel.scatter(points[:, 0], points[:, 1], s=22, c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
-    font: dict[str, Any] = {"fontsize": SMALL + 1, "fontweight": "bold"}
-    for index, number in embedding_map.numbers.items():
-        label = panel.annotate(str(number), images[index], xytext=(5, 5), textcoords="offset points", zorder=4, **font)
-        label.set_path_effects([patheffects.withStroke(linewidth=2.5, foreground="white")])
+        panel.scatter(points[:, 0], points[:, 1], c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
     panel.set(xticks=[], yticks=[])
     panel.set_aspect("equal", adjustable="datalim")
     size = f"{len(embedding_map.image_ids):,} images and a caption in each language"
-    note = f"t-SNE of {size}, perplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"
+    note = f"t-SNE of {size},\nperplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"
     panel.set_xlabel(note, fontsize=TINY, color="0.35")
-    figure.legend(loc="outside upper center", ncols=1 + len(captions), fontsize=SMALL, frameon=False)
+    figure.legend(loc="outside upper center", ncols=min(5, 1 + len(captions)), fontsize=SMALL, frameon=False, handletextpad=0.1)
+    settle(figure)
+    _draw_numbers(panel, embedding_map)
     save(figure, folder, name)
+
+
+def _draw_numbers(panel: Axes, embedding_map: EmbeddingMap) -> None:
+    """Write the numbers of the examples beside their dots, joined by lines; none without a free place."""
+    scale = panel.figure.dpi / 72  # Pixels of a point.
+    centres = panel.transData.transform(embedding_map.points.reshape(-1, 2))
+    radius = (_AREA**0.5 / 2 + 0.5) * scale
+    taken = [(x - radius, y - radius, x + radius, y + radius) for x, y in centres.tolist()]
+    for index, number in embedding_map.numbers.items():
+        label = panel.text(0, 0, str(number), fontsize=SMALL, fontweight="bold", ha="center", va="center", zorder=4)
+        extent = label.get_window_extent()
+        size = extent.width + 2 * scale, extent.height
+        place = place_beside(size, taken[index], taken, panel.bbox.extents, reach=_REACH)
+        label.set_visible(place is not None)
+        if place is not None:
+            taken.append(place)
+            near, middle = np.clip(centres[index], place[:2], place[2:]), np.mean([place[:2], place[2:]], axis=0)
+            (x, y), end = panel.transData.inverted().transform([middle, near])
+            label.set_position((x, y))
+            panel.plot(*zip(embedding_map.points[0, index], end, strict=True), color="black", linewidth=0.5, zorder=2.5)

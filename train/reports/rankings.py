@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from schemas.drawing.charts import GREY, SMALL, TINY, plain, save
+from schemas.drawing.charts import GREY, SMALL, TINY, TWO_COLUMNS, plain, save
 from schemas.drawing.style import Axes, Figure, Rectangle, own_style
 from schemas.keys import CaptionKey
 from schemas.storage.folder import Folder
@@ -128,9 +128,9 @@ def ranked(scores: np.ndarray, right: int | np.ndarray) -> np.ndarray:
 FRAME = "#009E73"
 """Colour of the frame of the right image: the green of Okabe and Ito 2008."""
 
-_CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, distance of pictures, height of a heading.
-_EDGE, _INDENT, _TEXT, _APART, _LINE = 0.06, 0.26, 2.4, 0.2, 0.14
-_CHARACTERS, _LINES = 34, 5  # Size of a caption.
+_TEXT, _EDGE, _INDENT, _APART, _GAP = 1.95, 0.06, 0.22, 0.16, 0.06  # Inches.
+_HEAD, _LINE, _MIN_CELL = 0.2, 0.14, 0.75  # Inches: heights of a heading and of a line of text, side of a picture.
+_CHARACTERS, _LINES, _MAX_ID_LINES = 31, 4, 6  # Sizes of a caption and of an id.
 _CHARACTERS_PER_INCH = 17  # Width of the note's characters.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
@@ -139,38 +139,43 @@ _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 def plot_rankings(
     rankings: Sequence[Ranking], pictures: Mapping[str, SizedPixels], folder: Folder, name: str, *, note: str
 ) -> None:
-    """Draw a row for each caption: text and rank, and the best images.
+    """Draw a row for each caption, as wide as two columns: text and rank, and the best images.
 
-    The right image follows after a gap if it is not among the best. Captions of one example are adjacent. Images without a picture
-    are fields with their ids. The note is at the bottom.
+    The right image comes last, after a gap, if it is not among the best. Many images take several lines. Captions of one example
+    are adjacent. Images without a picture are fields with their ids. The note is at the bottom.
 
     Raises:
         DatasetError: the picture cannot be written.
     """
-    top = max(len(ranking.hits) for ranking in rankings)
     missed = any(ranking.is_missed for ranking in rankings)
+    count = max(len(ranking.hits) for ranking in rankings) + missed
+    room = TWO_COLUMNS - _TEXT - _EDGE - missed * _APART
+    across = min(count, int((room + _GAP) / (_MIN_CELL + _GAP)))
+    down = -(-count // across)
+    cell = min((room + _GAP) / across - _GAP, 1.2)
+    step, height_of_row = cell + _GAP, down * (_HEAD + cell)
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
-    behind = _TEXT + top * _STEP
-    width = behind + missed * (_APART + _STEP) + _EDGE
-    lines = textwrap.wrap(note, int(width * _CHARACTERS_PER_INCH))
-    height = len(rankings) * (_HEAD + _CELL) + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
-    figure = Figure(figsize=(width, height))
-    y = height + _APART
+    lines = textwrap.wrap(note, int(TWO_COLUMNS * _CHARACTERS_PER_INCH))
+    height = len(rankings) * height_of_row + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
+    figure = Figure(figsize=(TWO_COLUMNS, height))
+    y = height - _EDGE + _APART
     for ranking, start in zip(rankings, starts, strict=True):
-        y -= _HEAD + _CELL + start * _APART
-        _write_query(figure, ranking, y, start=start)
-        shown = [(_TEXT + index * _STEP, hit, str(index + 1)) for index, hit in enumerate(ranking.hits)]
+        y -= height_of_row + start * _APART
+        _write_query(figure, ranking, y, y + height_of_row - _HEAD, start=start)
+        shown = [(hit, str(rank), 0.0) for rank, hit in enumerate(ranking.hits, start=1)]
         if ranking.right is not None and ranking.is_missed:
-            shown.append((behind + _APART, ranking.right, f"right: {ranking.rank:,}"))
-        for x, hit, title in shown:
+            shown.append((ranking.right, f"right: {ranking.rank:,}", _APART))
+        for index, (hit, title, apart) in enumerate(shown):
+            line, column = divmod(index, across)
+            left, low = _TEXT + column * step + apart, y + height_of_row - (line + 1) * (_HEAD + cell)
             # Anchored at the upper edge, to align the titles.
-            panel = figure.add_axes((x / width, y / height, _CELL / width, _CELL / height), anchor="N")
+            panel = figure.add_axes((left / TWO_COLUMNS, low / height, cell / TWO_COLUMNS, cell / height), anchor="N")
             draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
             framed = ranking.right is not None and hit.image_id == ranking.right.image_id
             weight, color = ("bold", "black") if framed else ("normal", GREY)
             panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
             if framed:
-                panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
+                panel.spines[:].set(visible=True, color=FRAME, linewidth=2)
     _typeset(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
 
@@ -189,7 +194,7 @@ def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_w
     if picture is None:
         width, height = size_wh or (1, 1)
         panel.add_patch(Rectangle((0, 0), width, height, facecolor="0.92", edgecolor="none", zorder=0))
-        lines = "\n".join(textwrap.wrap(image_id, 12))
+        lines = "\n".join(textwrap.wrap(image_id, 12)[:_MAX_ID_LINES])
         panel.text(width / 2, height / 2, plain(lines), ha="center", va="center", fontsize=TINY, color=GREY)
     else:
         pixels, (width, height) = picture
@@ -198,9 +203,8 @@ def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_w
     panel.spines[:].set_visible(False)
 
 
-def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> None:
+def _write_query(figure: Figure, ranking: Ranking, y: float, top: float, *, start: bool) -> None:
     """Write example number, language and text, and the rank of the right image."""
-    top = y + _CELL
     if start:
         _typeset(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
     _typeset(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
