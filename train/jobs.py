@@ -49,7 +49,7 @@ AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images w
 TruecaserFolder: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
 PictureFormats: TypeAlias = Annotated[
-    tuple[Literal["png", "pdf", "svg"], ...], Opt("Write each picture as these files, e.g. [i]png,pdf,svg[/i].")
+    tuple[Literal["png", "pdf", "svg"], ...], Opt("Write pictures as these files, e.g. [i]png,pdf,svg[/i].", name="format")
 ]
 RunLanguages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
 ConfigSettings: TypeAlias = Annotated[
@@ -400,7 +400,7 @@ class FiguresJob(Options):
     allow_missing_features: AllowMissingFeatures = False
     token_features: TokenFeaturesFolder = ""
     texts: Annotated[str, Opt("Read the text of vectors of captions from this folder of captions. Default: draw ids.")] = ""
-    format: PictureFormats = ("png",)
+    formats: PictureFormats = ("png",)
 
     def _check(self) -> None:
         if not self.output:  # A command line with a single folder.

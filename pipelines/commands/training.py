@@ -213,7 +213,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
 def sts(
     job: StsJob,
     output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
-    format: PictureFormats = ("png",),
+    formats: PictureFormats = ("png",),
     imports: Imports = (),
     as_json: AsJson = False,
     monitoring: Monitoring = Monitoring(),
@@ -240,7 +240,7 @@ def sts(
     from train.sts import similarity as work
     from train.sts.report import sts_tables, write_sts
 
-    made_from = work.sts_made_from(job, format) if output else None
+    made_from = work.sts_made_from(job, formats) if output else None
     if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
         return
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
@@ -254,8 +254,8 @@ def sts(
         if pairs.unscored:
             print_remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
     if made_from is not None:
-        names = [*write_sts(result, output), *(f"sts.{kind}" for kind in format)]
-        for name in names[-len(format) :]:
+        names = [*write_sts(result, output), *(f"sts.{kind}" for kind in formats)]
+        for name in names[-len(formats) :]:
             plot_sts(result, Folder(output), name)
         write_made_from(Folder(output), made_from, sizes_of(Folder(output), names))
         print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
@@ -310,7 +310,7 @@ def figures(
 def reproduce(
     job: ReproduceJob,
     plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True,
-    format: PictureFormats = ("png",),
+    formats: PictureFormats = ("png",),
     monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Train the rows of a paper's tables, and compare the results with published ones.
@@ -361,7 +361,7 @@ def reproduce(
     try:
         written = ", ".join(write_report(job.output, job.paper, report.to_markdown(), report.to_dict()))
         if plot and report.begun.sections:
-            for kind in format:
+            for kind in formats:
                 plot_report(report.begun, Path(job.output, f"{job.paper}.{kind}"))
                 written += f", {job.output}/{job.paper}.{kind}"
         print_line(f"written: {escape(written)}")

@@ -34,8 +34,8 @@ from train.reports.compared_runs import (
 from train.reports.significance import LEVEL, Difference, adjust, compare_rows, not_worse
 
 _SEED = "seed"
-_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
-_ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
+SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
+ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 _NOT_WORSE = "≈"
 
 
@@ -52,7 +52,12 @@ class ComparedRow:
     @property
     def label(self) -> str:
         """Name, with the number of seeds if several."""
-        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+        return f"{self.name}{self.seeds}"
+
+    @property
+    def seeds(self) -> str:
+        """Number of seeds in brackets; empty for a single run."""
+        return f" ({len(self.runs)} seeds)" if len(self.runs) > 1 else ""
 
     def scores(self, gallery: RankedGallery, statistic: Callable[[list[float]], float]) -> GalleryScores:
         """Return a statistic of the scores of the runs; empty if a run has none."""
@@ -292,7 +297,7 @@ def _progress(comparison: Comparison) -> Table:
 
 
 def _scores(comparison: Comparison) -> Table:
-    headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
+    headings = [f"{ARROWS[direction]}\n{SHORT[measure]}" for direction, measure in SCORES]
     rows: list[Row] = []
     marked = not_worse(comparison.tests)
     for gallery in comparison.galleries:
@@ -338,7 +343,7 @@ def _tests(comparison: Comparison) -> Table:
         texts = {name: f"{signs[name] * test.difference:+.1f}  p {test.p_value:.3f}" for name, test in by_measure.items()}
         seeds = {name: f"p {test.seed_p_value:.3f}" for name, test in by_measure.items() if test.seed_p_value is not None}
         pair = f" {first.name} - {second.name}"
-        rows.append(((f"{gallery.name} {_ARROWS[direction]}", pair), *map(texts.get, RECALLS)))
+        rows.append(((f"{gallery.name} {ARROWS[direction]}", pair), *map(texts.get, RECALLS)))
         rows += [("  over seeds", *map(seeds.get, RECALLS))] if seeds else []
     notes = [
         f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests; up to four "

@@ -1,17 +1,20 @@
-"""Picture of ``imagepivot compare``: losses and validation recalls."""
+"""Picture of ``imagepivot compare``: losses, validation recalls and scores."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from statistics import mean
 from typing import Any
 
-from schemas.drawing.charts import SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
-from schemas.drawing.style import Line2D, own_style
+from schemas.drawing.charts import GREY, SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
+from schemas.drawing.style import Axes, Line2D, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import short_names
-from train.reports.compared_runs import SUM
-from train.reports.comparison import ComparedRow, Comparison
+from train.chance import RECALLS
+from train.reports.compared_runs import SCORES, SUM, RankedGallery
+from train.reports.comparison import ARROWS, SHORT, ComparedRow, Comparison
 from train.runs.curves import draw_chance
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -37,10 +40,10 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 @own_style()
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
-    """Draw losses and validation recalls of runs.
+    """Draw losses, validation recalls, and scores with their 95 % intervals, as wide as two columns.
 
-    Runs that differ only in their seeds share a style. The output is the path of a ``.png``, ``.pdf`` or ``.svg``, or a folder for
-    ``comparison.png``.
+    Runs that differ only in their seeds share a style and their mean scores. The output is the path of a ``.png``, ``.pdf`` or
+    ``.svg``, or a folder for ``comparison.png``.
 
     Returns:
         Location of the picture.
@@ -51,9 +54,11 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     """
     folder, name = picture_place(output)
     galleries = comparison.galleries
-    count = 1 + max(1, len(galleries))
+    has_curves = any(run.history.entries for run in comparison.runs) or not galleries
+    num_curves = (1 + len(galleries)) * has_curves
+    count = num_curves + len(galleries)
     figure, panels = new_figure((count + 1) // 2, 2)
-    losses, recalls = panels[0], dict(zip(galleries, panels[1:], strict=False))
+    losses, recalls = panels[0], dict(zip(galleries, panels[1:num_curves], strict=False))
     rows: dict[ComparedRow, int] = {}
     for run in comparison.runs:
         row = comparison.row_of(run)
@@ -74,14 +79,17 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         if chance := comparison.chance(gallery):
             draw_chance(panel, [chance[SUM]], f"{chance[SUM]:.1f}")
     last = max(run.history.last_step for run in comparison.runs)
-    for panel in panels[:count]:
+    for panel in panels[:num_curves]:
         panel.set(xlabel="step", xlim=(0, 1.02 * max(last, 1)), ylim=(0, None))
         mark_empty(panel)
+    for gallery, panel in zip(galleries, panels[num_curves:], strict=False):
+        _draw_scores(panel, comparison, gallery, rows)
+    labels = [f"{name}{row.seeds}" for name, row in zip(short_names([row.name for row in rows]), rows, strict=True)]
     handles = [
-        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(row.label))
-        for row, index in rows.items()
+        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
+        for index, label in enumerate(labels)
     ]
-    columns = max(1, min(6, 110 // (max(len(row.label) for row in rows) + 8)))
+    columns = max(1, min(6, 110 // (max(map(len, labels)) + 8)))
     if count < len(panels) and len(handles) <= _LINES_OF_A_PANEL:
         panels[-1].set_axis_off()
         panels[-1].legend(handles=handles, loc="center left", fontsize=SMALL, frameon=False)
@@ -91,3 +99,30 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=TINY, frameon=False)
     save(figure, folder, name)
     return folder.path_of(name)
+
+
+def _draw_scores(panel: Axes, comparison: Comparison, gallery: RankedGallery, rows: Mapping[ComparedRow, int]) -> None:
+    """Draw the recalls of rows side by side, with intervals and lines of chance."""
+    pairs = [pair for pair in SCORES if pair[1] in RECALLS]
+    chance = comparison.chance(gallery)
+    for place, (direction, measure) in enumerate(pairs):
+        if (direction, measure) in chance:
+            panel.hlines(
+                chance[direction, measure], place - 0.45, place + 0.45, color=GREY, linestyle=(0, (4, 3)), linewidth=0.6
+            )
+        intervals = comparison.intervals.get((gallery, direction), {})
+        for row, index in rows.items():
+            score = row.scores(gallery, mean).get((direction, measure))
+            if score is None:
+                continue
+            ends = getattr(intervals.get(row), measure, None)
+            errors = [[max(0.0, score - ends.low)], [max(0.0, ends.high - score)]] if ends else None
+            x = place + 0.8 * ((index + 0.5) / len(rows) - 0.5)
+            style = style_of(index)._replace(linestyle="none")._asdict()
+            panel.errorbar(x, score, yerr=errors, markersize=3, elinewidth=0.8, capsize=1.5, **style)
+    panel.set_xticks(range(len(pairs)), [f"{ARROWS[direction]}\n{SHORT[measure]}" for direction, measure in pairs])
+    panel.set(xlim=(-0.5, len(pairs) - 0.5), ylim=(0, min(103.0, panel.get_ylim()[1])))
+    panel.grid(visible=False, axis="x")
+    panel.set_ylabel(plain(f"recall (%), {gallery.language}\n{', '.join(gallery.portions)} {gallery.split}".rstrip()))
+    if any(comparison.intervals.get((gallery, direction)) for direction, _ in pairs):
+        panel.set_title("bars: 95 % intervals", loc="right", fontsize=TINY, color=GREY)

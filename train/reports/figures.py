@@ -143,7 +143,7 @@ def _write_figures(
     names = []
 
     def draw(plot: Callable[..., None], stem: str, *given: Any, **options: Any) -> None:
-        for name in (f"{stem}.{kind}" for kind in job.format):
+        for name in (f"{stem}.{kind}" for kind in job.formats):
             plot(*given, folder, name, **options)
             names.append(name)
 

@@ -34,6 +34,7 @@ def plot_report(report: PaperReport, path: Path) -> None:
                 panel.plot(cell.chance, height, marker="x", markersize=4, color=colour)
             if cell.mean is not None and (direction, _MEASURE) in section.columns:
                 panel.errorbar(cell.mean, height, xerr=cell.deviation or 0.0, marker="o", markersize=3, color=colour, capsize=2)
-    panels[-1].set_xlabel("R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image", fontsize=SMALL)
+    legend = "R@10, percent: ● measured, ○ published, × chance\nblue: image to text, orange: text to image"
+    panels[-1].set_xlabel(legend, fontsize=SMALL)
     figure.suptitle(f"{report.paper}: measured beside published", fontsize=SMALL, fontweight="bold")
     save(figure, Folder(str(path.parent)), path.name)
