@@ -399,7 +399,9 @@ class FiguresJob(Options):
     memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
     token_features: TokenFeaturesFolder = ""
-    texts: Annotated[str, Opt("Read the text of vectors of captions from this folder of captions. Default: draw ids.")] = ""
+    texts: Annotated[
+        str, Opt("Draw captions as written in this folder of captions. Default: tokens of a run, ids of vectors.")
+    ] = ""
     formats: PictureFormats = ("png",)
 
     def _check(self) -> None:
@@ -408,8 +410,6 @@ class FiguresJob(Options):
             object.__setattr__(self, "run", "")
         if not self.output:
             raise UsageError("OUTPUT is missing: name a folder for the figures")
-        if self.texts and self.run:
-            raise UsageError("--texts is for vectors of captions, a run reads tokens: leave --texts or RUN out")
         for name in self.only:
             if name not in FIGURES:
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")

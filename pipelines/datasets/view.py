@@ -41,6 +41,7 @@ _PAGES = (".pdf", ".svg")
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
 _MIN_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
 _MAX_SIDE = 2**16 - 1  # Longest side of a canvas of matplotlib.
+_FONT_SIZE = 6  # Points of a label in a picture as wide as a column.
 _PAD = 2  # Pixels around the text of a label.
 _REACH = 20  # Greatest distance of a label and its box, in heights of the label.
 _SOFTWARE = "imagepivot view"  # Exif tag or creator of our pictures: --overwrite replaces no other file.
@@ -134,7 +135,7 @@ def _labelled_regions(
             f"{size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
         )
     regions = named_regions(row, RegionNames.of(dataset))[:max_regions]
-    boxes = [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions]
+    boxes = [LabelledBox(region.xyxy, region.text, index) for index, region in enumerate(regions)]
     return (picture, boxes), f"{len(boxes)} region{'s' * (len(boxes) != 1)}"
 
 
@@ -208,13 +209,15 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
     size. The first box is drawn on top of the others, and its label is placed first. Labels cover neither their box nor each other;
     those without a free place are listed below the picture, which makes the drawing higher.
     """
+    from schemas.drawing.charts import ONE_COLUMN
     from schemas.drawing.style import FigureCanvasAgg, own_style
 
     scale = min(max(1.0, _MIN_SIDE / max(image.size)), _MAX_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     pixels = np.asarray(image if size == image.size else image.resize(size, Image.Resampling.BICUBIC))
     with own_style():
-        figure = _figure_of(boxes, scale, size, max(2, round(max(size) / 400)), 0.8 * max(13, round(max(size) / 60)))
+        font_size = max(10.0, _FONT_SIZE * size[0] / (72 * ONE_COLUMN))
+        figure = _figure_of(boxes, scale, size, max(2, round(max(size) / 400)), font_size)
         figure.figimage(pixels, origin="upper", yo=round(figure.bbox.height) - size[1])
         figure.set_size_inches(*(figure.get_size_inches() + 0.5 / 72))  # Half a pixel is cut off.
         canvas = FigureCanvasAgg(figure)
@@ -224,14 +227,14 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
 
 def draw_page(image: Image.Image, boxes: Sequence[LabelledBox], kind: str) -> bytes:
     """Draw boxes as `draw_boxes` into a ``pdf`` or ``svg``, as wide as a column."""
-    from schemas.drawing.charts import DPI, ONE_COLUMN, TINY, render_figure
+    from schemas.drawing.charts import DPI, ONE_COLUMN, render_figure
     from schemas.drawing.style import own_style
 
     scale = 72 * ONE_COLUMN / image.width  # Points of a pixel.
     size = (round(72 * ONE_COLUMN), max(1, round(image.height * scale)))
     image.thumbnail((round(DPI * ONE_COLUMN), 2**16))
     with own_style():
-        figure = _figure_of(boxes, scale, size, 1, TINY)
+        figure = _figure_of(boxes, scale, size, 0.75, _FONT_SIZE)
         share = size[1] / figure.bbox.height
         panel = figure.add_axes((0, 1 - share, 1, share))
         panel.set_axis_off()

@@ -100,7 +100,9 @@ def _boxes(dataset: Dataset, photos: Photos, image_ids: Sequence[str]) -> list[B
         row = dataset.get(image_id)
         regions = named_regions(row, names)[:_BOXES]
         if (row["width"], row["height"]) in (picture.size, (0, 0)):
-            drawing = draw_boxes(picture, [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions])
+            drawing = draw_boxes(
+                picture, [LabelledBox(region.xyxy, region.text, index) for index, region in enumerate(regions)]
+            )
             drawing.thumbnail((800, 800))
             exhibits.append(Exhibit(image_id, jpeg_address(drawing), "", [TextLine(region.text) for region in regions]))
     return [Strip(TextLine(f"best {_BOXES} regions"), exhibits, layout="wide")] if exhibits else []

@@ -54,11 +54,12 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     """
     folder, name = picture_place(output)
     galleries = comparison.galleries
-    has_curves = any(run.history.entries for run in comparison.runs) or not galleries
-    num_curves = (1 + len(galleries)) * has_curves
+    logged = [run for run in comparison.runs if run.history.entries]
+    evaluated = [gallery for gallery in galleries if any(gallery in run.measured for run in logged)]
+    num_curves = 1 + len(evaluated) if logged or not galleries else 0
     count = num_curves + len(galleries)
-    figure, panels = new_figure((count + 1) // 2, 2)
-    losses, recalls = panels[0], dict(zip(galleries, panels[1:num_curves], strict=False))
+    figure, panels = new_figure((count + 1) // 2, 2, height=2.1)
+    losses, recalls = panels[0], dict(zip(evaluated, panels[1:], strict=False))
     rows: dict[ComparedRow, int] = {}
     for run in comparison.runs:
         row = comparison.row_of(run)

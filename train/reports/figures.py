@@ -118,8 +118,9 @@ def draw_figures(
 def open_examples(job: FiguresJob) -> tuple[Run, SplitData, tuple[Example, ...], str]:
     """Return model, data, examples, and the choice of examples in words."""
     [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
-    data, words = _open_captions(run, job), run.vocabulary.tokens if job.run else read_texts(job.texts)
-    examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)
+    data, words = _open_captions(run, job), run.vocabulary.tokens if job.run else ()
+    options: dict[str, Any] = {"count": job.examples, "seed": job.seed, "caption_ids": job.caption_ids}
+    examples, rule = choose_examples(data.captions, words, read_texts(job.texts), **options)
     return run, data, examples, rule
 
 

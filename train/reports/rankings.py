@@ -9,7 +9,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -130,7 +129,7 @@ FRAME = "#009E73"
 
 _TEXT, _EDGE, _INDENT, _APART, _GAP = 1.95, 0.06, 0.22, 0.16, 0.06  # Inches.
 _HEAD, _LINE, _MIN_CELL = 0.2, 0.14, 0.75  # Inches: heights of a heading and of a line of text, side of a picture.
-_CHARACTERS, _LINES, _MAX_ID_LINES = 31, 4, 6  # Sizes of a caption and of an id.
+_CHARACTERS, _LINES, _MAX_ID_LINES = 31, 20, 6  # Sizes of a caption and of an id.
 _CHARACTERS_PER_INCH = 17  # Width of the note's characters.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
@@ -153,21 +152,22 @@ def plot_rankings(
     across = min(count, int((room + _GAP) / (_MIN_CELL + _GAP)))
     down = -(-count // across)
     cell = min((room + _GAP) / across - _GAP, 1.2)
-    step, height_of_row = cell + _GAP, down * (_HEAD + cell)
+    queries = [_wrap(ranking.caption.text) for ranking in rankings]
+    rows = [max(down * (_HEAD + cell), _HEAD + 0.4 + _LINE * len(query)) for query in queries]
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
     lines = textwrap.wrap(note, int(TWO_COLUMNS * _CHARACTERS_PER_INCH))
-    height = len(rankings) * height_of_row + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
+    height = sum(rows) + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
     figure = Figure(figsize=(TWO_COLUMNS, height))
     y = height - _EDGE + _APART
-    for ranking, start in zip(rankings, starts, strict=True):
-        y -= height_of_row + start * _APART
-        _write_query(figure, ranking, y, y + height_of_row - _HEAD, start=start)
+    for ranking, start, query, row in zip(rankings, starts, queries, rows, strict=True):
+        y -= row + start * _APART
+        _write_query(figure, ranking, query, y, y + row - _HEAD, start=start)
         shown = [(hit, str(rank), 0.0) for rank, hit in enumerate(ranking.hits, start=1)]
         if ranking.right is not None and ranking.is_missed:
             shown.append((ranking.right, f"right: {ranking.rank:,}", _APART))
         for index, (hit, title, apart) in enumerate(shown):
             line, column = divmod(index, across)
-            left, low = _TEXT + column * step + apart, y + height_of_row - (line + 1) * (_HEAD + cell)
+            left, low = _TEXT + column * (cell + _GAP) + apart, y + row - (line + 1) * (_HEAD + cell)
             # Anchored at the upper edge, to align the titles.
             panel = figure.add_axes((left / TWO_COLUMNS, low / height, cell / TWO_COLUMNS, cell / height), anchor="N")
             draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
@@ -184,8 +184,7 @@ def plot_answers(answers: Sequence[Answer], pictures: Mapping[str, SizedPixels],
     """Draw a row for each answer of a search."""
     rankings = []
     for number, (query, language, hits, _) in enumerate(answers, start=1):
-        tokens = ("<start>", escape(query), "<end>")  # As Moses escapes them.
-        rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), tokens), tuple(hits)))
+        rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), (), query), tuple(hits)))
     plot_rankings(rankings, pictures, folder, name, note="")
 
 
@@ -203,16 +202,17 @@ def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_w
     panel.spines[:].set_visible(False)
 
 
-def _write_query(figure: Figure, ranking: Ranking, y: float, top: float, *, start: bool) -> None:
+def _wrap(text: str) -> list[str]:
+    """Return the lines of a caption, without breaks before punctuation."""
+    lines = textwrap.wrap(_MARKS.sub("\N{NO-BREAK SPACE}\\1", text), _CHARACTERS)
+    return lines if len(lines) <= _LINES else [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
+
+
+def _write_query(figure: Figure, ranking: Ranking, lines: Sequence[str], y: float, top: float, *, start: bool) -> None:
     """Write example number, language and text, and the rank of the right image."""
     if start:
         _typeset(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
     _typeset(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
-    # No line break before punctuation.
-    text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
-    lines = textwrap.wrap(text, _CHARACTERS)
-    if len(lines) > _LINES:
-        lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
     _typeset(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
     if ranking.rank:
         rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"
