@@ -32,18 +32,26 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
     image_ids = dataset.image_ids()
     photos.check_ids(image_ids)
     mapped, sample = set(spread(image_ids, _MAX_MAPPED)), dict[str, np.ndarray]()
-    extremes, norms, zeros = list[np.ndarray](), list[np.ndarray](), list[str]()
-    for ids, vectors, means in _read_vectors(dataset):
+    extremes, norms, zeros, broken = list[np.ndarray](), list[np.ndarray](), list[str](), list[str]()
+    for ids, values, means in _read_vectors(dataset):
+        vectors, is_finite = values[np.isfinite(values).all(1)], [bool(np.isfinite(mean).all()) for mean in means]
+        broken += [image_id for image_id, finite in zip(ids, is_finite, strict=True) if not finite]
         if len(vectors):
             extremes = [np.min([*extremes[:1], vectors.min(0)], 0), np.max([*extremes[1:], vectors.max(0)], 0)]
             norms.append(np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)))
         zeros += [image_id for image_id, mean in zip(ids, means, strict=True) if not mean.any()]
-        sample |= {image_id: mean.copy() for image_id, mean in zip(ids, means, strict=True) if image_id in mapped}
+        kept = zip(ids, means, is_finite, strict=True)
+        sample |= {image_id: mean.copy() for image_id, mean, finite in kept if finite and image_id in mapped}
+    remarks = []
+    if broken:
+        remarks.append(
+            f"{counted(len(broken), 'image')} with NaN or infinite values, left out below: {', '.join(broken[:_SHOWN])}"
+        )
     if not norms:
-        return [], ["there are no vectors"]
+        return [], remarks or ["there are no vectors"]
     low, high = extremes
     is_zero = (low == 0) & (high == 0)
-    remarks = [*_dimensions(is_zero, "zero"), *_dimensions((low == high) & ~is_zero, "constant")]
+    remarks += [*_dimensions(is_zero, "zero"), *_dimensions((low == high) & ~is_zero, "constant")]
     if zeros:
         remarks.append(f"{counted(len(zeros), 'image')} with a vector of zeros: {', '.join(zeros[:_SHOWN])}")
     row: Row = (sum(map(len, norms)), len(low), *np.quantile(np.concatenate(norms), [0, 0.5, 1]).tolist())
@@ -54,6 +62,8 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
     blocks: list[Block] = [Table(columns, [row], "vectors")]
     if dataset.kind == "regions":
         blocks += _boxes(dataset, photos, image_ids)
+    if not sample:
+        return blocks, remarks
     title = f"map of {counted(len(sample), 'image')} by principal components: near images have near vectors"
     points = principal_components(np.stack(list(sample.values())))
     return [*blocks, PictureMap.of(title, list(sample), points, photos.addresses(list(sample), _MAP_SIDE))], remarks

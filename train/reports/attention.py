@@ -139,6 +139,7 @@ _ACROSS = 3  # Pictures in a row.
 _LABELLED_BOXES = 3  # Per head.
 _COLOUR = "#D55E00"
 _MAX_COLUMNS_WITH_VALUES = 26
+_LINE = 3  # Pixels of half a line of a box.
 _REACH = 4  # Greatest distance of a label and its box, in heights of the label.
 _MAX_TICKS = 20  # Below a heat map; of more cells the first, the fifth and so on have ticks.
 
@@ -155,7 +156,7 @@ class _Labels(NamedTuple):
         bounds, below = self.panel.bbox.extents, []
         for text, box in self.texts:
             corners = self.panel.transData.transform(box.reshape(2, 2)).clip(bounds[:2], bounds[2:])
-            extent, target = text.get_window_extent(), (*corners.min(0).tolist(), *corners.max(0).tolist())
+            extent, target = text.get_window_extent(), (*(corners.min(0) - _LINE).tolist(), *(corners.max(0) + _LINE).tolist())
             place = place_beside((extent.width + 4, extent.height + 2), target, taken, bounds, reach=_REACH)
             text.set_visible(place is not None)
             if place is None:

@@ -128,7 +128,7 @@ FRAME = "#009E73"
 """Colour of the frame of the right image: the green of Okabe and Ito 2008."""
 
 _TEXT, _EDGE, _INDENT, _APART, _GAP = 1.95, 0.06, 0.22, 0.16, 0.06  # Inches.
-_HEAD, _LINE, _MIN_CELL = 0.2, 0.14, 0.75  # Inches: heights of a heading and of a line of text, side of a picture.
+_HEAD, _LINE, _TEXT_LINE, _MIN_CELL = 0.2, 0.14, 0.12, 0.75  # Inches: heights of a heading and of lines, side of a picture.
 _CHARACTERS, _LINES, _MAX_ID_LINES = 31, 20, 6  # Sizes of a caption and of an id.
 _CHARACTERS_PER_INCH = 17  # Width of the note's characters.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
@@ -153,7 +153,7 @@ def plot_rankings(
     down = -(-count // across)
     cell = min((room + _GAP) / across - _GAP, 1.2)
     queries = [_wrap(ranking.caption.text) for ranking in rankings]
-    rows = [max(down * (_HEAD + cell), _HEAD + 0.4 + _LINE * len(query)) for query in queries]
+    rows = [max(down * (_HEAD + cell), _HEAD + 0.38 + _TEXT_LINE * len(query)) for query in queries]
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
     lines = textwrap.wrap(note, int(TWO_COLUMNS * _CHARACTERS_PER_INCH))
     height = sum(rows) + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
