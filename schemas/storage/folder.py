@@ -244,12 +244,12 @@ class Folder:
             temporary = target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().int >> 64}")
             mode = 0o600 | 0o066 & self.local_path.stat().st_mode  # No more than the folder's, also for copies.
             try:
-                file = open(temporary, "w+b", opener=partial(os.open, mode=mode))  # noqa: SIM115 -- closed below
+                opened = open(temporary, "w+b", opener=partial(os.open, mode=mode))  # noqa: SIM115 -- closed below
             except FileNotFoundError as error:  # A file system of the kernel, such as /proc.
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target.parent)) from error
             try:
-                with file:
-                    yield file
+                with opened:
+                    yield opened
             finally:
                 temporary.unlink(missing_ok=True)
 
