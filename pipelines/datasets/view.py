@@ -263,6 +263,7 @@ def _figure_of(boxes: Sequence[LabelledBox], scale: float, size_wh: tuple[int, i
         labels.append((figure.text(0, 0, escape_text(box.label), transform=pixels, **text), (left, top, right, bottom)))
     draw_with_fonts(figure, figure.draw_without_rendering)
     taken: list[Place] = []
+    bounds = (0, 0, width, height)
     across, down, end = 0, height, height  # The next place below the picture, and the end of its line.
     for label, target in reversed(labels):
         extent = label.get_window_extent()
@@ -270,7 +271,8 @@ def _figure_of(boxes: Sequence[LabelledBox], scale: float, size_wh: tuple[int, i
         label.set_visible(bool(label.get_text()) and wh[0] <= width)
         if not label.get_visible():
             continue
-        place = place_beside(wh, target, taken, (0, 0, width, height), reach=_REACH)
+        others = [*taken, *(box for _, box in labels)]
+        place = place_beside(wh, target, others, bounds) or place_beside(wh, target, taken, bounds, reach=_REACH)
         if place is None:
             across, down = (across, down) if across + wh[0] <= width else (0, end)
             place = (across, down, across + wh[0], down + wh[1])

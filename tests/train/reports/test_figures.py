@@ -318,6 +318,7 @@ def test_numbers_below_a_field_do_not_meet(tmp_path, drawn, count, numbers):
     caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
     image = AttendedImage(1, "a", None, None, weights, (AttendedCaption(caption, np.full((3, 3), 1 / 3), None),))
     plot_attention(image, None, Folder(str(tmp_path)), "a.png")
+    drawn["a.png"].draw_without_rendering()  # At the figure's resolution again.
     panel = drawn["a.png"].axes[0]
     boxes = [label.get_window_extent() for label in panel.get_xticklabels()]
     assert len(boxes) == numbers
@@ -439,11 +440,12 @@ def test_labels_of_boxes_cover_neither_their_box_nor_each_other(tmp_path, drawn)
         "pairs.png": AttendedImage(1, "a", boxes, (640, 480), None, (pairs,)),
     }.items():
         plot_attention(image, None, Folder(str(tmp_path)), name)
+        drawn[name].draw_without_rendering()  # At the figure's resolution again.
         panels = [panel for panel in drawn[name].axes if boxes_of(panel)]
         below = [panel.get_xlabel() for panel in panels]
         assert any(label.startswith("1: ") or ", 1: " in label for label in below)
         for panel, words in zip(panels, below, strict=True):
-            texts = [text for text in panel.texts if text.get_visible()]
+            texts = [text for text in panel.texts if text.get_visible() and text.get_text()]
             places = [text.get_window_extent() for text in texts]
             named = [boxes[int(text.get_text().partition(":")[0]) - 1].reshape(2, 2) for text in texts]
             named = [Bbox(panel.transData.transform(box)).padded(-1) for box in named]
