@@ -19,6 +19,7 @@ from schemas.console.tables import Cell, Column, Row, Table, render_tables
 from schemas.errors import ImagepivotError, InputError, UsageError
 from schemas.escapes import counted
 from schemas.options import Opt
+from schemas.storage.locations import short_names
 from train.jobs import SearchJob
 from train.progress import CountDisplay
 
@@ -64,7 +65,6 @@ def search(
         raise UsageError("a query is missing: give a sentence, or a picture with --image")
     from pipelines.text.queries import load_text_encoder, tokenize_query
     from schemas.dataset import open_dataset
-    from schemas.storage.locations import short_names
     from train.evaluation.search import open_search
 
     dataset = open_dataset(captions, kind="captions") if captions else None
@@ -200,7 +200,6 @@ def report(
     from schemas.duplicates import read_duplicates
     from schemas.manifest import RUN_FILES
     from schemas.storage.folder import Folder
-    from schemas.storage.locations import short_names
     from train.runs.history import is_run
 
     results = (*RUN_FILES, "config.toml", "evaluation.json")

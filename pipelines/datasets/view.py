@@ -25,7 +25,6 @@ from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import ViewJob
 from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.drawing.fonts import draw_with_fonts
-from schemas.drawing.labels import Place, place_beside
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.escapes import escape_text
 from schemas.keys import normalization_hint
@@ -244,6 +243,7 @@ def draw_page(image: Image.Image, boxes: Sequence[LabelledBox], kind: str) -> by
 
 def _figure_of(boxes: Sequence[LabelledBox], scale: float, size_wh: tuple[int, int], line: float, font_size: float) -> Figure:
     """Return a figure of boxes and labels without the picture; its points are pixels."""
+    from schemas.drawing.charts import Place, place_beside
     from schemas.drawing.style import Affine2D, Figure, Rectangle
 
     width, height = size_wh

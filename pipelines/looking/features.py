@@ -34,19 +34,18 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
     mapped, sample = set(spread(image_ids, _MAX_MAPPED)), dict[str, np.ndarray]()
     extremes, norms, zeros, broken = list[np.ndarray](), list[np.ndarray](), list[str](), list[str]()
     for ids, values, means in _read_vectors(dataset):
-        vectors, is_finite = values[np.isfinite(values).all(1)], [bool(np.isfinite(mean).all()) for mean in means]
-        broken += [image_id for image_id, finite in zip(ids, is_finite, strict=True) if not finite]
+        vectors = values[np.isfinite(values).all(1)]
         if len(vectors):
             extremes = [np.min([*extremes[:1], vectors.min(0)], 0), np.max([*extremes[1:], vectors.max(0)], 0)]
             norms.append(np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)))
-        zeros += [image_id for image_id, mean in zip(ids, means, strict=True) if not mean.any()]
-        kept = zip(ids, means, is_finite, strict=True)
-        sample |= {image_id: mean.copy() for image_id, mean, finite in kept if finite and image_id in mapped}
+        finite = {image_id: mean for image_id, mean in zip(ids, means, strict=True) if np.isfinite(mean).all()}
+        broken += [image_id for image_id in ids if image_id not in finite]
+        zeros += [image_id for image_id, mean in finite.items() if not mean.any()]
+        sample |= {image_id: mean.copy() for image_id, mean in finite.items() if image_id in mapped}
     remarks = []
     if broken:
-        remarks.append(
-            f"{counted(len(broken), 'image')} with NaN or infinite values, left out below: {', '.join(broken[:_SHOWN])}"
-        )
+        images = counted(len(broken), "image")
+        remarks.append(f"{images} with NaN or infinite values, left out below: {', '.join(broken[:_SHOWN])}")
     if not norms:
         return [], remarks or ["there are no vectors"]
     low, high = extremes
@@ -110,9 +109,7 @@ def _boxes(dataset: Dataset, photos: Photos, image_ids: Sequence[str]) -> list[B
         row = dataset.get(image_id)
         regions = named_regions(row, names)[:_BOXES]
         if (row["width"], row["height"]) in (picture.size, (0, 0)):
-            drawing = draw_boxes(
-                picture, [LabelledBox(region.xyxy, region.text, index) for index, region in enumerate(regions)]
-            )
+            drawing = draw_boxes(picture, [LabelledBox(item.xyxy, item.text, index) for index, item in enumerate(regions)])
             drawing.thumbnail((800, 800))
             exhibits.append(Exhibit(image_id, jpeg_address(drawing), "", [TextLine(region.text) for region in regions]))
     return [Strip(TextLine(f"best {_BOXES} regions"), exhibits, layout="wide")] if exhibits else []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from schemas.drawing.fonts import draw_with_fonts
-from schemas.drawing.style import Axes, Figure, MaxNLocator, own_style
+from schemas.drawing.style import Axes, Figure, MaxNLocator, Text, own_style
 from schemas.escapes import escape_text
 from schemas.storage.folder import Folder
 
@@ -19,6 +21,9 @@ GREY = "0.45"
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.2
 """Widths of pictures in inches: one and two columns of a paper (89 and 183 mm)."""
+
+Place: TypeAlias = tuple[float, float, float, float]
+"""Least x and y, greatest x and y."""
 
 DPI = 300
 """Pixels per inch, of photographs also in PDF and SVG."""
@@ -125,6 +130,50 @@ def settle(figure: Figure) -> None:
     """Fix the layout of a figure and the fonts of its text, so that text has its final extent."""
     draw_with_fonts(figure, figure.draw_without_rendering)
     figure.set_layout_engine("none")
+
+
+def place_labels(
+    panel: Axes, labels: Sequence[tuple[Text, Any]], taken: Iterable[Place], *, pad: float, reach: int
+) -> list[str]:
+    """Move labels beside what they name, in a settled figure; hide and return those without a free place.
+
+    Each label, a centred text, has two corners of what it names, which keeps a distance of ``pad`` pixels. ``taken`` are other
+    places, in pixels, see `place_beside`.
+    """
+    bounds, places, hidden = np.asarray(panel.bbox.extents), list(taken), []
+    for text, corners in labels:
+        ends, extent = panel.transData.transform(corners).clip(bounds[:2], bounds[2:]), Text.get_window_extent(text)
+        target = (*(ends.min(0) - pad).tolist(), *(ends.max(0) + pad).tolist())
+        place = place_beside((extent.width + 4, extent.height + 2), target, places, panel.bbox.extents, reach=reach)
+        text.set_visible(place is not None)
+        if place is None:
+            hidden.append(text.get_text())
+        else:
+            places.append(place)
+            x, y = panel.transData.inverted().transform(np.mean([place[:2], place[2:]], axis=0)).tolist()
+            text.set_position((x, y))
+    return hidden
+
+
+def place_beside(
+    label_wh: tuple[float, float], target: Place, taken: Sequence[Place], bounds: Place, *, reach: int = 1
+) -> Place | None:
+    """Return the first free place of a label at the corners of a target, or up to ``reach`` heights away.
+
+    The label lies within the bounds and meets neither the target nor a place that is taken.
+    """
+    width, height = label_wh
+    obstacles = np.array([target, *taken], float)
+    for distance in range(reach):
+        left, low, right, high = np.add(target, np.multiply((-1, -1, 1, 1), distance * height))
+        ends, sides = (left, right - width), (low, high - height)
+        for x, y in [*product(ends, (low - height, high)), *product((right, left - width), sides)]:
+            corner = np.clip((x, y), bounds[:2], np.subtract(bounds[2:], label_wh))
+            place = np.concatenate([corner, corner + label_wh])
+            apart = (place[2:] <= obstacles[:, :2]) | (obstacles[:, 2:] <= place[:2])
+            if (corner >= bounds[:2]).all() and apart.any(1).all():
+                return tuple(place.tolist())
+    return None
 
 
 def save(figure: Figure, folder: Folder, name: str) -> None:

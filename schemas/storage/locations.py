@@ -39,11 +39,8 @@ def short_names(locations: Sequence[str]) -> list[str]:
     (['de', 'en'], ['a/runs/de', 'b/runs/de'])
     """
     parts = [location.rstrip("/").split("/") for location in locations]
-    for count in range(1, max(map(len, parts), default=0)):
-        names = ["/".join(part[-count:]) for part in parts]
-        if len(set(names)) == len(set(locations)):
-            return names
-    return list(locations)
+    tails = (["/".join(part[-count:]) for part in parts] for count in range(1, max(map(len, parts)) + 1))
+    return next(names for names in tails if len(set(names)) == len(set(map(tuple, parts))))
 
 
 def is_web_address(location: str) -> bool:

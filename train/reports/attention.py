@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from schemas.dataset import Dataset
-from schemas.drawing.charts import SMALL, TINY, TWO_COLUMNS, plain, save, settle
-from schemas.drawing.labels import Place, place_beside
+from schemas.drawing.charts import SMALL, TINY, TWO_COLUMNS, place_labels, plain, save, settle
 from schemas.drawing.style import Axes, Figure, Rectangle, Text, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
@@ -139,33 +138,8 @@ _ACROSS = 3  # Pictures in a row.
 _LABELLED_BOXES = 3  # Per head.
 _COLOUR = "#D55E00"
 _MAX_COLUMNS_WITH_VALUES = 26
-_LINE = 3  # Pixels of half a line of a box.
-_REACH = 4  # Greatest distance of a label and its box, in heights of the label.
+_Labels: TypeAlias = tuple[Axes, Sequence[tuple[Text, np.ndarray]]]  # Of a panel, each with the corners of its box.
 _MAX_TICKS = 20  # Below a heat map; of more cells the first, the fifth and so on have ticks.
-
-
-class _Labels(NamedTuple):
-    """Labels of boxes in a panel, the most important first, with the corners of their boxes."""
-
-    panel: Axes
-    texts: Sequence[tuple[Text, np.ndarray]]
-
-    def place(self) -> None:
-        """Move labels beside their boxes; those without a free place go below the panel."""
-        taken: list[Place] = []
-        bounds, below = self.panel.bbox.extents, []
-        for text, box in self.texts:
-            corners = self.panel.transData.transform(box.reshape(2, 2)).clip(bounds[:2], bounds[2:])
-            extent, target = text.get_window_extent(), (*(corners.min(0) - _LINE).tolist(), *(corners.max(0) + _LINE).tolist())
-            place = place_beside((extent.width + 4, extent.height + 2), target, taken, bounds, reach=_REACH)
-            text.set_visible(place is not None)
-            if place is None:
-                below.append(text.get_text())
-            else:
-                taken.append(place)
-                x, y = self.panel.transData.inverted().transform(np.mean([place[:2], place[2:]], axis=0))
-                text.set_position((x, y))
-        self.panel.set_xlabel(", ".join(below) or " ")
 
 
 @own_style()
@@ -178,8 +152,8 @@ def plot_attention(shown: AttendedImage, picture: SizedPixels | None, folder: Fo
     figure, labelled = (_draw_heads if shown.captions[0].pairs is None else _draw_pairs)(shown, picture)
     figure.suptitle(plain(f"{shown.number}  {shown.image_id}"), fontsize=SMALL, x=0.01, ha="left", fontweight="bold")
     settle(figure)
-    for labels in labelled:
-        labels.place()
+    for panel, labels in labelled:
+        panel.set_xlabel(", ".join(place_labels(panel, labels, (), pad=3, reach=4)) or " ")
     save(figure, folder, name)
 
 
@@ -275,7 +249,8 @@ def _draw_attended_boxes(
     panel.set_xlabel(" ", fontsize=TINY - 1.5, labelpad=1)
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
     style: dict[str, Any] = {"fontsize": TINY - 1.5, "ha": "center", "va": "center", "bbox": ground, "in_layout": False}
-    return _Labels(panel, [(panel.text(0, 0, plain(label), **style), shown.boxes[region]) for region, label in labels.items()])
+    corners = shown.boxes.reshape(-1, 2, 2)
+    return panel, [(panel.text(0, 0, plain(label), **style), corners[region]) for region, label in labels.items()]
 
 
 def _draw_heat_map(

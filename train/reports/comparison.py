@@ -52,12 +52,7 @@ class ComparedRow:
     @property
     def label(self) -> str:
         """Name, with the number of seeds if several."""
-        return f"{self.name}{self.seeds}"
-
-    @property
-    def seeds(self) -> str:
-        """Number of seeds in brackets; empty for a single run."""
-        return f" ({len(self.runs)} seeds)" if len(self.runs) > 1 else ""
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
     def scores(self, gallery: RankedGallery, statistic: Callable[[list[float]], float]) -> GalleryScores:
         """Return a statistic of the scores of the runs; empty if a run has none."""

@@ -85,7 +85,8 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         mark_empty(panel)
     for gallery, panel in zip(galleries, panels[num_curves:], strict=False):
         _draw_scores(panel, comparison, gallery, rows)
-    labels = [f"{name}{row.seeds}" for name, row in zip(short_names([row.name for row in rows]), rows, strict=True)]
+    names = zip(rows, short_names([row.name for row in rows]), strict=True)
+    labels = [row.label.replace(row.name, name) for row, name in names]
     handles = [
         Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
         for index, label in enumerate(labels)
@@ -105,22 +106,17 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
 def _draw_scores(panel: Axes, comparison: Comparison, gallery: RankedGallery, rows: Mapping[ComparedRow, int]) -> None:
     """Draw the recalls of rows side by side, with intervals and lines of chance."""
     pairs = [pair for pair in SCORES if pair[1] in RECALLS]
-    chance = comparison.chance(gallery)
-    for place, (direction, measure) in enumerate(pairs):
-        if (direction, measure) in chance:
-            panel.hlines(
-                chance[direction, measure], place - 0.45, place + 0.45, color=GREY, linestyle=(0, (4, 3)), linewidth=0.6
-            )
-        intervals = comparison.intervals.get((gallery, direction), {})
+    for place, pair in enumerate(pairs):
+        if level := comparison.chance(gallery).get(pair):
+            panel.hlines(level, place - 0.45, place + 0.45, color=GREY, linestyle=(0, (4, 3)), linewidth=0.6)
+        intervals = comparison.intervals.get((gallery, pair[0]), {})
         for row, index in rows.items():
-            score = row.scores(gallery, mean).get((direction, measure))
-            if score is None:
-                continue
-            ends = getattr(intervals.get(row), measure, None)
-            errors = [[max(0.0, score - ends.low)], [max(0.0, ends.high - score)]] if ends else None
-            x = place + 0.8 * ((index + 0.5) / len(rows) - 0.5)
-            style = style_of(index)._replace(linestyle="none")._asdict()
-            panel.errorbar(x, score, yerr=errors, markersize=3, elinewidth=0.8, capsize=1.5, **style)
+            if (score := row.scores(gallery, mean).get(pair)) is not None:
+                ends = getattr(intervals.get(row), pair[1], None)
+                errors = [[max(0.0, score - ends.low)], [max(0.0, ends.high - score)]] if ends else None
+                style = style_of(index)._replace(linestyle="none")._asdict()
+                x = place + 0.8 * ((index + 0.5) / len(rows) - 0.5)
+                panel.errorbar(x, score, yerr=errors, markersize=3, elinewidth=0.8, capsize=1.5, **style)
     panel.set_xticks(range(len(pairs)), [f"{ARROWS[direction]}\n{SHORT[measure]}" for direction, measure in pairs])
     panel.set(xlim=(-0.5, len(pairs) - 0.5), ylim=(0, min(103.0, panel.get_ylim()[1])))
     panel.grid(visible=False, axis="x")

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.drawing.charts import ONE_COLUMN, SMALL, TINY, plain, save, settle, style_of
-from schemas.drawing.labels import place_beside
-from schemas.drawing.style import Axes, Figure, LineCollection, own_style
+from schemas.drawing.charts import ONE_COLUMN, SMALL, TINY, place_labels, plain, save, settle, style_of
+from schemas.drawing.style import Figure, LineCollection, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
@@ -114,12 +113,11 @@ def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray
 
 
 _AREA = 14.0  # Of a dot, in square points.
-_REACH = 20  # Greatest distance of a number and its dot, in heights of the number.
 
 
 @own_style()
 def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
-    """Draw a map as wide as a column, with the numbers of the examples beside their dots.
+    """Draw a map as wide as a column, with the numbers of the examples beside their dots, except where there is no room.
 
     Raises:
         DatasetError: the picture cannot be written.
@@ -142,26 +140,15 @@ def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
     note = f"t-SNE of {size},\nperplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"
     panel.set_xlabel(note, fontsize=TINY, color="0.35")
     figure.legend(loc="outside upper center", ncols=min(5, 1 + len(captions)), fontsize=SMALL, frameon=False, handletextpad=0.1)
+    font: dict[str, Any] = {"fontsize": SMALL, "fontweight": "bold", "ha": "center", "va": "center", "in_layout": False}
+    line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
+    numbers = [
+        (panel.annotate(str(number), images[index], images[index], arrowprops=line, zorder=4, **font), images[[index]])
+        for index, number in embedding_map.numbers.items()
+    ]
     settle(figure)
-    _draw_numbers(panel, embedding_map)
-    save(figure, folder, name)
-
-
-def _draw_numbers(panel: Axes, embedding_map: EmbeddingMap) -> None:
-    """Write the numbers of the examples beside their dots, joined by lines; none without a free place."""
-    scale = panel.figure.dpi / 72  # Pixels of a point.
+    radius = (_AREA**0.5 / 2 + 0.5) * figure.dpi / 72  # Pixels.
     centres = panel.transData.transform(embedding_map.points.reshape(-1, 2))
-    radius = (_AREA**0.5 / 2 + 0.5) * scale
     taken = [(x - radius, y - radius, x + radius, y + radius) for x, y in centres.tolist()]
-    for index, number in embedding_map.numbers.items():
-        label = panel.text(0, 0, str(number), fontsize=SMALL, fontweight="bold", ha="center", va="center", zorder=4)
-        extent = label.get_window_extent()
-        size = extent.width + 2 * scale, extent.height
-        place = place_beside(size, taken[index], taken, panel.bbox.extents, reach=_REACH)
-        label.set_visible(place is not None)
-        if place is not None:
-            taken.append(place)
-            near, middle = np.clip(centres[index], place[:2], place[2:]), np.mean([place[:2], place[2:]], axis=0)
-            (x, y), end = panel.transData.inverted().transform([middle, near])
-            label.set_position((x, y))
-            panel.plot(*zip(embedding_map.points[0, index], end, strict=True), color="black", linewidth=0.5, zorder=2.5)
+    place_labels(panel, numbers, taken, pad=radius, reach=20)
+    save(figure, folder, name)

@@ -2,6 +2,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from schemas.errors import UsageError
@@ -95,7 +96,7 @@ def test_numbers_cover_no_dot_and_no_other_number(tmp_path, monkeypatch, images)
     ids, numbers = tuple(map(str, range(images))), {index: index + 1 for index in range(12)}
     plot_map(EmbeddingMap(ids, ("de", "en", "fr"), points, numbers, 30.0, 0), Folder(str(tmp_path)), "map.png")
     [panel] = figures[0].axes
-    shown = {text.get_text(): text.get_window_extent() for text in panel.texts if text.get_visible()}
+    shown = {text.get_text(): Text.get_window_extent(text) for text in panel.texts if text.get_visible()}
     assert list(shown) == [str(number) for number in numbers.values()]
     scale = figures[0].dpi / 72
     for dots in panel.collections[3:]:

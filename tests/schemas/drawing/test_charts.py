@@ -3,7 +3,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from schemas.drawing.labels import place_beside
+from schemas.drawing.charts import place_beside
 
 BOUNDS = (0, 0, 60, 40)
 
