@@ -23,15 +23,15 @@ def show(page: Page, chapter: str) -> None:
     heading.evaluate("heading => heading.scrollIntoView()")
 
 
-def write(picture: Image.Image, name: str) -> None:
-    """Write a picture as wide as the pages, in 256 colours: half the bytes."""
+def write(picture: Image.Image, name: str, width: int = WIDTH) -> None:
+    """Write a picture of at most this width in 256 colours: half the bytes."""
     picture = picture.convert("RGB")
-    picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
+    picture.thumbnail((width, width), Image.Resampling.LANCZOS)
     picture.quantize(256).save(IMAGES / f"{name}.png", optimize=True)
 
 
 def main(demo: Path) -> None:
-    write(Image.open(demo / "figures/retrieval.png"), "search")
+    write(Image.open(demo / "figures/retrieval.png"), "search", 900)
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})

@@ -285,7 +285,7 @@ def _figure_of(boxes: Sequence[LabelledBox], scale: float, size_wh: tuple[int, i
 
 
 def _clip_to_canvas(xyxy: Iterable[float], size_wh: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Move corners onto pixels of the canvas, beyond the last ones of a box, so that every side of it is visible."""
+    """Move corners onto the canvas, so that sides are visible; last ones exclusive."""
     left, top, right, bottom = map(round, xyxy)
     width, height = size_wh
     left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)

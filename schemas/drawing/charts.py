@@ -127,7 +127,7 @@ def mark_empty(panel: Axes) -> None:
 
 
 def settle(figure: Figure) -> None:
-    """Fix the layout of a figure and the fonts of its text, so that text has its final extent."""
+    """Fix layout and fonts of a figure, so that texts have their extents."""
     draw_with_fonts(figure, figure.draw_without_rendering)
     figure.set_layout_engine("none")
 
@@ -135,10 +135,10 @@ def settle(figure: Figure) -> None:
 def place_labels(
     panel: Axes, labels: Sequence[tuple[Text, Any]], taken: Iterable[Place], *, pad: float, reach: int
 ) -> list[str]:
-    """Move labels beside what they name, in a settled figure; hide and return those without a free place.
+    """Move labels of a settled figure beside what they name, hide those without room.
 
-    Each label, a centred text, has two corners of what it names, which keeps a distance of ``pad`` pixels. ``taken`` are other
-    places, in pixels, see `place_beside`.
+    Each label, a centred text, has two corners of what it names. ``pad`` pixels around these stay free, and so do the places that
+    are taken. Returns the texts of hidden labels.
     """
     bounds, places, hidden = np.asarray(panel.bbox.extents), list(taken), []
     for text, corners in labels:
@@ -158,9 +158,10 @@ def place_labels(
 def place_beside(
     label_wh: tuple[float, float], target: Place, taken: Sequence[Place], bounds: Place, *, reach: int = 1
 ) -> Place | None:
-    """Return the first free place of a label at the corners of a target, or up to ``reach`` heights away.
+    """Return a free place of a label at the corners of a target, or None.
 
-    The label lies within the bounds and meets neither the target nor a place that is taken.
+    The distance is less than ``reach`` heights of the label. The label lies within the bounds, and meets neither the target nor a
+    place that is taken.
     """
     width, height = label_wh
     obstacles = np.array([target, *taken], float)

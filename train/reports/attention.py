@@ -235,7 +235,7 @@ def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarra
 def _draw_attended_boxes(
     panel: Axes, shown: AttendedImage, picture: SizedPixels | None, weights: np.ndarray, labels: dict[int, str], uniform: float
 ) -> _Labels:
-    """Draw the regions with the greatest weights, the greatest on top; return their labels."""
+    """Draw the regions with the greatest weights, the greatest on top."""
     assert shown.boxes is not None
     draw_picture(panel, picture, "" if picture is None else shown.image_id, shown.size_wh)
     max_weight = _end_of_scale(weights, uniform)

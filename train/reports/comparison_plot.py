@@ -40,7 +40,7 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 @own_style()
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
-    """Draw losses, validation recalls, and scores with their 95 % intervals, as wide as two columns.
+    """Draw losses, validation recalls, and scores with intervals, two columns wide.
 
     Runs that differ only in their seeds share a style and their mean scores. The output is the path of a ``.png``, ``.pdf`` or
     ``.svg``, or a folder for ``comparison.png``.

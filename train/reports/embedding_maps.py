@@ -117,7 +117,7 @@ _AREA = 14.0  # Of a dot, in square points.
 
 @own_style()
 def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
-    """Draw a map as wide as a column, with the numbers of the examples beside their dots, except where there is no room.
+    """Draw a map as wide as a column, with numbers beside examples that have room.
 
     Raises:
         DatasetError: the picture cannot be written.

@@ -40,7 +40,7 @@ class ShownCaption:
 
     @property
     def text(self) -> str:
-        """The caption as written, or else its words without ``<start>`` and ``<end>``, joined by spaces."""
+        """The caption as written, or else its words without ``<start>`` and ``<end>``."""
         return self.written or " ".join(self.words[1:-1])
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def read_texts(location: str) -> dict[str, str]:
 
 
 def shown_caption(captions: Captions, row: int, words: Sequence[str], texts: Mapping[str, str] | None = None) -> ShownCaption:
-    """Return a caption with its tokens; without words, its text, or else its id, is a single one."""
+    """Return a caption with its tokens; without words, text or id is a single one."""
     key = CaptionKey(
         captions.image_ids[captions.images[row]],
         captions.language_names[captions.languages[row]],

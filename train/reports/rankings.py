@@ -128,7 +128,8 @@ FRAME = "#009E73"
 """Colour of the frame of the right image: the green of Okabe and Ito 2008."""
 
 _TEXT, _EDGE, _INDENT, _APART, _GAP = 1.95, 0.06, 0.22, 0.16, 0.06  # Inches.
-_HEAD, _LINE, _TEXT_LINE, _MIN_CELL = 0.2, 0.14, 0.12, 0.75  # Inches: heights of a heading and of lines, side of a picture.
+_HEAD, _LINE, _TEXT_LINE = 0.2, 0.14, 0.12  # Inches: heights of a heading and of lines.
+_MIN_CELL, _MAX_CELL = 0.75, 1.6  # Inches: sides of a picture.
 _CHARACTERS, _LINES, _MAX_ID_LINES = 31, 20, 6  # Sizes of a caption and of an id.
 _CHARACTERS_PER_INCH = 17  # Width of the note's characters.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
@@ -138,7 +139,7 @@ _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 def plot_rankings(
     rankings: Sequence[Ranking], pictures: Mapping[str, SizedPixels], folder: Folder, name: str, *, note: str
 ) -> None:
-    """Draw a row for each caption, as wide as two columns: text and rank, and the best images.
+    """Draw a row for each caption, two columns wide: text, rank and best images.
 
     The right image comes last, after a gap, if it is not among the best. Many images take several lines. Captions of one example
     are adjacent. Images without a picture are fields with their ids. The note is at the bottom.
@@ -151,7 +152,7 @@ def plot_rankings(
     room = TWO_COLUMNS - _TEXT - _EDGE - missed * _APART
     across = min(count, int((room + _GAP) / (_MIN_CELL + _GAP)))
     down = -(-count // across)
-    cell = min((room + _GAP) / across - _GAP, 1.2)
+    cell = min((room + _GAP) / across - _GAP, _MAX_CELL)
     queries = [_wrap(ranking.caption.text) for ranking in rankings]
     rows = [max(down * (_HEAD + cell), _HEAD + 0.38 + _TEXT_LINE * len(query)) for query in queries]
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]

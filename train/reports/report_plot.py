@@ -16,7 +16,7 @@ _MEASURE = "recall_at_10"
 
 @own_style()
 def plot_report(report: PaperReport, path: Path) -> None:
-    """Draw a panel for each table, as wide as two columns: dots are measured, rings are published."""
+    """Draw a panel for each table: dots are measured, rings are published."""
     heights = [len(section.lines) + 2 for section in report.sections]
     figure = Figure(figsize=(TWO_COLUMNS, 0.2 * sum(heights) + 0.6), layout="constrained")
     panels = figure.subplots(len(report.sections), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
