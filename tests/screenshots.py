@@ -27,7 +27,7 @@ def write(picture: Image.Image, name: str, width: int = WIDTH) -> None:
     """Write a picture of at most this width in 256 colours: half the bytes."""
     picture = picture.convert("RGB")
     picture.thumbnail((width, width), Image.Resampling.LANCZOS)
-    picture.quantize(256).save(IMAGES / f"{name}.png", optimize=True)
+    picture.quantize(256, kmeans=2).save(IMAGES / f"{name}.png", optimize=True)
 
 
 def main(demo: Path) -> None:
