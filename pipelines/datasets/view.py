@@ -226,18 +226,17 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
 
 def draw_page(image: Image.Image, boxes: Sequence[LabelledBox], kind: str) -> bytes:
     """Draw boxes as `draw_boxes` into a ``pdf`` or ``svg``, as wide as a column."""
-    from schemas.drawing.charts import DPI, ONE_COLUMN, render_figure
+    from schemas.drawing.charts import ONE_COLUMN, render_figure
     from schemas.drawing.style import own_style
 
     scale = 72 * ONE_COLUMN / image.width  # Points of a pixel.
     size = (round(72 * ONE_COLUMN), max(1, round(image.height * scale)))
-    image.thumbnail((round(DPI * ONE_COLUMN), 2**16))
     with own_style():
         figure = _figure_of(boxes, scale, size, 0.75, _FONT_SIZE)
         share = size[1] / figure.bbox.height
         panel = figure.add_axes((0, 1 - share, 1, share))
         panel.set_axis_off()
-        panel.imshow(np.asarray(image), interpolation="none", aspect="auto")
+        panel.imshow(np.asarray(image), aspect="auto")
     return render_figure(figure, kind, Creator=_SOFTWARE)
 
 
