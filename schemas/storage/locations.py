@@ -33,11 +33,7 @@ def is_remote(location: str) -> bool:
 
 
 def short_names(locations: Sequence[str]) -> list[str]:
-    """Return the last components of locations, as many as distinguish them.
-
-    >>> short_names(["a/runs/de", "b/runs/en"]), short_names(["a/runs/de", "b/runs/de"])
-    (['de', 'en'], ['a/runs/de', 'b/runs/de'])
-    """
+    """Return the last components of locations, as many as distinguish them."""
     parts = [location.rstrip("/").split("/") for location in locations]
     tails = (["/".join(part[-count:]) for part in parts] for count in range(1, max(map(len, parts)) + 1))
     return next(names for names in tails if len(set(names)) == len(set(map(tuple, parts))))

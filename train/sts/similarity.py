@@ -49,7 +49,7 @@ _PAIRS = 750  # In each data set of `train.reports.published.TASKS`.
 _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room for how it was rounded.
 
 
-def sts_made_from(job: StsJob, formats: Sequence[str]) -> MadeFrom:
+def sts_made_from(job: StsJob, formats: Sequence[str] = ("png",)) -> MadeFrom:
     """Return everything that the output depends on, see `schemas.writing.made_from`."""
     runs, encoders, data = _sort_places(job)
     options = {
