@@ -522,8 +522,10 @@ class ViewJob(Options):
     dataset: Annotated[str, Opt("Folder of regions or features.")]
     images: Annotated[str | OpenSource, Opt("Location of the images, as for features.")]
     image_id: Annotated[str, Opt("Draw the image of this id.", name="image", is_option=True)]
-    output: Annotated[str, Opt("Write this .png, .jpg or .webp file; local, gs:// or s3://.", is_option=True, short="-o")]
-    max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", min_=0)] = 0
+    output: Annotated[
+        str, Opt("Write this .png, .jpg, .webp, .pdf or .svg file; local, gs:// or s3://.", is_option=True, short="-o")
+    ]
+    max_regions: Annotated[int, Opt("Draw at most this many regions, by score; 0: all.", min_=0)] = 5
     reading: ImageOptions = field(default_factory=ImageOptions)
     overwrite: Annotated[bool, Opt("Replace an existing file.")] = False
 

@@ -1,4 +1,4 @@
-r"""Displayed text: escapes for control characters, hidden passwords, counts.
+r"""Displayed text: escapes for control characters, hidden passwords, counts, names.
 
 Ids, captions, tokens and file names are untrusted. Text that is printed, logged, raised or drawn passes through `escape_text`. JSON
 passes through `to_json` and its JSON escapes: parsed values equal the data. Addresses are stored as `redact_address` returns them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # C1, line and paragraph separators, embeddings, overrides and isolates of directions (UAX #9), halves of surrogate pairs.
@@ -87,6 +88,13 @@ def to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON that is safe to print, with options of `json.dumps`."""
     text = json.dumps(value, **{"ensure_ascii": False, **options})
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def short_names(locations: Sequence[str]) -> list[str]:
+    """Return the last components of locations, as many as distinguish them."""
+    parts = [location.rstrip("/").split("/") for location in locations]
+    tails = (["/".join(part[-count:]) for part in parts] for count in range(1, max(map(len, parts)) + 1))
+    return next(names for names in tails if len(set(names)) == len(set(map(tuple, parts))))
 
 
 def counted(count: int, noun: str) -> str:

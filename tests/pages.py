@@ -2,10 +2,12 @@
 
 import base64
 import io
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 
@@ -33,6 +35,17 @@ class Page(HTMLParser):
         """Pixels of the pictures of images, by the id with which their alternative text begins."""
         photos = [image for image in self.all("img") if image["src"].startswith("data:image/jpeg")]
         return {image["alt"].partition(":")[0]: pixels_of(image["src"]) for image in photos}
+
+
+def width_of(path: Path) -> float:
+    """Return the width of a PNG of 300 pixels per inch, a PDF or an SVG in inches, after a check of its header."""
+    data = path.read_bytes()
+    if path.suffix == ".png":
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            assert picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+            return picture.width / 300
+    pattern = rb"\A%PDF-1.*/MediaBox \[ 0 0 ([\d.]+) " if path.suffix == ".pdf" else rb'\A<\?xml .*<svg [^>]*width="([\d.]+)pt"'
+    return float(re.match(pattern, data, re.DOTALL)[1]) / 72
 
 
 def pixels_of(address: str) -> np.ndarray:

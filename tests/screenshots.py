@@ -4,7 +4,6 @@ Usage: ``python -m tests.screenshots build/demo``. Debian's Chromium opens the r
 """
 
 import io
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-HEIGHT = 760
-CHAPTERS = {"report-errors": "retrieval"}
+WIDTH, HEIGHT = 1100, 760
+CHAPTERS = {"report-errors": "retrieval", "report-features": "features"}
 """Names of pictures, with the first word of the chapter that each one shows."""
 
 
@@ -24,16 +23,22 @@ def show(page: Page, chapter: str) -> None:
     heading.evaluate("heading => heading.scrollIntoView()")
 
 
+def write(picture: Image.Image, name: str, width: int = WIDTH) -> None:
+    """Write a picture of at most this width in 256 colours: half the bytes."""
+    picture = picture.convert("RGB")
+    picture.thumbnail((width, width), Image.Resampling.LANCZOS)
+    picture.quantize(256, kmeans=2).save(IMAGES / f"{name}.png", optimize=True)
+
+
 def main(demo: Path) -> None:
-    shutil.copy(demo / "figures/retrieval.png", IMAGES / "search.png")
+    write(Image.open(demo / "figures/retrieval.png"), "search", 900)
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": HEIGHT})
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto((demo / "report.html").absolute().as_uri())
         for name, chapter in CHAPTERS.items():
             show(page, chapter)
-            pixels = Image.open(io.BytesIO(page.screenshot()))
-            pixels.quantize(256).save(IMAGES / f"{name}.png", optimize=True)  # Half the bytes.
+            write(Image.open(io.BytesIO(page.screenshot())), name)
         browser.close()
 
 

@@ -48,6 +48,9 @@ DuplicatesFile: TypeAlias = Annotated[
 AllowMissingFeatures: TypeAlias = Annotated[bool, Opt("Skip captions of images without features, and report how many.")]
 TruecaserFolder: TypeAlias = Annotated[str, Opt("Load truecasers from this captions folder, if its recipe truecases.")]
 Tokenized: TypeAlias = Annotated[bool, Opt("Take the text as tokens separated by spaces.")]
+PictureFormats: TypeAlias = Annotated[
+    tuple[Literal["png", "pdf", "svg"], ...], Opt("Write pictures as these files, e.g. [i]png,pdf,svg[/i].", name="format")
+]
 RunLanguages: TypeAlias = Annotated[tuple[str, ...], Opt("Use only these languages. Default: all of the run.")]
 ConfigSettings: TypeAlias = Annotated[
     tuple[str, ...],
@@ -395,7 +398,10 @@ class FiguresJob(Options):
     memory_map: MemoryMapFolder = None
     allow_missing_features: AllowMissingFeatures = False
     token_features: TokenFeaturesFolder = ""
-    texts: Annotated[str, Opt("Read the text of vectors of captions from this folder of captions. Default: draw ids.")] = ""
+    texts: Annotated[
+        str, Opt("Draw captions as written in this folder of captions. Default: tokens of a run, ids of vectors.")
+    ] = ""
+    formats: PictureFormats = ("png",)
 
     def _check(self) -> None:
         if not self.output:  # A command line with a single folder.
@@ -403,8 +409,6 @@ class FiguresJob(Options):
             object.__setattr__(self, "run", "")
         if not self.output:
             raise UsageError("OUTPUT is missing: name a folder for the figures")
-        if self.texts and self.run:
-            raise UsageError("--texts is for vectors of captions, a run reads tokens: leave --texts or RUN out")
         for name in self.only:
             if name not in FIGURES:
                 raise UsageError(f"--only names {name!r}, expected some of {', '.join(FIGURES)}")

@@ -17,7 +17,7 @@ from schemas.console import events
 from schemas.console.progress import Monitoring
 from schemas.console.tables import Cell, Column, Row, Table, render_tables
 from schemas.errors import ImagepivotError, InputError, UsageError
-from schemas.escapes import counted
+from schemas.escapes import counted, short_names
 from schemas.options import Opt
 from train.jobs import SearchJob
 from train.progress import CountDisplay
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from schemas.storage.folder import Folder
     from train.evaluation.search import Answer, ImageSearch
 
-_SHEETS = (".html", ".png", ".pdf")
+_SHEETS = (".html", ".png", ".pdf", ".svg")
+_TITLED = 5  # Names in the title of a report.
 
 
 @command('search runs/c2c "ein Hund im Schnee" --language de --features features --images photos --output found.html')
@@ -43,7 +44,7 @@ def search(
     weights: Annotated[str, Opt("Load the weights of the extractor for --image from here.")] = "default",
     images: Annotated[str, Opt("Show images from this location, as for features.")] = "",
     captions: Annotated[str, Opt("Show the captions of this dataset below the images of a .html.")] = "",
-    output: Annotated[str, Opt("Write the queries and their images to this .html, .png or .pdf file.")] = "",
+    output: Annotated[str, Opt("Write the queries and their images to this .html, .png, .pdf or .svg file.")] = "",
     reading: ImageOptions = ImageOptions(),
     imports: Imports = (),
     as_json: AsJson = False,
@@ -102,7 +103,7 @@ def search(
         if dataset is not None and not lines:
             print_remark(f"{captions!r} has no captions of these images, e.g. {min(ids)!r}: give those of the same images")
         chapter = Chapter("found", answer_strips(answers, photos.addresses(ids), lines))
-        write_page(*target, f"Images that {job.run} finds", [chapter])
+        write_page(*target, f"Images that {short_names([job.run])[0]} finds", [chapter])
     else:
         import numpy as np
 
@@ -213,7 +214,9 @@ def report(
         chapters.append(_comparison_chapter(runs))
     if runs or any(dataset.kind == "embeddings" for dataset in datasets):
         chapters += _retrieval_chapters(runs, datasets, photos)
-    title = f"Report of {', '.join(locations)}"
+    names = short_names(locations)
+    more = f" and {len(names) - _TITLED} more" if len(names) > _TITLED else ""
+    title = f"Report of {', '.join(names[:_TITLED])}{more}"
     if target is not None:
         write_page(*target, title, chapters)
         print_remark(f"written: {output}", style="")

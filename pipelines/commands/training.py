@@ -22,7 +22,7 @@ from schemas.escapes import counted, escape_text, to_json
 from schemas.options import Opt
 from schemas.parameters import untrained_remark
 from schemas.process.shutdown import shutdown_notice
-from train.jobs import EmbedJob, EvaluateJob, FiguresJob, ReproduceJob, StsJob, TrainJob
+from train.jobs import EmbedJob, EvaluateJob, FiguresJob, PictureFormats, ReproduceJob, StsJob, TrainJob
 from train.progress import CountDisplay, TrainingDisplay, format_score
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
 def sts(
     job: StsJob,
     output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
+    formats: PictureFormats = ("png",),
     imports: Imports = (),
     as_json: AsJson = False,
     monitoring: Monitoring = Monitoring(),
@@ -239,7 +240,7 @@ def sts(
     from train.sts import similarity as work
     from train.sts.report import sts_tables, write_sts
 
-    made_from = work.sts_made_from(job) if output else None
+    made_from = work.sts_made_from(job, formats) if output else None
     if _is_up_to_date(output, made_from, "sts.json" if as_json else ""):
         return
     with CountDisplay(notes, "sts", unit="sentences", monitoring=monitoring) as count:
@@ -253,9 +254,11 @@ def sts(
         if pairs.unscored:
             print_remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
     if made_from is not None:
-        names, picture = write_sts(result, output), plot_sts(result, output)
-        write_made_from(Folder(output), made_from, sizes_of(Folder(output), (*names, "sts.png")))
-        print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)} and {picture}", style="")
+        names = [*write_sts(result, output), *(f"sts.{kind}" for kind in formats)]
+        for name in names[-len(formats) :]:
+            plot_sts(result, Folder(output), name)
+        write_made_from(Folder(output), made_from, sizes_of(Folder(output), names))
+        print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
 
 
 @command("figures runs/mha-d figures --captions encoded --features regions --images photos")
@@ -307,6 +310,7 @@ def figures(
 def reproduce(
     job: ReproduceJob,
     plot: Annotated[bool, Opt("Draw OUTPUT/PAPER.png.", panel="Reports")] = True,
+    formats: PictureFormats = ("png",),
     monitoring: Monitoring = Monitoring(),
 ) -> None:
     """Train the rows of a paper's tables, and compare the results with published ones.
@@ -357,8 +361,9 @@ def reproduce(
     try:
         written = ", ".join(write_report(job.output, job.paper, report.to_markdown(), report.to_dict()))
         if plot and report.begun.sections:
-            plot_report(report.begun, Path(job.output, f"{job.paper}.png"))
-            written += f" and {job.output}/{job.paper}.png"
+            for kind in formats:
+                plot_report(report.begun, Path(job.output, f"{job.paper}.{kind}"))
+                written += f", {job.output}/{job.paper}.{kind}"
         print_line(f"written: {escape(written)}")
     except DatasetError as error:
         if not failed:

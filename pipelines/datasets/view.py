@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import colorsys
 import difflib
+import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -31,13 +32,18 @@ from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder, file_at
 
+if TYPE_CHECKING:
+    from schemas.drawing.style import Figure
+
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+_PAGES = (".pdf", ".svg")
 _CORNERS = ("top left", "top right", "bottom left", "bottom right", "centre")
 _MIN_SIDE = 800  # Smaller pictures are enlarged to this many pixels on their longer side, so that labels are readable.
 _MAX_SIDE = 2**16 - 1  # Longest side of a canvas of matplotlib.
+_FONT_SIZE = 6  # Points of a label in a picture as wide as a column.
 _PAD = 2  # Pixels around the text of a label.
-_Place: TypeAlias = tuple[int, int, int, int]
-_SOFTWARE = "imagepivot view"  # Exif tag of our pictures: --overwrite replaces no other file.
+_REACH = 20  # Greatest distance of a label and its box, in heights of the label.
+_SOFTWARE = "imagepivot view"  # Exif tag or creator of our pictures: --overwrite replaces no other file.
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -52,8 +58,9 @@ def draw_view(job: ViewJob) -> str:
     """
     folder, name = file_at(job.output)
     extension = PurePosixPath(name).suffix.lower()
-    if extension not in _FORMATS:
-        raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {', '.join(_FORMATS)}")
+    if extension not in (*_FORMATS, *_PAGES):
+        known = ", ".join((*_FORMATS, *_PAGES))
+        raise UsageError(f"cannot tell the format of {job.output!r}, expected a name that ends in {known}")
     dataset = open_dataset(job.dataset)
     folder.check_writable()
     if folder.stat(name) is not None:
@@ -67,23 +74,28 @@ def draw_view(job: ViewJob) -> str:
     row = _row_of_image(dataset, job.image_id)
     picture = decoded_pictures(job.reading.open(job.images), [job.image_id])[job.image_id]
     if dataset.kind == "regions":
-        drawing, description = _draw_regions(dataset, row, picture, job.max_regions or None)
+        drawing, description = _labelled_regions(dataset, row, picture, job.max_regions or None)
     else:
-        drawing, description = _draw_crops(dataset, picture)
-    exif = Image.Exif()
-    exif[ExifTags.Base.Software] = _SOFTWARE
-    with folder.replace(name) as file:
-        drawing.save(file, _FORMATS[extension], exif=exif)
+        drawing, description = _labelled_crops(dataset, picture)
+    data = io.BytesIO()
+    if extension in _PAGES:
+        data.write(draw_page(*drawing, extension[1:]))
+    else:
+        exif = Image.Exif()
+        exif[ExifTags.Base.Software] = _SOFTWARE
+        draw_boxes(*drawing).save(data, _FORMATS[extension], exif=exif)
+    folder.put(name, data.getvalue())
     return f"{description} of {job.image_id!r}"
 
 
 def _is_view(folder: Folder, name: str) -> bool:
     """Return whether a file is a picture of this module."""
+    data = folder.read(name)
     try:
-        with folder.open(name) as file, Image.open(file, formats=sorted(set(_FORMATS.values()))) as picture:
+        with Image.open(io.BytesIO(data), formats=sorted(set(_FORMATS.values()))) as picture:
             return picture.getexif().get(ExifTags.Base.Software) == _SOFTWARE
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return False
+        return f"/Creator ({_SOFTWARE})".encode() in data or f"<dc:title>{_SOFTWARE}<".encode() in data
 
 
 def center_crop_box(
@@ -112,9 +124,9 @@ def _row_of_image(dataset: Dataset, image_id: str) -> dict[str, Any]:
     raise InputError(f"{problem}{_suggest_ids(image_id, dataset.image_ids())}")
 
 
-def _draw_regions(
+def _labelled_regions(
     dataset: Dataset, row: Mapping[str, Any], picture: Image.Image, max_regions: int | None
-) -> tuple[Image.Image, str]:
+) -> tuple[_Drawing, str]:
     size_wh = (row["width"], row["height"])
     if all(size_wh) and size_wh != picture.size:
         raise InputError(
@@ -122,16 +134,16 @@ def _draw_regions(
             f"{size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
         )
     regions = named_regions(row, RegionNames.of(dataset))[:max_regions]
-    boxes = [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions]
-    return draw_boxes(picture, boxes), f"{len(boxes)} region{'s' * (len(boxes) != 1)}"
+    boxes = [LabelledBox(region.xyxy, region.text, index) for index, region in enumerate(regions)]
+    return (picture, boxes), f"{len(boxes)} region{'s' * (len(boxes) != 1)}"
 
 
-def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, str]:
+def _labelled_crops(dataset: Dataset, picture: Image.Image) -> tuple[_Drawing, str]:
     transform = FeaturesParameters.from_json(dataset.manifest.parameters).transform
     if transform is None:
         raise DatasetError(f"{dataset.folder.location!r} has imported features without a transform: there are no crops to draw")
     try:
-        return _draw_ten_crops(transform, picture) if transform.get("crops") == 10 else _draw_one_crop(transform, picture)
+        return (_ten_crops if transform.get("crops") == 10 else _one_crop)(transform, picture)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
         raise DatasetError(
             f"the transform of {dataset.folder.location!r} cannot be drawn ({type(error).__name__}: {error}); it is "
@@ -139,7 +151,7 @@ def _draw_crops(dataset: Dataset, picture: Image.Image) -> tuple[Image.Image, st
         ) from error
 
 
-def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
+def _one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[_Drawing, str]:
     if "input_size" in transform:  # In the notation of timm.
         _, height, width = transform["input_size"]
         whole = transform.get("crop_mode", "center") != "center"
@@ -152,11 +164,11 @@ def _draw_one_crop(transform: Mapping[str, Any], picture: Image.Image) -> tuple[
         whole, short = False, transform["resize_short"]
     box = (0, 0, *picture.size) if whole else center_crop_box(picture.size, resize_short=short, crop_wh=(width, height))
     label = f"{'whole image' if whole else 'centre crop'}, {width}x{height} for the model"
-    return draw_boxes(picture, [LabelledBox(box, label)]), "the whole image" if whole else "the centre crop"
+    return (picture, [LabelledBox(box, label)]), "the whole image" if whole else "the centre crop"
 
 
-def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[Image.Image, str]:
-    """Draw the crops over the resized picture; crops of equal corners share a box."""
+def _ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple[_Drawing, str]:
+    """Return the resized picture and its crops; crops of equal corners share a box."""
     from extractors.images.preprocessing import Preprocessing, resize, ten_crop_views
 
     resized = resize(picture, Preprocessing(**{field.name: transform[field.name] for field in fields(Preprocessing)}))
@@ -169,7 +181,7 @@ def _draw_ten_crops(transform: Mapping[str, Any], picture: Image.Image) -> tuple
         LabelledBox((left, top, left + crop - 1, top + crop - 1), ", ".join(names), index)
         for index, ((left, top), names) in enumerate(names_by_corner.items())
     ]
-    return draw_boxes(resized, boxes), f"ten crops over the {resized.width}×{resized.height} pixels"
+    return (resized, boxes), f"ten crops over the {resized.width}×{resized.height} pixels"
 
 
 class LabelledBox(NamedTuple):
@@ -186,82 +198,97 @@ def colour_of(group: int) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
+_Drawing: TypeAlias = tuple[Image.Image, Sequence[LabelledBox]]
+
+
 def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
-    """Draw boxes over a picture.
+    """Draw boxes over a picture, with labels beside them.
 
     The picture and the drawing have the mode ``RGB``; a small picture is enlarged first. Line width and label height depend on its
-    size. The first box is drawn on top of the others. Its label is placed first; a label that would cover an earlier one moves
-    down, or to the first free place above, or is omitted.
+    size. The first box is drawn on top of the others, and its label is placed first. Labels cover neither their box nor each other;
+    those without a free place are listed below the picture, which makes the drawing higher.
     """
-    from schemas.drawing.style import own_style
-
-    with own_style():
-        return _draw_boxes(image, boxes)
-
-
-def _draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox]) -> Image.Image:
-    from schemas.drawing.style import Affine2D, Figure, FigureCanvasAgg, Rectangle
+    from schemas.drawing.charts import ONE_COLUMN
+    from schemas.drawing.style import FigureCanvasAgg, own_style
 
     scale = min(max(1.0, _MIN_SIDE / max(image.size)), _MAX_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    line, height = max(2, round(max(size) / 400)), max(13, round(max(size) / 60))
-    figure = Figure(figsize=((size[0] + 0.5) / 72, (size[1] + 0.5) / 72), dpi=72)  # Points are pixels; half a one is cut off.
-    canvas = FigureCanvasAgg(figure)
-    figure.figimage(np.asarray(image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)), origin="upper")
-    pixels = Affine2D().scale(1, -1).translate(0, size[1])
+    pixels = np.asarray(image if size == image.size else image.resize(size, Image.Resampling.BICUBIC))
+    with own_style():
+        font_size = max(10.0, _FONT_SIZE * size[0] / (72 * ONE_COLUMN))
+        figure = _figure_of(boxes, scale, size, max(2, round(max(size) / 400)), font_size)
+        figure.figimage(pixels, origin="upper", yo=round(figure.bbox.height) - size[1])
+        figure.set_size_inches(*(figure.get_size_inches() + 0.5 / 72))  # Half a pixel is cut off.
+        canvas = FigureCanvasAgg(figure)
+        draw_with_fonts(figure, canvas.draw)
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+
+
+def draw_page(image: Image.Image, boxes: Sequence[LabelledBox], kind: str) -> bytes:
+    """Draw boxes as `draw_boxes` into a ``pdf`` or ``svg``, as wide as a column."""
+    from schemas.drawing.charts import ONE_COLUMN, render_figure
+    from schemas.drawing.style import own_style
+
+    scale = 72 * ONE_COLUMN / image.width  # Points of a pixel.
+    size = (round(72 * ONE_COLUMN), max(1, round(image.height * scale)))
+    with own_style():
+        figure = _figure_of(boxes, scale, size, 0.75, _FONT_SIZE)
+        share = size[1] / figure.bbox.height
+        panel = figure.add_axes((0, 1 - share, 1, share))
+        panel.set_axis_off()
+        panel.imshow(np.asarray(image), aspect="auto")
+    return render_figure(figure, kind, Creator=_SOFTWARE)
+
+
+def _figure_of(boxes: Sequence[LabelledBox], scale: float, size_wh: tuple[int, int], line: float, font_size: float) -> Figure:
+    """Return a figure of boxes and labels without the picture; its points are pixels."""
+    from schemas.drawing.charts import Place, place_beside
+    from schemas.drawing.style import Affine2D, Figure, Rectangle
+
+    width, height = size_wh
+    figure, pixels = Figure(figsize=(width / 72, height / 72), dpi=72), Affine2D()
     labels = []
     for box in reversed(boxes):
         colour = colour_of(box.group)
         paint = tuple(value / 255 for value in colour)
-        left, top, right, bottom = place = _clip_to_canvas((value * scale for value in box.xyxy), size)
-        sides = max(0, right + 1 - left - line), max(0, bottom + 1 - top - line)
+        left, top, right, bottom = _clip_to_canvas((value * scale for value in box.xyxy), size_wh)
+        sides = max(0, right - left - line), max(0, bottom - top - line)
         pen: dict[str, Any] = {"lw": line, "ec": paint, "fill": False, "joinstyle": "miter", "aa": False, "snap": False}
         figure.add_artist(Rectangle((left + line / 2, top + line / 2), *sides, transform=pixels, **pen))
         # Channel weights for brightness from ITU-R BT.601.
         ink = "black" if 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140 else "white"
         ground = {"fc": paint, "ec": "none", "lw": 0, "pad": _PAD, "aa": False}
-        text: dict[str, Any] = {"size": 0.8 * height, "color": ink, "va": "top", "bbox": ground, "parse_math": False}
-        labels.append((figure.text(0, 0, escape_text(box.label), transform=pixels, **text), place))
+        text: dict[str, Any] = {"size": font_size, "color": ink, "va": "top", "bbox": ground, "parse_math": False}
+        labels.append((figure.text(0, 0, escape_text(box.label), transform=pixels, **text), (left, top, right, bottom)))
+    draw_with_fonts(figure, figure.draw_without_rendering)
+    taken: list[Place] = []
+    bounds = (0, 0, width, height)
+    across, down, end = 0, height, height  # The next place below the picture, and the end of its line.
+    for label, target in reversed(labels):
+        extent = label.get_window_extent()
+        wh = (math.ceil(extent.width) + 2 * _PAD, math.ceil(extent.height) + 2 * _PAD)
+        label.set_visible(bool(label.get_text()) and wh[0] <= width)
+        if not label.get_visible():
+            continue
+        others = [*taken, *(box for _, box in labels)]
+        place = place_beside(wh, target, others, bounds) or place_beside(wh, target, taken, bounds, reach=_REACH)
+        if place is None:
+            across, down = (across, down) if across + wh[0] <= width else (0, end)
+            place = (across, down, across + wh[0], down + wh[1])
+            across, end = across + wh[0], max(end, down + wh[1])
+        taken.append(place)
+        label.set_position((place[0] + _PAD, place[1] + _PAD))
+    pixels.scale(1, -1).translate(0, end)
+    figure.set_size_inches(width / 72, end / 72)
+    return figure
 
-    def draw() -> None:
-        taken: list[_Place] = []
-        for label, box in reversed(labels):
-            place = None
-            if label.get_text():
-                extent = label.get_window_extent(canvas.get_renderer())
-                wh = (math.ceil(extent.width) + 2 * _PAD, math.ceil(extent.height) + 2 * _PAD)
-                place = _place_of(wh, box, taken, size)
-            label.set_visible(place is not None)
-            if place is not None:
-                label.set_position((place[0] + _PAD, place[1] + _PAD))
-                taken.append(place)
-        canvas.draw()
 
-    draw_with_fonts(figure, draw)
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-
-
-def _clip_to_canvas(xyxy: Iterable[float], size_wh: tuple[int, int]) -> _Place:
-    """Move corners onto pixels of the canvas, so that every side of a box is visible."""
+def _clip_to_canvas(xyxy: Iterable[float], size_wh: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Move corners onto the canvas, so that sides are visible; last ones exclusive."""
     left, top, right, bottom = map(round, xyxy)
     width, height = size_wh
     left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)
-    return left, top, min(max(right, left), width - 1), min(max(bottom, top), height - 1)
-
-
-def _place_of(label_wh: tuple[int, int], box: _Place, taken: Sequence[_Place], size_wh: tuple[int, int]) -> _Place | None:
-    """Find a free place for a label: the corner of its box, below, then above."""
-    width, height = label_wh
-    left = max(0, min(box[0], size_wh[0] - 1 - width))
-    lowest = max(0, size_wh[1] - 1 - height)
-    beside = [place for place in taken if place[0] < left + width and left < place[2]]
-    for top in (max(0, min(box[1], lowest)), 0):
-        while top <= lowest:
-            covered = [place[3] for place in beside if place[1] < top + height and top < place[3]]
-            if not covered:
-                return left, top, left + width, top + height
-            top = max(covered) + 1
-    return None
+    return left, top, min(max(right, left), width - 1) + 1, min(max(bottom, top), height - 1) + 1
 
 
 class Picture(NamedTuple):

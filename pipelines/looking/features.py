@@ -32,18 +32,25 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
     image_ids = dataset.image_ids()
     photos.check_ids(image_ids)
     mapped, sample = set(spread(image_ids, _MAX_MAPPED)), dict[str, np.ndarray]()
-    extremes, norms, zeros = list[np.ndarray](), list[np.ndarray](), list[str]()
-    for ids, vectors, means in _read_vectors(dataset):
+    extremes, norms, zeros, broken = list[np.ndarray](), list[np.ndarray](), list[str](), list[str]()
+    for ids, values, means in _read_vectors(dataset):
+        vectors = values[np.isfinite(values).all(1)]
         if len(vectors):
             extremes = [np.min([*extremes[:1], vectors.min(0)], 0), np.max([*extremes[1:], vectors.max(0)], 0)]
             norms.append(np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)))
-        zeros += [image_id for image_id, mean in zip(ids, means, strict=True) if not mean.any()]
-        sample |= {image_id: mean.copy() for image_id, mean in zip(ids, means, strict=True) if image_id in mapped}
+        finite = {image_id: mean for image_id, mean in zip(ids, means, strict=True) if np.isfinite(mean).all()}
+        broken += [image_id for image_id in ids if image_id not in finite]
+        zeros += [image_id for image_id, mean in finite.items() if not mean.any()]
+        sample |= {image_id: mean.copy() for image_id, mean in finite.items() if image_id in mapped}
+    remarks = []
+    if broken:
+        images = counted(len(broken), "image")
+        remarks.append(f"{images} with NaN or infinite values, left out below: {', '.join(broken[:_SHOWN])}")
     if not norms:
-        return [], ["there are no vectors"]
+        return [], remarks or ["there are no vectors"]
     low, high = extremes
     is_zero = (low == 0) & (high == 0)
-    remarks = [*_dimensions(is_zero, "zero"), *_dimensions((low == high) & ~is_zero, "constant")]
+    remarks += [*_dimensions(is_zero, "zero"), *_dimensions((low == high) & ~is_zero, "constant")]
     if zeros:
         remarks.append(f"{counted(len(zeros), 'image')} with a vector of zeros: {', '.join(zeros[:_SHOWN])}")
     row: Row = (sum(map(len, norms)), len(low), *np.quantile(np.concatenate(norms), [0, 0.5, 1]).tolist())
@@ -54,6 +61,8 @@ def describe_features(dataset: Dataset, photos: Photos) -> tuple[list[Block], li
     blocks: list[Block] = [Table(columns, [row], "vectors")]
     if dataset.kind == "regions":
         blocks += _boxes(dataset, photos, image_ids)
+    if not sample:
+        return blocks, remarks
     title = f"map of {counted(len(sample), 'image')} by principal components: near images have near vectors"
     points = principal_components(np.stack(list(sample.values())))
     return [*blocks, PictureMap.of(title, list(sample), points, photos.addresses(list(sample), _MAP_SIDE))], remarks
@@ -100,7 +109,7 @@ def _boxes(dataset: Dataset, photos: Photos, image_ids: Sequence[str]) -> list[B
         row = dataset.get(image_id)
         regions = named_regions(row, names)[:_BOXES]
         if (row["width"], row["height"]) in (picture.size, (0, 0)):
-            drawing = draw_boxes(picture, [LabelledBox(region.xyxy, region.text, region.class_id) for region in regions])
+            drawing = draw_boxes(picture, [LabelledBox(item.xyxy, item.text, index) for index, item in enumerate(regions)])
             drawing.thumbnail((800, 800))
             exhibits.append(Exhibit(image_id, jpeg_address(drawing), "", [TextLine(region.text) for region in regions]))
     return [Strip(TextLine(f"best {_BOXES} regions"), exhibits, layout="wide")] if exhibits else []

@@ -81,11 +81,13 @@ class LiveReport:
         """Return images for a sentence, or like an image."""
         if self.find is None or self.find_like is None:
             raise UsageError("this report has no model: serve it with a run and its features")
-        query, like = values.get("query", "")[:_MAX_QUERY], values.get("like", "")
+        query, like, language = values.get("query", "")[:_MAX_QUERY], values.get("like", ""), values.get("language", "")
         if like:
             answer: ImageAnswer = (f"images like {like}", "", self.find_like(like, _SHOWN), None)
+        elif self.languages and language not in self.languages:
+            raise UsageError(f"the model knows no language {language!r}: choose {' or '.join(self.languages)}")
         else:
-            answer = self.find(query, values.get("language", ""), _SHOWN)
+            answer = self.find(query, language, _SHOWN)
         ids = [image_id for image_id, _ in answer[2]]
         return Chapter("found", answer_strips([answer], self.photos.addresses(ids), self._lines(ids)))
 
@@ -129,7 +131,9 @@ def build_app(report: LiveReport, *, token: str = "", hosts: Sequence[str] = LOO
             try:
                 chapters = [act(values)]
             except ImagepivotError as error:
-                status, chapters = 400, [Chapter("error", remarks=[str(error)])]
+                # Options are those of the command line, which readers do not have.
+                remark = "the model cannot read sentences here" if "--" in str(error) else str(error)
+                status, chapters = 400, [Chapter("error", remarks=[remark])]
         if name.endswith(".json"):
             content, media = to_json([chapter.to_dict() for chapter in chapters]), "application/json"
         else:

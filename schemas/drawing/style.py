@@ -24,6 +24,7 @@ try:
     from matplotlib.figure import Figure as Figure
     from matplotlib.lines import Line2D as Line2D
     from matplotlib.patches import Rectangle as Rectangle
+    from matplotlib.text import Text as Text
     from matplotlib.ticker import MaxNLocator as MaxNLocator
     from matplotlib.transforms import Affine2D as Affine2D
 except (OSError, ValueError) as error:

@@ -8,16 +8,16 @@ Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from schemas.dataset import Dataset
-from schemas.drawing.charts import SMALL, TINY, plain, save
-from schemas.drawing.style import Axes, Figure, Rectangle, own_style, patheffects
+from schemas.drawing.charts import SMALL, TINY, TWO_COLUMNS, place_labels, plain, save, settle
+from schemas.drawing.style import Axes, Figure, Rectangle, Text, own_style, patheffects
 from schemas.errors import UsageError
 from schemas.parameters import FeaturesParameters
 from schemas.storage.folder import Folder
@@ -134,27 +134,30 @@ def strongest(weights: Sequence[float] | np.ndarray, count: int) -> list[int]:
 BOXES = 8
 """Number of regions with the greatest weights that are drawn over a picture."""
 
-_WIDTH, _ACROSS = 7.2, 3  # Inches, and pictures in a row.
+_ACROSS = 3  # Pictures in a row.
 _LABELLED_BOXES = 3  # Per head.
 _COLOUR = "#D55E00"
 _MAX_COLUMNS_WITH_VALUES = 26
+_Labels: TypeAlias = tuple[Axes, Sequence[tuple[Text, np.ndarray]]]  # Of a panel, each with the corners of its box.
 _MAX_TICKS = 20  # Below a heat map; of more cells the first, the fifth and so on have ticks.
-_CHARACTER, _LINE = 0.045, 0.1  # Width and height of a label's characters in inches.
 
 
 @own_style()
 def plot_attention(shown: AttendedImage, picture: SizedPixels | None, folder: Folder, name: str) -> None:
-    """Draw the attention to an image and its captions.
+    """Draw the attention to an image and its captions, as wide as two columns.
 
     Raises:
         DatasetError: the figure cannot be written.
     """
-    figure = (_draw_heads if shown.captions[0].pairs is None else _draw_pairs)(shown, picture)
+    figure, labelled = (_draw_heads if shown.captions[0].pairs is None else _draw_pairs)(shown, picture)
     figure.suptitle(plain(f"{shown.number}  {shown.image_id}"), fontsize=SMALL, x=0.01, ha="left", fontweight="bold")
+    settle(figure)
+    for panel, labels in labelled:
+        panel.set_xlabel(", ".join(place_labels(panel, labels, (), pad=3, reach=4)) or " ")
     save(figure, folder, name)
 
 
-def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
+def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> tuple[Figure, list[_Labels]]:
     """Draw a panel for each head over regions, and a heat map for each caption."""
     num_heads = 0 if shown.regions is None else len(shown.regions)
     has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
@@ -163,12 +166,13 @@ def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
     first = int(grid_hw is not None and picture is not None)
     across = _ACROSS + first
     aspect = _aspect(shown, picture) if grid_hw is None else min(2.0, grid_hw[0] / grid_hw[1])
-    pictures = [_WIDTH / across * aspect + 0.25] * -(-(first + num_heads) // across)
+    pictures = [TWO_COLUMNS / across * aspect + 0.25] * -(-(first + num_heads) // across)
     image_heights = pictures if has_boxes or grid_hw is not None or not num_heads else [0.5 + 0.16 * num_heads]
     captions = [(caption, caption.words) for caption in shown.captions if caption.words is not None]
     heights = [*image_heights, *(0.85 + 0.2 * len(words) for _, words in captions)]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS, sum(heights) + 0.25), layout="constrained")
     grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
+    labelled = []
     if first:
         draw_picture(figure.add_subplot(grid[0, 0]), picture, shown.image_id)
     if shown.regions is not None and (has_boxes or grid_hw is not None):
@@ -180,7 +184,7 @@ def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
             else:
                 regions = strongest(weights, _LABELLED_BOXES)
                 labels = {region: f"{region + 1}: {_percent(weights[region])}" for region in regions}
-                _draw_attended_boxes(panel, shown, picture, weights, labels, 1 / len(weights))
+                labelled.append(_draw_attended_boxes(panel, shown, picture, weights, labels, 1 / len(weights)))
             panel.set_title(f"head {head + 1}: {_scale(weights[None])}", fontsize=TINY)
     elif shown.regions is not None:
         panel = figure.add_subplot(grid[0, :])
@@ -193,16 +197,17 @@ def _draw_heads(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
         heads = _ticks(len(words), "head ")
         _draw_heat_map(panel, words, heads, caption.caption.words, 1 / words.shape[1], slanted=True)
         panel.set_title(f"{plain(caption.caption.key.language)}: {_scale(words)}", fontsize=TINY, loc="left")
-    return figure
+    return figure, labelled
 
 
-def _draw_pairs(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
+def _draw_pairs(shown: AttendedImage, picture: SizedPixels | None) -> tuple[Figure, list[_Labels]]:
     """Draw a heat map for each caption, beside a picture with the strongest regions."""
     has_boxes = shown.boxes is not None and (picture is not None or shown.size_wh is not None)
     min_height = 2.6 * _aspect(shown, picture) if has_boxes else 0.0
     heights = [max(0.6 + 0.15 * len(caption.caption.words), min_height) for caption in shown.captions]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.25), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS, sum(heights) + 0.25), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, width_ratios=(2.6, 4.6), height_ratios=heights)
+    labelled = []
     for row, caption in enumerate(shown.captions):
         assert caption.pairs is not None
         panel = figure.add_subplot(grid[row, 1] if has_boxes else grid[row, :])
@@ -214,8 +219,9 @@ def _draw_pairs(shown: AttendedImage, picture: SizedPixels | None) -> Figure:
         panel.set_xlabel("region", fontsize=TINY)
         if has_boxes:
             weights, labels = _strongest_words(caption.pairs, caption.caption.words)
-            _draw_attended_boxes(figure.add_subplot(grid[row, 0]), shown, picture, weights, labels, uniform)
-    return figure
+            panel = figure.add_subplot(grid[row, 0])
+            labelled.append(_draw_attended_boxes(panel, shown, picture, weights, labels, uniform))
+    return figure, labelled
 
 
 def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarray, dict[int, str]]:
@@ -228,7 +234,7 @@ def _strongest_words(pairs: np.ndarray, words: Sequence[str]) -> tuple[np.ndarra
 
 def _draw_attended_boxes(
     panel: Axes, shown: AttendedImage, picture: SizedPixels | None, weights: np.ndarray, labels: dict[int, str], uniform: float
-) -> None:
+) -> _Labels:
     """Draw the regions with the greatest weights, the greatest on top."""
     assert shown.boxes is not None
     draw_picture(panel, picture, "" if picture is None else shown.image_id, shown.size_wh)
@@ -240,28 +246,11 @@ def _draw_attended_boxes(
         box.set_alpha(0.25 + 0.75 * share)
         box.set_path_effects([patheffects.Stroke(linewidth=1.2 + 2.4 * share, foreground="white"), patheffects.Normal()])
         panel.add_patch(box)
-    for label, x, y in placed_labels(shown.boxes, labels, panel.get_xlim()[1], panel.get_ylim()[0]):
-        text = panel.text(x, y, plain(label), fontsize=TINY - 1.5, va="top", clip_on=True, zorder=5)
-        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
-
-
-def placed_labels(boxes: np.ndarray, labels: Mapping[int, str], width: float, height: float) -> list[tuple[str, float, float]]:
-    """Place each label in the first free corner of its box, if any.
-
-    Boxes are ``[R, 4]``; labels are by region, the most important first; width and height are those of the picture, in the units of
-    the boxes. Returns labels with their upper left corners.
-    """
-    inch = width / (_WIDTH / _ACROSS)
-    placed: list[tuple[str, float, float, float, float]] = []
-    for region, label in labels.items():
-        across, down = (_CHARACTER * len(label) + 0.05) * inch, _LINE * inch
-        left, top, right, bottom = map(float, boxes[region])
-        for x, y in ((left, top), (left, bottom - down), (right - across, top), (right - across, bottom - down)):
-            x, y = min(max(x, 0.0), max(width - across, 0.0)), min(max(y, 0.0), max(height - down, 0.0))
-            if all(x + across <= a or c <= x or y + down <= b or d <= y for _, a, b, c, d in placed):
-                placed.append((label, x, y, x + across, y + down))
-                break
-    return [(label, x, y) for label, x, y, _, _ in placed]
+    panel.set_xlabel(" ", fontsize=TINY - 1.5, labelpad=1)
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+    style: dict[str, Any] = {"fontsize": TINY - 1.5, "ha": "center", "va": "center", "bbox": ground, "in_layout": False}
+    corners = shown.boxes.reshape(-1, 2, 2)
+    return panel, [(panel.text(0, 0, plain(label), **style), corners[region]) for region, label in labels.items()]
 
 
 def _draw_heat_map(

@@ -15,6 +15,7 @@ import numpy as np
 from schemas.console.tables import ABSENT, Cell, Column, Row, Table, number_columns
 from schemas.conversion import dump
 from schemas.errors import UsageError
+from schemas.escapes import short_names
 from schemas.parameters import untrained_remark
 from schemas.storage.folder import Folder
 from train.chance import DIRECTIONS, RECALLS, Chance, is_above_chance
@@ -34,8 +35,8 @@ from train.reports.compared_runs import (
 from train.reports.significance import LEVEL, Difference, adjust, compare_rows, not_worse
 
 _SEED = "seed"
-_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
-_ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
+SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "med"}
+ARROWS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 _NOT_WORSE = "≈"
 
 
@@ -156,7 +157,7 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UsageError(f"{locations[index]!r} is given twice: leave it out once")
-    runs = tuple(read_compared_run(*item) for item in zip(_short_names(locations), locations, opened, strict=True))
+    runs = tuple(read_compared_run(*item) for item in zip(short_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     settings = {key: tuple(run.settings.get(key) for run in runs) for key in keys if _differ(key, runs)}
     return with_tests(Comparison(runs, settings, _group_by_seeds(runs), tuple(_comparison_notes(runs))))
@@ -179,13 +180,6 @@ def with_tests(comparison: Comparison) -> Comparison:
     names = ", ".join(row.name for row in untested)
     notes = [f"not tested, without {RANKS} of the best step or of other queries: {names}"] if untested else []
     return replace(comparison, intervals=intervals, tests=tuple(adjust(tests)), notes=(*comparison.notes, *notes))
-
-
-def _short_names(locations: Sequence[str]) -> list[str]:
-    """Return the paths without their common parent folders."""
-    parts = [location.split("/") for location in locations]
-    common = min(len(os.path.commonprefix(parts)), *(len(names) - 1 for names in parts))  # noqa: RUF071 -- of any bucket
-    return ["/".join(names[common:]) for names in parts]
 
 
 def _differ(key: str, runs: Sequence[ComparedRun]) -> bool:
@@ -292,7 +286,7 @@ def _progress(comparison: Comparison) -> Table:
 
 
 def _scores(comparison: Comparison) -> Table:
-    headings = [f"{_ARROWS[direction]}\n{_SHORT[measure]}" for direction, measure in SCORES]
+    headings = [f"{ARROWS[direction]}\n{SHORT[measure]}" for direction, measure in SCORES]
     rows: list[Row] = []
     marked = not_worse(comparison.tests)
     for gallery in comparison.galleries:
@@ -338,7 +332,7 @@ def _tests(comparison: Comparison) -> Table:
         texts = {name: f"{signs[name] * test.difference:+.1f}  p {test.p_value:.3f}" for name, test in by_measure.items()}
         seeds = {name: f"p {test.seed_p_value:.3f}" for name, test in by_measure.items() if test.seed_p_value is not None}
         pair = f" {first.name} - {second.name}"
-        rows.append(((f"{gallery.name} {_ARROWS[direction]}", pair), *map(texts.get, RECALLS)))
+        rows.append(((f"{gallery.name} {ARROWS[direction]}", pair), *map(texts.get, RECALLS)))
         rows += [("  over seeds", *map(seeds.get, RECALLS))] if seeds else []
     notes = [
         f"p: paired randomization over images, two-sided, Holm's correction over these {len(comparison.tests)} tests; up to four "

@@ -1,16 +1,20 @@
-"""Picture of ``imagepivot compare``: losses and validation recalls."""
+"""Picture of ``imagepivot compare``: losses, validation recalls and scores."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from statistics import mean
 from typing import Any
 
-from schemas.drawing.charts import SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
-from schemas.drawing.style import Line2D, own_style
+from schemas.drawing.charts import GREY, SMALL, TINY, draw_series, is_smoothed, mark_empty, new_figure, plain, save, style_of
+from schemas.drawing.style import Axes, Line2D, own_style
 from schemas.errors import UsageError
+from schemas.escapes import short_names
 from schemas.storage.folder import Folder, file_at
-from train.reports.compared_runs import SUM
-from train.reports.comparison import ComparedRow, Comparison
+from train.chance import RECALLS
+from train.reports.compared_runs import SCORES, SUM, RankedGallery
+from train.reports.comparison import ARROWS, SHORT, ComparedRow, Comparison
 from train.runs.curves import draw_chance
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -36,10 +40,10 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 
 @own_style()
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
-    """Draw losses and validation recalls of runs.
+    """Draw losses, validation recalls, and scores with intervals, two columns wide.
 
-    Runs that differ only in their seeds share a style. The output is the path of a ``.png``, ``.pdf`` or ``.svg``, or a folder for
-    ``comparison.png``.
+    Runs that differ only in their seeds share a style and their mean scores. The output is the path of a ``.png``, ``.pdf`` or
+    ``.svg``, or a folder for ``comparison.png``.
 
     Returns:
         Location of the picture.
@@ -50,9 +54,12 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
     """
     folder, name = picture_place(output)
     galleries = comparison.galleries
-    count = 1 + max(1, len(galleries))
-    figure, panels = new_figure((count + 1) // 2, 2)
-    losses, recalls = panels[0], dict(zip(galleries, panels[1:], strict=False))
+    logged = [run for run in comparison.runs if run.history.entries]
+    evaluated = [gallery for gallery in galleries if any(gallery in run.measured for run in logged)]
+    num_curves = 1 + len(evaluated) if logged or not galleries else 0
+    count = num_curves + len(galleries)
+    figure, panels = new_figure((count + 1) // 2, 2, height=2.1)
+    losses, recalls = panels[0], dict(zip(evaluated, panels[1:], strict=False))
     rows: dict[ComparedRow, int] = {}
     for run in comparison.runs:
         row = comparison.row_of(run)
@@ -73,14 +80,18 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         if chance := comparison.chance(gallery):
             draw_chance(panel, [chance[SUM]], f"{chance[SUM]:.1f}")
     last = max(run.history.last_step for run in comparison.runs)
-    for panel in panels[:count]:
+    for panel in panels[:num_curves]:
         panel.set(xlabel="step", xlim=(0, 1.02 * max(last, 1)), ylim=(0, None))
         mark_empty(panel)
+    for gallery, panel in zip(galleries, panels[num_curves:], strict=False):
+        _draw_scores(panel, comparison, gallery, rows)
+    names = zip(rows, short_names([row.name for row in rows]), strict=True)
+    labels = [row.label.replace(row.name, name) for row, name in names]
     handles = [
-        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(row.label))
-        for row, index in rows.items()
+        Line2D([], [], **style_of(index)._asdict(), markersize=4, linewidth=1.2, label=plain(label))
+        for index, label in enumerate(labels)
     ]
-    columns = max(1, min(6, 110 // (max(len(row.label) for row in rows) + 8)))
+    columns = max(1, min(6, 110 // (max(map(len, labels)) + 8)))
     if count < len(panels) and len(handles) <= _LINES_OF_A_PANEL:
         panels[-1].set_axis_off()
         panels[-1].legend(handles=handles, loc="center left", fontsize=SMALL, frameon=False)
@@ -90,3 +101,25 @@ def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> s
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=TINY, frameon=False)
     save(figure, folder, name)
     return folder.path_of(name)
+
+
+def _draw_scores(panel: Axes, comparison: Comparison, gallery: RankedGallery, rows: Mapping[ComparedRow, int]) -> None:
+    """Draw the recalls of rows side by side, with intervals and lines of chance."""
+    pairs = [pair for pair in SCORES if pair[1] in RECALLS]
+    for place, pair in enumerate(pairs):
+        if level := comparison.chance(gallery).get(pair):
+            panel.hlines(level, place - 0.45, place + 0.45, color=GREY, linestyle=(0, (4, 3)), linewidth=0.6)
+        intervals = comparison.intervals.get((gallery, pair[0]), {})
+        for row, index in rows.items():
+            if (score := row.scores(gallery, mean).get(pair)) is not None:
+                ends = getattr(intervals.get(row), pair[1], None)
+                errors = [[max(0.0, score - ends.low)], [max(0.0, ends.high - score)]] if ends else None
+                style = style_of(index)._replace(linestyle="none")._asdict()
+                x = place + 0.8 * ((index + 0.5) / len(rows) - 0.5)
+                panel.errorbar(x, score, yerr=errors, markersize=3, elinewidth=0.8, capsize=1.5, **style)
+    panel.set_xticks(range(len(pairs)), [f"{ARROWS[direction]}\n{SHORT[measure]}" for direction, measure in pairs])
+    panel.set(xlim=(-0.5, len(pairs) - 0.5), ylim=(0, min(103.0, panel.get_ylim()[1])))
+    panel.grid(visible=False, axis="x")
+    panel.set_ylabel(plain(f"recall (%), {gallery.language}\n{', '.join(gallery.portions)} {gallery.split}".rstrip()))
+    if any(comparison.intervals.get((gallery, direction)) for direction, _ in pairs):
+        panel.set_title("bars: 95 % intervals", loc="right", fontsize=TINY, color=GREY)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.drawing.charts import SMALL, TINY, plain, save, style_of
-from schemas.drawing.style import Figure, LineCollection, own_style, patheffects
+from schemas.drawing.charts import ONE_COLUMN, SMALL, TINY, place_labels, plain, save, settle, style_of
+from schemas.drawing.style import Figure, LineCollection, own_style
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from train.data.captions import Captions
@@ -112,36 +112,43 @@ def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray
     return points.astype(np.float32)
 
 
-_SIDE = 5.0  # Inches.
+_AREA = 14.0  # Of a dot, in square points.
 
 
 @own_style()
 def plot_map(embedding_map: EmbeddingMap, folder: Folder, name: str) -> None:
-    """Draw a map, with the numbers of the examples.
+    """Draw a map as wide as a column, with numbers beside examples that have room.
 
     Raises:
         DatasetError: the picture cannot be written.
     """
-    figure = Figure(figsize=(_SIDE, _SIDE), layout="constrained")
+    figure = Figure(figsize=(ONE_COLUMN, ONE_COLUMN + 0.3), layout="constrained")
     panel = figure.subplots()
     images, *captions = embedding_map.points
     for points in captions:
         pairs = [(image, caption) for image, caption in zip(images, points, strict=True)]
         panel.add_collection(LineCollection(pairs, colors="0.65", linewidths=0.5, zorder=1))
-    dots: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.4}
-    panel.scatter(images[:, 0], images[:, 1], s=26, c="black", marker="s", label="image", zorder=3, **dots)
+    dots: dict[str, Any] = {"s": _AREA, "edgecolors": "white", "linewidths": 0.4}
+    panel.scatter(images[:, 0], images[:, 1], c="black", marker="s", label="image", zorder=3, **dots)
     for index, (language, points) in enumerate(zip(embedding_map.languages, captions, strict=True)):
         style = style_of(index)
         marker = style.marker if style.marker != "s" else "P"  # Squares are images.
-        panel.scatter(points[:, 0], points[:, 1], s=22, c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
-    font: dict[str, Any] = {"fontsize": SMALL + 1, "fontweight": "bold"}
-    for index, number in embedding_map.numbers.items():
-        label = panel.annotate(str(number), images[index], xytext=(5, 5), textcoords="offset points", zorder=4, **font)
-        label.set_path_effects([patheffects.withStroke(linewidth=2.5, foreground="white")])
+        panel.scatter(points[:, 0], points[:, 1], c=style.color, marker=marker, label=plain(language), zorder=2, **dots)
     panel.set(xticks=[], yticks=[])
     panel.set_aspect("equal", adjustable="datalim")
     size = f"{len(embedding_map.image_ids):,} images and a caption in each language"
-    note = f"t-SNE of {size}, perplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"
+    note = f"t-SNE of {size},\nperplexity {embedding_map.perplexity:.3g}, seed {embedding_map.seed}"
     panel.set_xlabel(note, fontsize=TINY, color="0.35")
-    figure.legend(loc="outside upper center", ncols=1 + len(captions), fontsize=SMALL, frameon=False)
+    figure.legend(loc="outside upper center", ncols=min(5, 1 + len(captions)), fontsize=SMALL, frameon=False, handletextpad=0.1)
+    font: dict[str, Any] = {"fontsize": SMALL, "fontweight": "bold", "ha": "center", "va": "center", "in_layout": False}
+    line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
+    numbers = [
+        (panel.annotate(str(number), images[index], images[index], arrowprops=line, zorder=4, **font), images[[index]])
+        for index, number in embedding_map.numbers.items()
+    ]
+    settle(figure)
+    radius = (_AREA**0.5 / 2 + 0.5) * figure.dpi / 72  # Pixels.
+    centres = panel.transData.transform(embedding_map.points.reshape(-1, 2))
+    taken = [(x - radius, y - radius, x + radius, y + radius) for x, y in centres.tolist()]
+    place_labels(panel, numbers, taken, pad=radius, reach=20)
     save(figure, folder, name)

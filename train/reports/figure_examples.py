@@ -25,11 +25,13 @@ class ShownCaption:
     Attributes:
         row: its row in `Captions`.
         tokens: its tokens, with ``<start>`` and ``<end>``.
+        written: the caption as its source has it; empty if unknown.
     """
 
     row: int
     key: CaptionKey
     tokens: tuple[str, ...]
+    written: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -38,8 +40,8 @@ class ShownCaption:
 
     @property
     def text(self) -> str:
-        """The words without ``<start>`` and ``<end>``, joined by spaces."""
-        return " ".join(self.words[1:-1])
+        """The caption as written, or else its words without ``<start>`` and ``<end>``."""
+        return self.written or " ".join(self.words[1:-1])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -60,13 +62,19 @@ class Example:
 
 
 def choose_examples(
-    captions: Captions, words: Sequence[str] | Mapping[str, str], *, count: int, seed: int, caption_ids: Sequence[str] = ()
+    captions: Captions,
+    words: Sequence[str],
+    texts: Mapping[str, str] | None = None,
+    *,
+    count: int,
+    seed: int,
+    caption_ids: Sequence[str] = (),
 ) -> tuple[tuple[Example, ...], str]:
     """Choose images and captions.
 
     By default, at most ``count`` images with captions in all languages are sampled, each with its first caption in each language.
     ``caption_ids`` are captions to show instead, as ``image/language/portion/index``; those of one image are one example. ``words``
-    are the tokens of the vocabulary, or texts by caption id.
+    are the tokens of the vocabulary, empty for vectors of captions; ``texts`` are captions as written, by id.
 
     Returns:
         The examples, and a description of the choice.
@@ -96,7 +104,7 @@ def choose_examples(
             f"seed {seed} whatever the model finds; the first caption of each"
         )
     examples = tuple(
-        Example(number, image, captions.image_ids[image], tuple(shown_caption(captions, row, words) for row in rows))
+        Example(number, image, captions.image_ids[image], tuple(shown_caption(captions, row, words, texts) for row in rows))
         for number, (image, rows) in enumerate(zip(images, image_rows, strict=True), start=1)
     )
     return examples, rule
@@ -131,18 +139,19 @@ def read_texts(location: str) -> dict[str, str]:
     return {str(CaptionKey(*key)): text for *key, text in map(dict.values, rows)}
 
 
-def shown_caption(captions: Captions, row: int, words: Sequence[str] | Mapping[str, str]) -> ShownCaption:
-    """Return a caption with its tokens; text, or else the id, is a single one."""
+def shown_caption(captions: Captions, row: int, words: Sequence[str], texts: Mapping[str, str] | None = None) -> ShownCaption:
+    """Return a caption with its tokens; without words, text or id is a single one."""
     key = CaptionKey(
         captions.image_ids[captions.images[row]],
         captions.language_names[captions.languages[row]],
         captions.portion_names[captions.portions[row]],
         int(captions.indices[row]),
     )
-    if isinstance(words, Mapping):
-        return ShownCaption(row, key, (SPECIALS[START], words.get(str(key), str(key)), SPECIALS[END]))
+    text = (texts or {}).get(str(key), "")
+    if not words:
+        return ShownCaption(row, key, (SPECIALS[START], text or str(key), SPECIALS[END]), text)
     ids = captions.token_ids[captions.offsets[row] : captions.offsets[row + 1]]
-    return ShownCaption(row, key, tuple(words[token_id] for token_id in ids.tolist()))
+    return ShownCaption(row, key, tuple(words[token_id] for token_id in ids.tolist()), text)
 
 
 SizedPixels: TypeAlias = tuple[np.ndarray, tuple[int, int]]

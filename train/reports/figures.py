@@ -60,8 +60,8 @@ def draw_figures(
 ) -> Figures:
     """Draw the figures of a run, or of a pair of vectors, into a folder.
 
-    Files are ``retrieval.png``, ``map.png``, ``attention-N.png``, ``figures.json`` and ``_made_from.json``. Equal runs, data and
-    options give equal bytes on the same machine and number of threads.
+    Files are ``retrieval``, ``map`` and ``attention-N`` in each format, ``figures.json`` and ``_made_from.json``. Equal runs, data
+    and options give equal bytes on the same machine and number of threads.
 
     ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from`` is the result of
     ``job.made_from()``, which reads every input, if it is known.
@@ -118,8 +118,9 @@ def draw_figures(
 def open_examples(job: FiguresJob) -> tuple[Run, SplitData, tuple[Example, ...], str]:
     """Return model, data, examples, and the choice of examples in words."""
     [run] = open_members((job.run,) if job.run else (), job.captions, job.features, choose_device(job.device))
-    data, words = _open_captions(run, job), run.vocabulary.tokens if job.run else read_texts(job.texts)
-    examples, rule = choose_examples(data.captions, words, count=job.examples, seed=job.seed, caption_ids=job.caption_ids)
+    data, words = _open_captions(run, job), run.vocabulary.tokens if job.run else ()
+    options: dict[str, Any] = {"count": job.examples, "seed": job.seed, "caption_ids": job.caption_ids}
+    examples, rule = choose_examples(data.captions, words, read_texts(job.texts), **options)
     return run, data, examples, rule
 
 
@@ -136,22 +137,26 @@ def _write_figures(
 ) -> Figures:
     """Draw the figures, and write them as JSON."""
     folder = Folder(job.output)
-    attention = {f"attention-{image.number}.png": image for image in figures.attention}
+    attention = {f"attention-{image.number}": image for image in figures.attention}
     for name in folder.names():  # Figures of an earlier command with more examples.
-        if re.fullmatch(r"attention-\d+\.png", name) and attention and name not in attention:
+        if re.fullmatch(r"attention-\d+\.(png|pdf|svg)", name) and attention and name.partition(".")[0] not in attention:
             folder.delete(name)
-    drawn = []
+    names = []
+
+    def draw(plot: Callable[..., None], stem: str, *given: Any, **options: Any) -> None:
+        for name in (f"{stem}.{kind}" for kind in job.formats):
+            plot(*given, folder, name, **options)
+            names.append(name)
+
     if figures.rankings:
         note = f"Queries: {figures.rule}. A thick frame marks the right image."
         note += "" if pictures else " No pictures were given: ids of images stand for them."
         note += f" {remark}." if (remark := untrained_remark(figures.untrained)) else ""
-        plot_rankings(figures.rankings, pictures, folder, "retrieval.png", note=note)
-        drawn.append("retrieval.png")
+        draw(plot_rankings, "retrieval", figures.rankings, pictures, note=note)
     if figures.map is not None:
-        plot_map(figures.map, folder, "map.png")
-        drawn.append("map.png")
-    for name, image in attention.items():
-        plot_attention(image, pictures.get(image.image_id), folder, name)
+        draw(plot_map, "map", figures.map)
+    for stem, image in attention.items():
+        draw(plot_attention, stem, image, pictures.get(image.image_id))
     content = {
         "step": run.step if job.run else None,
         "split": data.captions.split,
@@ -168,9 +173,9 @@ def _write_figures(
         "refused": {name: reason.replace(repr(run.folder.location), "the run") for name, reason in figures.refused.items()},
     }
     folder.put(_DATA, (to_json(content, indent=1) + "\n").encode())
-    names = (*drawn, *attention, _DATA)
+    names.append(_DATA)
     write_made_from(folder, made_from, sizes_of(folder, names))
-    return replace(figures, names=names)
+    return replace(figures, names=tuple(names))
 
 
 def _open_captions(run: Run, job: FiguresJob) -> SplitData:

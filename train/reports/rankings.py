@@ -9,14 +9,13 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from schemas.drawing.charts import GREY, SMALL, TINY, plain, save
+from schemas.drawing.charts import GREY, SMALL, TINY, TWO_COLUMNS, plain, save
 from schemas.drawing.style import Axes, Figure, Rectangle, own_style
 from schemas.keys import CaptionKey
 from schemas.storage.folder import Folder
@@ -128,9 +127,10 @@ def ranked(scores: np.ndarray, right: int | np.ndarray) -> np.ndarray:
 FRAME = "#009E73"
 """Colour of the frame of the right image: the green of Okabe and Ito 2008."""
 
-_CELL, _STEP, _HEAD = 1.0, 1.06, 0.2  # Inches: side of a picture, distance of pictures, height of a heading.
-_EDGE, _INDENT, _TEXT, _APART, _LINE = 0.06, 0.26, 2.4, 0.2, 0.14
-_CHARACTERS, _LINES = 34, 5  # Size of a caption.
+_TEXT, _EDGE, _INDENT, _APART, _GAP = 1.95, 0.06, 0.22, 0.16, 0.06  # Inches.
+_HEAD, _LINE, _TEXT_LINE = 0.2, 0.14, 0.12  # Inches: heights of a heading and of lines.
+_MIN_CELL, _MAX_CELL = 0.75, 1.6  # Inches: sides of a picture.
+_CHARACTERS, _LINES, _MAX_ID_LINES = 31, 20, 6  # Sizes of a caption and of an id.
 _CHARACTERS_PER_INCH = 17  # Width of the note's characters.
 _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 
@@ -139,38 +139,44 @@ _MARKS = re.compile(r" ([^\w\s]+)(?=\s|$)")
 def plot_rankings(
     rankings: Sequence[Ranking], pictures: Mapping[str, SizedPixels], folder: Folder, name: str, *, note: str
 ) -> None:
-    """Draw a row for each caption: text and rank, and the best images.
+    """Draw a row for each caption, two columns wide: text, rank and best images.
 
-    The right image follows after a gap if it is not among the best. Captions of one example are adjacent. Images without a picture
-    are fields with their ids. The note is at the bottom.
+    The right image comes last, after a gap, if it is not among the best. Many images take several lines. Captions of one example
+    are adjacent. Images without a picture are fields with their ids. The note is at the bottom.
 
     Raises:
         DatasetError: the picture cannot be written.
     """
-    top = max(len(ranking.hits) for ranking in rankings)
     missed = any(ranking.is_missed for ranking in rankings)
+    count = max(len(ranking.hits) for ranking in rankings) + missed
+    room = TWO_COLUMNS - _TEXT - _EDGE - missed * _APART
+    across = min(count, int((room + _GAP) / (_MIN_CELL + _GAP)))
+    down = -(-count // across)
+    cell = min((room + _GAP) / across - _GAP, _MAX_CELL)
+    queries = [_wrap(ranking.caption.text) for ranking in rankings]
+    rows = [max(down * (_HEAD + cell), _HEAD + 0.38 + _TEXT_LINE * len(query)) for query in queries]
     starts = [True, *(before.example != ranking.example for before, ranking in pairwise(rankings))]
-    behind = _TEXT + top * _STEP
-    width = behind + missed * (_APART + _STEP) + _EDGE
-    lines = textwrap.wrap(note, int(width * _CHARACTERS_PER_INCH))
-    height = len(rankings) * (_HEAD + _CELL) + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
-    figure = Figure(figsize=(width, height))
-    y = height + _APART
-    for ranking, start in zip(rankings, starts, strict=True):
-        y -= _HEAD + _CELL + start * _APART
-        _write_query(figure, ranking, y, start=start)
-        shown = [(_TEXT + index * _STEP, hit, str(index + 1)) for index, hit in enumerate(ranking.hits)]
+    lines = textwrap.wrap(note, int(TWO_COLUMNS * _CHARACTERS_PER_INCH))
+    height = sum(rows) + (sum(starts) - 1) * _APART + _LINE * len(lines) + 2 * _EDGE
+    figure = Figure(figsize=(TWO_COLUMNS, height))
+    y = height - _EDGE + _APART
+    for ranking, start, query, row in zip(rankings, starts, queries, rows, strict=True):
+        y -= row + start * _APART
+        _write_query(figure, ranking, query, y, y + row - _HEAD, start=start)
+        shown = [(hit, str(rank), 0.0) for rank, hit in enumerate(ranking.hits, start=1)]
         if ranking.right is not None and ranking.is_missed:
-            shown.append((behind + _APART, ranking.right, f"right: {ranking.rank:,}"))
-        for x, hit, title in shown:
+            shown.append((ranking.right, f"right: {ranking.rank:,}", _APART))
+        for index, (hit, title, apart) in enumerate(shown):
+            line, column = divmod(index, across)
+            left, low = _TEXT + column * (cell + _GAP) + apart, y + row - (line + 1) * (_HEAD + cell)
             # Anchored at the upper edge, to align the titles.
-            panel = figure.add_axes((x / width, y / height, _CELL / width, _CELL / height), anchor="N")
+            panel = figure.add_axes((left / TWO_COLUMNS, low / height, cell / TWO_COLUMNS, cell / height), anchor="N")
             draw_picture(panel, pictures.get(hit.image_id), hit.image_id)
             framed = ranking.right is not None and hit.image_id == ranking.right.image_id
             weight, color = ("bold", "black") if framed else ("normal", GREY)
             panel.set_title(title, fontsize=TINY, pad=4, fontweight=weight, color=color)
             if framed:
-                panel.spines[:].set(visible=True, color=FRAME, linewidth=3)
+                panel.spines[:].set(visible=True, color=FRAME, linewidth=2)
     _typeset(figure, _EDGE, _EDGE, "\n".join(lines), fontsize=TINY - 1, color=GREY, va="bottom")
     save(figure, folder, name)
 
@@ -179,8 +185,7 @@ def plot_answers(answers: Sequence[Answer], pictures: Mapping[str, SizedPixels],
     """Draw a row for each answer of a search."""
     rankings = []
     for number, (query, language, hits, _) in enumerate(answers, start=1):
-        tokens = ("<start>", escape(query), "<end>")  # As Moses escapes them.
-        rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), tokens), tuple(hits)))
+        rankings.append(Ranking(number, ShownCaption(0, CaptionKey("", language, "", 0), (), query), tuple(hits)))
     plot_rankings(rankings, pictures, folder, name, note="")
 
 
@@ -189,7 +194,7 @@ def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_w
     if picture is None:
         width, height = size_wh or (1, 1)
         panel.add_patch(Rectangle((0, 0), width, height, facecolor="0.92", edgecolor="none", zorder=0))
-        lines = "\n".join(textwrap.wrap(image_id, 12))
+        lines = "\n".join(textwrap.wrap(image_id, 12)[:_MAX_ID_LINES])
         panel.text(width / 2, height / 2, plain(lines), ha="center", va="center", fontsize=TINY, color=GREY)
     else:
         pixels, (width, height) = picture
@@ -198,17 +203,17 @@ def draw_picture(panel: Axes, picture: SizedPixels | None, image_id: str, size_w
     panel.spines[:].set_visible(False)
 
 
-def _write_query(figure: Figure, ranking: Ranking, y: float, *, start: bool) -> None:
+def _wrap(text: str) -> list[str]:
+    """Return the lines of a caption, without breaks before punctuation."""
+    lines = textwrap.wrap(_MARKS.sub("\N{NO-BREAK SPACE}\\1", text), _CHARACTERS)
+    return lines if len(lines) <= _LINES else [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
+
+
+def _write_query(figure: Figure, ranking: Ranking, lines: Sequence[str], y: float, top: float, *, start: bool) -> None:
     """Write example number, language and text, and the rank of the right image."""
-    top = y + _CELL
     if start:
         _typeset(figure, _EDGE, top, str(ranking.example), fontsize=SMALL, fontweight="bold", va="top")
     _typeset(figure, _INDENT, top, ranking.caption.key.language, fontsize=SMALL, fontweight="bold", va="top")
-    # No line break before punctuation.
-    text = _MARKS.sub("\N{NO-BREAK SPACE}\\1", ranking.caption.text)
-    lines = textwrap.wrap(text, _CHARACTERS)
-    if len(lines) > _LINES:
-        lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _CHARACTERS - 2]} …"]
     _typeset(figure, _INDENT, top - 0.17, "\n".join(lines), fontsize=TINY, va="top", linespacing=1.15)
     if ranking.rank:
         rank = f"right image: rank {ranking.rank:,} of {ranking.images:,}"

@@ -49,8 +49,8 @@ _PAIRS = 750  # In each data set of `train.reports.published.TASKS`.
 _TOLERANCE = 0.2  # The baseline is printed with one decimal; this leaves room for how it was rounded.
 
 
-def sts_made_from(job: StsJob) -> MadeFrom:
-    """Return everything that the result depends on, see `schemas.writing.made_from`."""
+def sts_made_from(job: StsJob, formats: Sequence[str] = ("png",)) -> MadeFrom:
+    """Return everything that the output depends on, see `schemas.writing.made_from`."""
     runs, encoders, data = _sort_places(job)
     options = {
         "runs": runs,
@@ -58,6 +58,7 @@ def sts_made_from(job: StsJob) -> MadeFrom:
         "vectors": job.vectors,
         "language": job.language,
         "tokenized": job.tokenized,
+        "format": list(formats),
     }
     inputs = {"data": data, "runs": runs, "vectors": job.vectors, "truecaser": (job.truecaser,)}
     return made_from("sts", options, inputs | {"encoders": [name.partition(":")[2] for name in encoders]})

@@ -1,7 +1,9 @@
 import io
 import json
 import re
+import shutil
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,6 +245,24 @@ def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+def test_report_into_a_folder_of_the_kernel_is_an_error(command, toy):
+    with pytest.raises(DatasetError, match=r"cannot use '/proc/r\.html': permission denied: check who owns the folder"):
+        command("report", toy.vocabulary, "--output", "/proc/r.html")
+
+
+@pytest.mark.slow
+def test_title_of_a_report_has_names(command, toy, tmp_path):
+    folders = [tmp_path / parent / name for parent in "ab" for name in ("features", "more", "others")]
+    for folder in folders:
+        shutil.copytree(toy.vocabulary, folder)
+    for given, title in (
+        (folders[:2], "Report of features, more"),
+        (folders, "Report of a/features, a/more, a/others, b/features, b/more and 1 more"),
+    ):
+        command("report", *given, "--output", tmp_path / "report.html")
+        assert f"<title>{title}</title>" in (tmp_path / "report.html").read_text()
+
+
 def test_report_refuses_before_the_work(command, toy, tmp_path):
     with pytest.raises(UsageError, match=r"--output is 'report.pdf', expected a file that ends in .html"):
         command("report", toy.features, "--output", "report.pdf")
@@ -277,7 +297,7 @@ def test_printed_link_opens_the_served_page(command, toy, served, host):
     assert listener.getsockname()[0] == host.strip("[]")
     assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
     assert ("?token=" in link) == (host != "127.0.0.1")
-    assert f"<h1>Report of {toy.vocabulary}</h1>" in TestClient(app, base_url=link).get(link).text
+    assert f"<h1>Report of {Path(toy.vocabulary).name}</h1>" in TestClient(app, base_url=link).get(link).text
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder, file_at
 from tests import builders
 from tests.builders import write_rows
+from tests.pages import width_of
 
 CAFFE = {
     "resize_short": 256,
@@ -114,9 +116,9 @@ def draw_view(dataset, images, image_id: str, output: str, **options) -> str:
 def test_regions_are_drawn_best_first_with_ids(regions, photos_here, tmp_path):
     words = draw_view(regions, open_images(photos_here), "cat", str(tmp_path / "out.png"))
     expected = [
-        LabelledBox((200, 30, 400, 300), "class 2, attribute 1 0.75", 2),
-        LabelledBox((5, 5, 635, 475), "class 2, attribute 3 0.50", 2),
-        LabelledBox((10, 20, 110, 220), "class 1 0.25", 1),
+        LabelledBox((200, 30, 400, 300), "class 2, attribute 1 0.75", 0),
+        LabelledBox((5, 5, 635, 475), "class 2, attribute 3 0.50", 1),
+        LabelledBox((10, 20, 110, 220), "class 1 0.25", 2),
     ]
     with Image.open(photos_here / "cat.png") as picture:
         np.testing.assert_array_equal(pixels(tmp_path / "out.png"), np.asarray(draw_boxes(picture.convert("RGB"), expected)))
@@ -140,6 +142,23 @@ def test_regions_without_classes_have_numbers(photos_here, tmp_path, drawn):
 def test_image_without_regions_is_drawn_as_it_is(regions, photos_here, tmp_path):
     assert draw_view(regions, open_images(photos_here), "dog-01", str(tmp_path / "out.png")) == "0 regions of 'dog-01'"
     np.testing.assert_array_equal(pixels(tmp_path / "out.png"), pixels(photos_here / "dog-01.png"))
+
+
+@pytest.mark.parametrize("suffix", [".pdf", ".svg"])
+def test_pages_are_as_wide_as_a_column_and_have_their_labels(regions, photos_here, tmp_path, suffix):
+    draw_view(regions, open_images(photos_here), "cat", str(tmp_path / f"out{suffix}"))
+    assert width_of(tmp_path / f"out{suffix}") == pytest.approx(3.5)
+    written = re.findall("<!-- (.*?) -->", (tmp_path / f"out{suffix}").read_text(errors="replace"))
+    assert set(written) >= ({"class 2, attribute 1 0.75", "class 1 0.25"} if suffix == ".svg" else set())
+
+
+def test_five_regions_are_drawn_by_default(photos_here, tmp_path, drawn):
+    boxes, features = np.tile(np.float32([1, 2, 30, 40]), (7, 1)), np.zeros((7, 2), np.float32)
+    row = builders.region_row("", boxes, features, 7, width=640, height=480, class_ids=[1] * 7, class_scores=[0.5] * 7)
+    dataset = write(tmp_path / "many", "regions", {"cat": row}, FeatureSpec("fake-regions", (7, 2)))
+    for options, count in (({}, 5), ({"max_regions": 0}, 7)):
+        draw_view(dataset, open_images(photos_here), "cat", str(tmp_path / f"{count}.png"), **options)
+        assert len(drawn[-1][1]) == count
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp"])
@@ -265,7 +284,7 @@ def test_draw_view_refuses_existing_files(regions, photos_here, tmp_path):
     assert (photos_here / "cat.png").read_bytes() == original
 
 
-@pytest.mark.parametrize("name", ["view.png", "view.jpg", "view.webp"])
+@pytest.mark.parametrize("name", ["view.png", "view.jpg", "view.webp", "view.pdf", "view.svg"])
 def test_draw_view_replaces_only_its_own_pictures(regions, photos_here, tmp_path, name):
     images, own = open_images(photos_here), tmp_path / name
     draw_view(regions, images, "cat", str(own))
@@ -296,9 +315,9 @@ def test_place_of_a_drawing(output, folder, name):
     assert file_at(output) == (Folder(folder), name)
 
 
-@pytest.mark.parametrize("name", ["out", "out.pdf"])
+@pytest.mark.parametrize("name", ["out", "out.gif"])
 def test_unknown_format(regions, photos_here, tmp_path, name):
-    with pytest.raises(UsageError, match=r"expected a name that ends in \.png, \.jpg, \.jpeg, \.webp"):
+    with pytest.raises(UsageError, match=r"expected a name that ends in \.png, \.jpg, \.jpeg, \.webp, \.pdf, \.svg"):
         draw_view(regions, open_images(photos_here), "cat", str(tmp_path / name))
 
 
@@ -391,7 +410,7 @@ def test_lines_are_thicker_in_a_larger_picture():
 )
 def test_small_pictures_are_enlarged(size_wh, expected):
     image = plain(*size_wh)
-    drawing = draw_boxes(image, [LabelledBox((0, 0, *size_wh), "everything", 3), LabelledBox((0, 0, 0, 0), "a corner", 4)])
+    drawing = draw_boxes(image, [LabelledBox((0, 0, *size_wh), "", 3), LabelledBox((0, 0, 0, 0), "", 4)])
     assert drawing.size == expected
     assert of_colour(drawing, colour_of(3)).any()
     assert image.size == size_wh
@@ -409,7 +428,7 @@ def test_corners_grow_with_the_picture():
 )
 def test_draw_boxes_clips_boxes_to_the_picture(xyxy):
     drawing = draw_boxes(plain(800, 600), [LabelledBox(xyxy, "label", 7)])
-    assert drawing.size == (800, 600)
+    assert drawing.width == 800
     assert of_colour(drawing, colour_of(7)).sum() > 100
 
 
@@ -432,13 +451,35 @@ def test_labels_cover_no_other():
     assert min(shown) > 0.9 * alone
 
 
-def test_draw_boxes_omits_later_labels_without_place():
-    boxes = [LabelledBox((700, 60, 799, 79), "the same label", group) for group in range(20)]
-    drawing = draw_boxes(plain(800, 100), boxes)
-    alone = of_colour(draw_boxes(plain(800, 100), boxes[:1]), colour_of(0)).sum()
-    shown = [int(of_colour(drawing, colour_of(group)).sum()) > 0.5 * alone for group in range(20)]
-    assert 3 <= sum(shown) < 10, "below and above the box"
-    assert shown == sorted(shown, reverse=True)
+def inside(box: tuple[int, ...], mask: np.ndarray) -> int:
+    """Count the pixels within the lines of a box."""
+    left, top, right, bottom = box
+    return int(mask[top + 2 : bottom - 1, left + 2 : right - 1].sum())
+
+
+def test_no_label_covers_its_box():
+    rng = np.random.default_rng(0)
+    corners = rng.integers(0, 500, (12, 2))
+    boxes = [
+        tuple(map(int, (x, y, x + width, y + height)))
+        for (x, y), (width, height) in zip(corners, rng.integers(30, 90, (12, 2)), strict=True)
+    ]
+    drawing = draw_boxes(plain(800, 600), [LabelledBox(box, "a label", group) for group, box in enumerate(boxes)])
+    assert drawing.size == (800, 600)
+    masks = [of_colour(drawing, colour_of(group)) for group in range(12)]
+    lines = [2 * 2 * (right - left + bottom - top) for left, top, right, bottom in boxes]
+    assert all(mask.sum() > length + 300 for mask, length in zip(masks, lines, strict=True)), "each has its label"
+    assert [inside(box, mask) for box, mask in zip(boxes, masks, strict=True)] == [0] * 12
+
+
+def test_labels_without_a_place_are_below_the_picture():
+    boxes = [LabelledBox((0, 0, 799, 599), f"the label {group}", group) for group in range(20)]
+    drawing = draw_boxes(plain(800, 600), boxes)
+    assert drawing.width == 800
+    assert 640 < drawing.height < 720
+    below = np.asarray(drawing)[600:]
+    assert all((below == colour_of(group)).all(2).sum() > 800 for group in range(20))
+    assert inside((0, 0, 799, 599), of_colour(drawing, GREY)) == 796 * 596
 
 
 def test_draw_boxes_draws_the_first_box_on_top():

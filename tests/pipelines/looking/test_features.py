@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from pipelines.looking.features import principal_components
+from pipelines.looking.exhibits import Photos
+from pipelines.looking.features import describe_features, principal_components
+from pipelines.looking.pages import MAP_SIDE, PICTURE_SIDE, PictureMap
+from schemas.dataset import open_dataset
+from schemas.features import FeatureSpec
+from tests.builders import write_rows
 
 
 @pytest.mark.parametrize(("images", "width"), [(30, 12), (12, 30)])
@@ -14,3 +19,29 @@ def test_map_is_that_of_scikit_learn(images, width):
 
 def test_one_image_has_a_place():
     assert principal_components(np.ones((1, 3), np.float32)).tolist() == [[0, 0]]
+
+
+def test_images_with_nan_are_named_and_not_mapped(tmp_path):
+    vectors = {"a": [1.0, 2.0], "b": [np.nan, 1.0], "c": [3.0, 4.0], "d": [np.inf, 0.0], "e": [0.0, 2.0]}
+    rows = [{"image_id": image_id, "feature": vector} for image_id, vector in vectors.items()]
+    write_rows(tmp_path / "some", "features", rows, FeatureSpec("toy", (2,)))
+    blocks, remarks = describe_features(open_dataset(tmp_path / "some"), Photos())
+    assert remarks[0] == "2 images with NaN or infinite values, left out below: b, d"
+    [table, mapped] = blocks
+    assert table.rows[0] == (3, 2, pytest.approx(2), pytest.approx(5**0.5), pytest.approx(5))
+    assert isinstance(mapped, PictureMap)
+    assert len(mapped.dots) == 3
+    assert np.isfinite(mapped.dots).all()
+    write_rows(tmp_path / "all", "features", rows[1:2], FeatureSpec("toy", (2,)))
+    expected = ([], ["1 image with NaN or infinite values, left out below: b"])
+    assert describe_features(open_dataset(tmp_path / "all"), Photos()) == expected
+
+
+def test_pictures_of_a_map_do_not_meet():
+    ids, points = list(map(str, range(200))), np.random.default_rng(0).standard_normal((200, 2))
+    found = PictureMap.of("a map", ids, points, dict.fromkeys(ids, "data:,"))
+    places = np.array([place[2:] for place in found.pictures])
+    apart = np.abs(places[:, None] - places[None]).max(2) + np.eye(len(places)) * PICTURE_SIDE
+    assert len(found.pictures) + len(found.dots) == 200
+    assert apart.min() >= PICTURE_SIDE
+    assert (np.abs(places - MAP_SIDE / 2) <= (MAP_SIDE - PICTURE_SIDE) / 2).all()

@@ -25,6 +25,8 @@ IMAGES = [f"img-{number:02}" for number in range(30)] + [
 def find(query, language, top):
     if query == "nothing":
         raise UsageError("the model knows no word of it")
+    if query == "truecased":
+        raise UsageError("recipe 'moses' truecases: give --truecaser with the folder of the captions of this run")
     return query, language, [(image_id, 0.5) for image_id in IMAGES[3:5]], None
 
 
@@ -86,8 +88,16 @@ def test_search_answers_in_both_forms(client):
     page = client.get("/search", params={"like": IMAGES[0]})
     assert "/search?like=img-01" in page.text
     assert page.text.count("data:image/jpeg") == 3
-    assert client.get("/search", params={"query": "nothing"}).status_code == 400
-    assert "the model knows no word of it" in client.get("/search", params={"query": "nothing"}).text
+    for values, remark in (
+        ({"query": "nothing", "language": "de"}, "the model knows no word of it"),
+        ({"query": "truecased", "language": "de"}, "the model cannot read sentences here"),
+        ({"query": "a dog"}, "the model knows no language &#39;&#39;: choose de or en"),
+        ({"query": "a dog", "language": "xx"}, "the model knows no language &#39;xx&#39;: choose de or en"),
+    ):
+        answer = client.get("/search", params=values)
+        assert answer.status_code == 400
+        assert remark in answer.text
+        assert not re.search(r"(?<!var\()--\w", re.sub("<style>.*</style>", "", answer.text, flags=re.DOTALL))
 
 
 def test_hostile_requests_and_ids_do_nothing(client):

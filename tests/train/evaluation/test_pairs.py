@@ -237,7 +237,7 @@ def test_figures_of_a_pair_are_those_of_the_run(run, toy, pair_of, tmp_path):
     assert ranking.caption.text == str(ranking.caption.key)
     with pytest.raises(UsageError, match="attends to neither regions nor words"):
         draw_figures(replace(job, only=("attention",)))
-    with pytest.raises(UsageError, match="--texts is for vectors of captions"):
-        replace(job, run=run)
+    written = draw_figures(FiguresJob(run, str(tmp_path / "c"), toy.captions, toy.features, texts=job.texts, **options))
+    assert [ranking.caption.text for ranking in written.rankings] == [ranking.caption.text for ranking in ours.rankings]
     with pytest.raises(UsageError, match="OUTPUT is missing"):
         FiguresJob(captions=captions, features=images)

@@ -13,11 +13,12 @@ from rich.console import Console
 from schemas.console.tables import render_tables
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
+from tests.pages import width_of
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import CONFIG, ENGLISH, events
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.evaluation.ranks import Queries
-from train.evaluation.statistics import bootstrap_intervals
+from train.evaluation.statistics import Interval, MetricIntervals, bootstrap_intervals
 from train.reports.compared_runs import Measurement, logged_scores
 from train.reports.comparison import (
     SCORES,
@@ -236,7 +237,9 @@ def test_picture(monkeypatch, tmp_path):
     runs += (compared("other", {"seed": 0, "loss.margin": 1}, History(HISTORY.entries[:4]), "unfinished"),)
     rows = ComparedRow("x", runs[:2]), ComparedRow("other", runs[2:])
     plot_comparison(Comparison(runs, {}, rows), tmp_path / "a.png")
-    losses, english, german, last = figures[0].axes
+    losses, english, german, *scores = figures[0].axes
+    last = scores.pop()
+    assert [panel.get_ylabel() for panel in scores[:2]] == ["recall (%), en", "recall (%), de"]
     assert [panel.get_ylabel() for panel in (losses, english, german)] == [
         *("loss per query", "sum of recalls, en", "sum of recalls, de")
     ]
@@ -249,15 +252,35 @@ def test_picture(monkeypatch, tmp_path):
     assert [text.get_text() for text in last.get_legend().texts] == ["x (2 seeds)", "other"]
 
 
-def test_picture_of_evaluations_has_their_scores(monkeypatch, tmp_path):
+def test_picture_shows_scores_with_intervals_by_short_names(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("train.reports.comparison_plot.save", lambda figure, folder, name: figures.append(figure))
-    gallery, scores = RankedGallery("en", ("comparable",), "test", 9, 9), dict.fromkeys((*SCORES, SUM), 30.0)
-    run = ComparedRun("a", "a", {}, "evaluation", History(()), (), {gallery: Measurement(scores, {SUM: 12.25})})
-    plot_comparison(Comparison((run,), {}, (ComparedRow("a", (run,)),)), tmp_path / "a.png")
-    _, panel = figures[0].axes
-    assert [set(line.get_ydata()) for line in panel.lines] == [{30.0}, {12.25}]
-    assert panel.get_title(loc="right") == "chance: 12.2"
+    gallery = RankedGallery("en", ("comparable",), "test", 9, 9)
+    chance = dict.fromkeys(SCORES, 10.0)
+    runs = [
+        ComparedRun(
+            name, name, {}, "evaluation", History(()), (), {gallery: Measurement(dict.fromkeys((*SCORES, SUM), score), chance)}
+        )
+        for name, score in (("here/models/a", 30.0), ("there/models/b", 40.0))
+    ]
+    rows = tuple(ComparedRow(run.name, (run,)) for run in runs)
+    interval = Interval(25.0, 45.0)
+    intervals = {(gallery, "image_to_text"): {rows[0]: MetricIntervals(interval, interval, interval, interval)}}
+    plot_comparison(Comparison(tuple(runs), {}, rows, (), intervals), tmp_path / "a.png")
+    panel, last = figures[0].axes
+    points = [(bars[0].get_xdata()[0], bars[0].get_ydata()[0]) for bars in panel.containers]
+    assert [y for _, y in points] == [30.0, 40.0] * 6
+    assert len({x for x, _ in points}) == 12
+    ends = [[line.get_segments()[0][:, 1].tolist() for line in bars[2]] for bars in panel.containers]
+    assert ends == [[[25.0, 45.0]], []] * 3 + [[], []] * 3
+    levels = [line.get_segments()[0][:, 1].tolist() for line in panel.collections if len(line.get_segments()[0]) == 2]
+    assert levels.count([10.0, 10.0]) == 6
+    assert panel.get_title(loc="right") == "bars: 95 % intervals"
+    assert [text.get_text() for text in last.get_legend().texts] == ["a", "b"]
+    monkeypatch.undo()
+    for kind in ("png", "pdf", "svg"):
+        plot_comparison(Comparison(tuple(runs), {}, rows), tmp_path / f"a.{kind}")
+        assert width_of(tmp_path / f"a.{kind}") == pytest.approx(7.2)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 import errno
 import json
 import os
+import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.transforms import Bbox
 
 import tests.train.region_models  # noqa: F401 -- Registers a kind that shows no attention.
 from schemas.dataset import open_dataset
@@ -18,6 +20,7 @@ from schemas.errors import DatasetError, InputError, UsageError
 from schemas.features import FeatureSpec
 from schemas.keys import CaptionKey
 from schemas.storage.folder import Folder
+from tests.pages import width_of
 from tests.train.conftest import write_dataset
 from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import DAN, MHA_D
@@ -30,7 +33,7 @@ from train.loop.training import train
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import AttentionWeights, ImageBatch
 from train.reports import attention, rankings
-from train.reports.attention import AttendedCaption, AttendedImage, grid_of, placed_labels, plot_attention, strongest
+from train.reports.attention import AttendedCaption, AttendedImage, grid_of, plot_attention, strongest
 from train.reports.figure_examples import ShownCaption
 from train.reports.figures import draw_figures
 from train.reports.rankings import FRAME
@@ -315,6 +318,7 @@ def test_numbers_below_a_field_do_not_meet(tmp_path, drawn, count, numbers):
     caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
     image = AttendedImage(1, "a", None, None, weights, (AttendedCaption(caption, np.full((3, 3), 1 / 3), None),))
     plot_attention(image, None, Folder(str(tmp_path)), "a.png")
+    drawn["a.png"].draw_without_rendering()  # At the figure's resolution again.
     panel = drawn["a.png"].axes[0]
     boxes = [label.get_window_extent() for label in panel.get_xticklabels()]
     assert len(boxes) == numbers
@@ -422,16 +426,43 @@ def test_strongest_come_first():
     assert strongest([0.1, 0.5, 0.1, 0.3], 3) == [1, 3, 0]
 
 
-def test_labels_stand_within_the_picture_and_apart():
+def test_labels_of_boxes_cover_neither_their_box_nor_each_other(tmp_path, drawn):
     rng = np.random.default_rng(0)
-    corners = rng.uniform(-20, 400, (8, 2))
-    boxes = np.concatenate([corners, corners + rng.uniform(5, 300, (8, 2))], axis=1)
-    labels = {n: f"{n}: word" for n in (3, 1, 4, 0, 5, 2, 6, 7)}
-    placed = placed_labels(boxes, labels, 500, 400)
-    assert placed[0][0] == "3: word"
-    across, down = 0.365 * 500 / 2.4, 0.1 * 500 / 2.4
-    for number, (_, x, y) in enumerate(placed):
-        assert 0 <= x <= 500 - across
-        assert 0 <= y <= 400 - down
-        assert all(abs(x - a) >= across - 1e-9 or abs(y - b) >= down - 1e-9 for _, a, b in placed[:number])
-    assert len(placed_labels(np.tile([[0, 0, 500, 400]], (8, 1)), labels, 500, 400)) == 4  # A box has four corners.
+    corners = rng.uniform(-20, 400, (10, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(5, 300, (10, 2))], axis=1)
+    boxes[:2] = [0, 0, 640, 480]  # Labels of these two have no place in the picture.
+    caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", *("word",) * 5, "<end>"))
+    pairs = AttendedCaption(caption, None, rng.dirichlet(np.ones(10), 7))
+    regions = rng.dirichlet(np.ones(10) * 0.2, 5)
+    regions[0, 0] = 1
+    for name, image in {
+        "heads.png": AttendedImage(1, "a", boxes, (640, 480), regions, (replace(pairs, words=regions[:, :7], pairs=None),)),
+        "pairs.png": AttendedImage(1, "a", boxes, (640, 480), None, (pairs,)),
+    }.items():
+        plot_attention(image, None, Folder(str(tmp_path)), name)
+        drawn[name].draw_without_rendering()  # At the figure's resolution again.
+        panels = [panel for panel in drawn[name].axes if boxes_of(panel)]
+        below = [panel.get_xlabel() for panel in panels]
+        assert any(label.startswith("1: ") or ", 1: " in label for label in below)
+        for panel, words in zip(panels, below, strict=True):
+            texts = [text for text in panel.texts if text.get_visible() and text.get_text()]
+            places = [text.get_window_extent() for text in texts]
+            named = [boxes[int(text.get_text().partition(":")[0]) - 1].reshape(2, 2) for text in texts]
+            named = [Bbox(panel.transData.transform(box)).padded(-1) for box in named]
+            assert len(texts) + words.count(":") == (8 if name == "pairs.png" else 3)
+            assert not any(place.overlaps(box) for place, box in zip(places, named, strict=True))
+            assert not any(first.overlaps(second) for first, second in combinations(places, 2))
+            assert all(panel.bbox.padded(1).count_contains(place.corners()) == 4 for place in places)
+
+
+@pytest.mark.slow
+def test_figures_have_all_formats_the_width_of_columns_and_their_captions(job, tmp_path):
+    names = {"retrieval": 7.2, "map": 3.5}  # Inches.
+    found = draw_figures(replace(job, formats=("png", "pdf", "svg")))
+    assert {*found.names} == {"figures.json"} | {f"{name}.{kind}" for name in names for kind in ("png", "pdf", "svg")}
+    for name, width in names.items():
+        path = Path(job.output) / name
+        assert [width_of(path.with_suffix(f".{kind}")) for kind in ("png", "pdf", "svg")] == pytest.approx([width] * 3)
+    drawing = Path(job.output, "retrieval.svg").read_text()
+    written = " ".join(re.findall("<!-- (.*?) -->", drawing))
+    assert all(ranking.caption.text in written for ranking in found.rankings)

@@ -1,11 +1,14 @@
 import csv
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from schemas.console.tables import Cell
+from schemas.storage.folder import Folder
+from tests.pages import width_of
 from train.jobs import StsJob
 from train.reports.published import STS_PAPERS, TASKS
 from train.sts.correlation import Correlation
@@ -162,17 +165,39 @@ def test_report_holds_everything(tmp_path):
 def test_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
     figures = []
     monkeypatch.setattr("train.sts.plot.save", lambda figure, folder, name: figures.append(figure))
-    assert plot_sts(result_of(count, ("runs/a_$long$", "b.vec")), str(tmp_path)) == f"{tmp_path}/sts.png"
-    panels = figures[0].axes
+    plot_sts(result_of(count, ("runs/a_$long$", "b.vec")), Folder(str(tmp_path)), "sts.png")
+    panels = [panel for panel in figures[0].axes if panel.get_visible()]
     assert len(panels) == 3 * count
+    assert [panel.get_ylabel() for panel in panels[::count]] == [
+        "word overlap\ncosine",
+        "a_\\$long\\$\ncosine",
+        "b.vec\ncosine",
+    ]
     for number, panel in enumerate(panels):
         (dots,) = panel.collections
         assert dots.get_offsets().tolist() == [[1.0, number % count / 10 + number // count]] * 750
-    assert panels[0].get_title("right") == "n = 750, r = 0.513"
-    assert panels[0].get_title("left") == "data-0"
+    assert panels[0].get_title() == "data-0\nn = 750, r = 0.513"
     assert panels[-1].get_xlabel() == "gold score"
     colours = {tuple(panel.collections[0].get_facecolor()[0]) for panel in panels}
     assert len(colours) == 3
     monkeypatch.undo()
-    plot_sts(result_of(count, ("runs/a_$long$",)), str(tmp_path))
-    assert (tmp_path / "sts.png").read_bytes().startswith(b"\x89PNG")
+    for kind in ("png", "pdf", "svg"):
+        plot_sts(result_of(count, ("runs/a_$long$",)), Folder(str(tmp_path)), f"sts.{kind}")
+        assert width_of(tmp_path / f"sts.{kind}") == pytest.approx(3.5 if count == 1 else 7.2)
+
+
+@pytest.mark.slow
+def test_titles_of_many_data_sets_do_not_meet(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("train.sts.plot.save", lambda figure, folder, name: figures.append(figure))
+    result = result_of(7, ("some/where/run", "else/where/run"))
+    result = replace(result, data=tuple(replace(data, name=f"a very long name of {data.name}") for data in result.data))
+    plot_sts(result, Folder(str(tmp_path)), "sts.png")
+    figures[0].draw_without_rendering()
+    panels = [panel for panel in figures[0].axes if panel.get_visible()]
+    assert len(panels) == 3 * 7
+    texts = [text for panel in panels for text in (panel.title, panel.xaxis.label, panel.yaxis.label) if text.get_text()]
+    assert {"some/where/run\ncosine", "else/where/run\ncosine"} <= {text.get_text() for text in texts}
+    places = [text.get_window_extent() for text in texts]
+    assert not any(first.overlaps(second) for first, second in combinations(places, 2))
+    assert not any(place.overlaps(panel.bbox) for place in places for panel in panels)
