@@ -13,14 +13,14 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import ijson
 import numpy as np
 import pyarrow as pa
 
 from schemas.errors import DatasetError, InputError
-from schemas.storage.folder import Folder, PathKind
+from schemas.storage.folder import Folder
 from schemas.storage.locations import absolute_location, check_location, is_remote
 from schemas.storage.storage_errors import storage_errors
 from schemas.text import HEAD, MAX_LINE, decode_line, mark_length, not_utf8, read_line
@@ -53,7 +53,7 @@ def locate(path: str | os.PathLike[str]) -> str:
     return text.rstrip("/") if is_remote(text) else text
 
 
-def kind_of(location: str) -> PathKind:
+def kind_of(location: str) -> Literal["file", "folder", "nothing"]:
     """Return the kind of a location: ``file``, ``folder`` or ``nothing``.
 
     Raises:

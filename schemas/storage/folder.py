@@ -44,8 +44,6 @@ from schemas.storage.storage_errors import RefusedError, StoreAccessError, clien
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-PathKind = Literal["file", "folder", "nothing"]
-
 _COPIED_BYTES = 16 << 20  # At a time.
 _opening = Lock()  # Several threads would open several clients.
 
@@ -132,7 +130,7 @@ class Folder:
             return sorted(f"{child.name}/" if child.is_dir() else child.name for child in present)
         return []
 
-    def kind(self) -> PathKind:
+    def kind(self) -> Literal["file", "folder", "nothing"]:
         """Return whether the location of the folder is a folder, a file or nothing.
 
         Raises:
