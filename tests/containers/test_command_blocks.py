@@ -287,10 +287,10 @@ def test_flags_for_beam_on_the_page_are_those_of_beam(monkeypatch):
     lines = re.findall(r"^imagepivot .* -- (.+)$", (HOW_TO / "dataflow.md").read_text(), re.MULTILINE)
     assert len(lines) == 3
     for line in lines:
-        options = Execution(beam_flags=tuple(shlex.split(line))).options
+        options = Execution(beam_flags=tuple(shlex.split(line))).to_options()
         assert options.get_all_options()["runner"] == "DataflowRunner"
     assert remarks == []
-    Execution(beam_flags=("--runner=DataflowRunner", "--bogus_flag=1")).options  # noqa: B018 -- read once, as by a run
+    Execution(beam_flags=("--runner=DataflowRunner", "--bogus_flag=1")).flags  # noqa: B018 -- read once, as by a run
     assert len(remarks) == 1
     given = PipelineOptions(shlex.split(lines[1])).get_all_options()
     assert (given["num_workers"], given["max_num_workers"], given["use_public_ips"]) == (8, 8, False)

@@ -121,7 +121,7 @@ def test_pipeline_of_many_shards_can_be_submitted(shards):
     digests = tuple(sha256_of_bytes(b"%d" % number) for number in range(shards))
     output = plan_features(job, Listing((50_000,) * shards, digests, digests))
     accelerator = Accelerator("nvidia-l4")
-    pipeline = beam.Pipeline(runner=FnApiRunner(), options=Execution(beam_flags=("--runner=DataflowRunner",)).options)
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=Execution(beam_flags=("--runner=DataflowRunner",)).to_options())
     check = PreflightCheck(output.folder)
     _ = (
         pipeline

@@ -375,7 +375,11 @@ def test_existing_folder_is_left_as_it_was(tmp_path):
         ("file/features", DatasetError, "a part of the path is a file, not a folder"),
         ("link", DatasetError, "the path is a file or a link to nothing"),
         ("link/features", DatasetError, "the path is a file or a link to nothing"),
-        ("/proc/features", DatasetError, "cannot create the folder '/proc/features': its file system does not allow it"),
+        (
+            "/proc/features",
+            DatasetError,
+            "cannot use '/proc/features': permission denied: check who owns the folder, or choose another",
+        ),
         ("https://host/x", UsageError, "cannot write to 'https://host/x': give a local folder, gs://BUCKET/PATH or"),
         ("hdfs://host/x", UsageError, "cannot write to 'hdfs://host/x': give a local folder, gs://BUCKET/PATH or"),
     ],
