@@ -17,6 +17,7 @@ from pipelines.exchange.importers.arrays import open_arrays
 from pipelines.exchange.importers.base import FeatureFiles, stored_dtype
 from pipelines.exchange.importers.hdf5 import open_hdf5
 from pipelines.exchange.importers.tsv import open_tsv
+from pipelines.exchange.importers.webdataset import open_tars
 from pipelines.exchange.jobs import ImportFormat, ImportJob
 from pipelines.running.meter import Meter
 from schemas.errors import InputError, UsageError
@@ -37,9 +38,10 @@ _READERS: dict[ImportFormat, Callable[[ImportJob], FeatureFiles]] = {
     "npy": open_arrays,
     "tsv": open_tsv,
     "hdf5": open_hdf5,
+    "webdataset": open_tars,
 }
-_EXTENSIONS: dict[str, ImportFormat] = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5"}
-_UNSUPPORTED = {".npz": "npz archives", ".tar": "tar files", ".lmdb": "LMDB", ".mdb": "LMDB"}
+_EXTENSIONS: dict[str, ImportFormat] = {".npy": "npy", ".tsv": "tsv", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "webdataset"}
+_UNSUPPORTED = {".npz": "npz archives", ".lmdb": "LMDB", ".mdb": "LMDB"}
 _BLOCK_BYTES = 8 << 20
 
 

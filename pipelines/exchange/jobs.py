@@ -14,7 +14,7 @@ from schemas.keys import AUTO, check_shards_request
 from schemas.options import Opt, Options
 from schemas.writing.reuse_policy import Notes, Overwrite, Verify
 
-ImportFormat = Literal["npy", "tsv", "hdf5"]
+ImportFormat = Literal["npy", "tsv", "hdf5", "webdataset"]
 
 ListIdRule = Literal["name", "path", "exact"]
 """Image id of a list entry: ``name``: its last component, ``path``: the whole entry, both without ``#N`` and image extension;
@@ -81,7 +81,7 @@ class ImportJob(Options):
         ListIdRule | None,
         Opt(
             "Use the file [i]name[/i] or whole [i]path[/i] of an entry, without extension, or [i]exact[/i]ly the entry, as image "
-            "id. Default: name; path for HDF5 groups.",
+            "id. Default: name; path for HDF5 groups; exact for webdataset.",
         ),
     ] = None
     repeats: Annotated[int, Opt("Take one of this many consecutive rows per image (npy, hdf5; VSE++: 5).", min_=1)] = 1

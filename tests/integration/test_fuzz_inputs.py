@@ -59,6 +59,7 @@ from schemas.writing.validation import validate
 from tests.builders import sign, tree
 from tests.extractors.weights.test_caffemodel import LAYERS, net
 from tests.integration.test_fuzz import VALUES, limited, places
+from tests.pipelines.exchange.test_importing import REGION_LABELS
 from tests.pipelines.plans.conftest import PLAN
 from tests.pipelines.plans.test_plan import LINE
 from tests.schemas.conftest import (
@@ -152,6 +153,14 @@ def npy(values: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
 
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def webdatasets() -> Iterator[Files]:
+    """Features and regions in tars."""
+    yield {"features.tar": tar({f"{number}.feature.npy": npy(row) for number, row in enumerate(VECTORS)})}
+    text = json.dumps(REGION_LABELS).encode()
+    members = {"a.feature.npy": npy(VECTORS[:2]), "a.boxes.npy": npy(VECTORS[:2], (2, 0)), "a.regions.json": text}
+    yield {"regions.tar": tar(members)}
 
 
 def arrays() -> Iterator[Files]:
@@ -260,7 +269,7 @@ def read_images(folder: Path) -> None:
 
 
 def import_any(folder: Path) -> None:
-    (path,) = (path for path in folder.iterdir() if path.suffix in (".h5", ".npy", ".tsv"))
+    (path,) = (path for path in folder.iterdir() if path.suffix in (".tar", ".h5", ".npy", ".tsv"))
     options = {"array": {"array": "features", "id_array": "ids"}, "group": {"array": "features"}}.get(path.stem, {})
     import_features(ImportJob((str(path),), str(folder / "out"), name="x", **options))
 
@@ -314,6 +323,7 @@ class Target:
 TARGETS = {
     "images": Target(images, read_image),
     "tars": Target(tars, read_images),
+    "webdataset": Target(webdatasets, import_any),
     "arrays": Target(arrays, import_any),
     "hdf5": Target(hdf5_files, import_any),
     "checkpoints": Target(checkpoints, read_weights),
@@ -439,11 +449,18 @@ def seal(data: bytearray) -> None:
 
 
 def damage_member(data: bytes, rng: random.Random) -> bytes:
-    """Damage a file in a zip archive, so that headers and checksums fit."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    """Damage a file in a zip or tar archive, so that headers and checksums fit."""
+    file = io.BytesIO(data)
+    if data.startswith(b"PK"):
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+    else:
+        with tarfile.open(fileobj=file) as archive:
+            members = {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
     name = rng.choice(sorted(members))
     members |= damage({name: members[name]}, rng)
+    if not data.startswith(b"PK"):
+        return tar(members)
     with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
@@ -457,7 +474,7 @@ def damage(files: Files, rng: random.Random) -> dict[str, bytes]:
     ways = [flip, overwrite, overwrite, splice, cut, insert, renumber]
     if name.endswith(".toml"):
         ways += [edit_text] * 8
-    if data.startswith(b"PK") and rng.random() < 0.7:
+    if (data.startswith(b"PK") or name in ("features.tar", "regions.tar")) and rng.random() < 0.7:
         return {**files, name: damage_member(data, rng)}
     if name.endswith(".tar"):
         ways += [retype] * 2

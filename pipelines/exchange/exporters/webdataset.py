@@ -20,7 +20,7 @@ from schemas.errors import DatasetError
 from schemas.escapes import counted
 from schemas.keys import normalization_hint
 
-_NUMBERS = ("width", "height", "num_regions")
+NUMBERS = ("width", "height", "num_regions")
 LABELS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
 
 
@@ -80,7 +80,7 @@ def _sample_files(dataset: Dataset, row: dict[str, Any], captions: list[dict[str
         yield "captions.json", _json(captions)
     yield "feature.npy", _npy(row[feature_column(dataset)])
     if has_regions:
-        yield "regions.json", _json({name: row[name] for name in _NUMBERS} | {name: row[name].tolist() for name in LABELS})
+        yield "regions.json", _json({name: row[name] for name in NUMBERS} | {name: row[name].tolist() for name in LABELS})
 
 
 def _npy(values: np.ndarray) -> bytes:

@@ -32,6 +32,8 @@ LONG = "long/" + "0123456789" * 1000
 
 HOLDS = {
     "tsv": lambda key: '"' not in key,
+    # A relative path, and the name of a sample ends at the first dot behind the last slash.
+    "webdataset": lambda key: not {"", ".", ".."} & set(key.split("/")) and "." not in key.rpartition("/")[2],
     # As HDF5 has it: no empty component, and "." is the group itself.
     "hdf5": lambda key: not {"", "."} & set(key.split("/")),
 }
@@ -139,6 +141,16 @@ def test_mulisera_comes_back(tmp_path, seed):
     paths = export(tmp_path, dataset, "mulisera", lists=lists)
     arrays = (path for path in paths if path.suffix == ".npy")
     assert_same_rows(import_(tmp_path, *arrays), dataset)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("write", [write_features, write_regions])
+def test_webdataset_comes_back(tmp_path, write, seed):
+    keys = [key for key in make_keys(seed) if HOLDS["webdataset"](key)]
+    dataset = write(tmp_path / "dataset", make_values(keys, *([REGIONS, WIDTH] if write is write_regions else [])))
+    paths = export(tmp_path, dataset, "webdataset")
+    assert_same_rows(import_(tmp_path, *paths), dataset)
 
 
 @pytest.mark.parametrize("layout", ["npy", "tsv"])

@@ -1,6 +1,8 @@
 import base64
 import csv
 import hashlib
+import io
+import json
 import pickle
 import re
 import sys
@@ -17,6 +19,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
 from schemas.writing.validation import validate
 from tests.builders import shard_by_hand, tree
+from tests.pipelines.inputs.reading import write_tar
 
 IDS = ["1000092795", "bild-ä", "猫", "a.b", "x1", "x2", "x3", "x4", "x5", "x6"]
 WIDTH = 6
@@ -239,8 +242,9 @@ def test_inconsistent_files_are_refused(tmp_path):
         ({"id_rule": "other"}, "--id-rule is 'other', expected one of 'name', 'path', 'exact'"),
         ({"repeats": 0}, "--repeats is 0, expected 1 or more"),
         ({"max_regions": 0}, "--max-regions is 0"),
-        ({"format": "csv"}, "--format is 'csv', expected one of 'npy', 'tsv', 'hdf5'"),
+        ({"format": "csv"}, "--format is 'csv', expected one of 'npy', 'tsv', 'hdf5', 'webdataset'"),
         ({"format": "tsv", "ids": ("a",)}, "--ids is for npy and hdf5, these files are tsv"),
+        ({"format": "webdataset", "karpathy": "a"}, "--karpathy is for npy and tsv and hdf5, these files are webdataset"),
         ({"format": "hdf5", "sources": ("x.h5", "y.h5")}, "import one HDF5 file at a time, with at most one list of ids"),
         ({"format": "hdf5", "ids": ("a", "b")}, "import one HDF5 file at a time, with at most one list of ids"),
         ({"format": "npy", "sizes": ("a",)}, "--sizes is for regions"),
@@ -251,10 +255,7 @@ def test_import_job_refuses_invalid_options(options, message):
         ImportJob(**{"sources": ("none.npy",), "output": "out", "name": "toy", **options})
 
 
-@pytest.mark.parametrize(
-    ("location", "name"),
-    [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB"), ("d.tar", "tar files")],
-)
+@pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
 def test_import_format_refuses_unsupported_formats(location, name):
     message = rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
     with pytest.raises(UsageError, match=message):
@@ -262,8 +263,8 @@ def test_import_format_refuses_unsupported_formats(location, name):
 
 
 def test_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
-    names = ("a.npy", "B.TSV", "c.h5", "d.hdf5")
-    assert [import_format(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5"]
+    names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
+    assert [import_format(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
     with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
         import_format("x.bin")
     (tmp_path / "data.mdb").write_bytes(b"")
@@ -563,6 +564,104 @@ def test_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_p
     monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", 15)
     assert len(import_features(job).shards) == 32
     assert len(import_features(replace(job, overwrite=True)).shards) == 16
+
+
+# --- webdataset ------------------------------------------------------------------------------------------------------
+
+
+def npy_bytes(values) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+ROW = npy_bytes(np.ones(3, "f4"))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([], "x.tar holds no samples, expected 'ID.feature.npy' for each image"),
+        ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg: import reads tar files as `export` writes them"),
+        ([("a.feature.npy", ROW), ("b.cls", b"1")], "x.tar, sample 'b' has no feature.npy, only cls"),
+        ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
+        *(
+            ([("a.feature.npy", data)], "x.tar, sample 'a': feature.npy is not an npy array of numbers")
+            for data in (ROW[:9], header_of(f"({2**50},)"), header_of(f"({2**62}, 6)"), header_of("(2, (6"))
+        ),
+        (
+            [("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))],
+            r"sample 'b' has a feature float32 \(4,\), the first",
+        ),
+        (
+            [("a.feature.npy", npy_bytes(np.ones((2, 3), "f4"))), ("a.boxes.npy", ROW), ("a.regions.json", b"{}")],
+            "x.tar, sample 'a': regions.json does not hold labels of regions",
+        ),
+    ],
+)
+def test_broken_tar_files_are_refused(tmp_path, members, message):
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
+    (tmp_path / "x.tar").write_bytes(b"text" * 1000)
+    with pytest.raises(InputError, match=r"x.tar' is not a whole tar: at byte 0: .* Copy or write it again"):
+        import_features(job)
+    write_tar(tmp_path / "x.tar", members)
+    with pytest.raises(InputError, match=message):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+
+
+REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
+    name: [0, 0] for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
+}
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        *(
+            ("regions.json", json.dumps(REGION_LABELS | changed).encode(), "regions.json does not hold labels of regions")
+            for changed in (
+                *({"width": 10**30}, {"width": -1}, {"height": 2**31}, {"width": float("inf")}, {"num_regions": 3}),
+                *({"num_regions": -1}, {"class_ids": [2**15, 0]}, {"attribute_ids": [0, -1]}, {"class_ids": [None, 0]}),
+                *({"class_scores": [10**400, 0]}, {"class_scores": "ab"}, {"class_scores": [0]}),
+            )
+        ),
+        ("regions.json", b"[" * 100_000, "regions.json does not hold labels of regions"),
+        *(
+            (
+                "feature.npy",
+                npy_bytes(np.zeros(shape, "f4")),
+                r"has a feature \(.*\), expected \[R, D\] beside boxes, none zero",
+            )
+            for shape in ((), (4,), (0, 4), (2, 0), (2, 4, 3))
+        ),
+        *(
+            ("boxes.npy", npy_bytes(np.zeros(shape, dtype)), r"has boxes .*, expected numbers \(2, 4\): one for each row")
+            for shape, dtype in (((), "f4"), ((3, 4), "f4"), ((2, 4), "U3"), ((2, 4), "M8[s]"), ((2, 4), "c8"), ((2, 4), "V4"))
+        ),
+    ],
+)
+def test_regions_in_tars_with_false_counts_are_refused(tmp_path, member, value, message):
+    values = npy_bytes(np.ones((2, 4), "f4"))
+    members = {"feature.npy": values, "boxes.npy": values, "regions.json": json.dumps(REGION_LABELS).encode()}
+    job = ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x")
+    write_tar(tmp_path / "x.tar", [(f"a.{name}", data) for name, data in {**members, member: value}.items()])
+    with pytest.raises(InputError, match=rf"x\.tar, sample 'a'.* {message}"):
+        import_features(job)
+    assert not (tmp_path / "out").exists()
+    write_tar(tmp_path / "x.tar", [(f"a.{name}", data) for name, data in members.items()])
+    assert import_features(job).rows == 1
+
+
+def test_joined_tar_files_are_imported_whole(tmp_path):
+    one, two = (
+        write_tar(tmp_path / name, [(f"{name}{n}.feature.npy", npy_bytes(np.full(3, n, "f4"))) for n in range(3)])
+        for name in "ab"
+    )
+    (tmp_path / "x.tar").write_bytes(one.read_bytes() + two.read_bytes())
+    dataset = imported(ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x"))
+    expected = {f"{name}{n}": [n, n, n] for name in "ab" for n in range(3)}
+    assert {row["image_id"]: row["feature"] for row in dataset.table().to_pylist()} == expected
 
 
 # --- sidecars of exported files --------------------------------------------------------------------------------------
