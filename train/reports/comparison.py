@@ -156,7 +156,7 @@ def compare_runs(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UsageError(f"{locations[index]!r} is given twice: leave it out once")
-    runs = tuple(read_compared_run(*item) for item in zip(_short_names(locations), locations, opened, strict=True))
+    runs = tuple(read_compared_run(*item) for item in zip(_relative_names(locations), locations, opened, strict=True))
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     settings = {key: tuple(run.settings.get(key) for run in runs) for key in keys if _differ(key, runs)}
     return with_tests(Comparison(runs, settings, _group_by_seeds(runs), tuple(_comparison_notes(runs))))
@@ -181,7 +181,7 @@ def with_tests(comparison: Comparison) -> Comparison:
     return replace(comparison, intervals=intervals, tests=tuple(adjust(tests)), notes=(*comparison.notes, *notes))
 
 
-def _short_names(locations: Sequence[str]) -> list[str]:
+def _relative_names(locations: Sequence[str]) -> list[str]:
     """Return the paths without their common parent folders."""
     parts = [location.split("/") for location in locations]
     common = min(len(os.path.commonprefix(parts)), *(len(names) - 1 for names in parts))  # noqa: RUF071 -- of any bucket

@@ -8,7 +8,6 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.escapes import short_names
 from schemas.storage.folder import FileInfo, Folder, file_at
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.storage.storage_errors import (
@@ -309,16 +308,3 @@ def test_dataset_in_an_object_store(bucket, toys):
     assert OutputState(remote.output).committed_manifest() == manifest == open_dataset(toy.path).manifest
     assert open_dataset("gs://bucket/features").numpy().tobytes() == open_dataset(toy.path).numpy().tobytes()
     assert set(remote.output.folder.names()) == set(open_dataset(toy.path).folder.names())
-
-
-@pytest.mark.parametrize(
-    ("locations", "names"),
-    [
-        (["runs/de/", "/home/me/en"], ["de", "en"]),
-        (["a/runs/de", "b/runs/de", "en"], ["a/runs/de", "b/runs/de", "en"]),
-        (["s3://bucket/new/run", "run"], ["new/run", "run"]),
-        (["run", "run"], ["run", "run"]),
-    ],
-)
-def test_short_names_are_distinct_ends_of_paths(locations, names):
-    assert short_names(locations) == names
