@@ -60,8 +60,8 @@ _DIGESTS = ("sha256", "footer_sha256")
 _ENTRY_LISTS = ("shards", "failures")
 _BATCH_ENTRIES = 4096
 _ADVICE = "copy it again, or delete it and run the command that wrote the dataset again, which keeps intact shards"
-RUN_FILES = frozenset({"best.pt", "last.pt", "log.jsonl"})
-"""Files of a run, of which a stopped one may lack some."""
+RUN_FILES = ("best.pt", "last.pt", "log.jsonl")
+"""Files of a run, of which a stopped one may lack some; first the one that its results are read from."""
 _MAX_NAMED = 5
 
 
@@ -399,7 +399,7 @@ def diagnose(folder: Folder) -> str:
         return f"{start}: the folder does not exist. Check the path"
     children = folder.children()
     files = {name for name in children if not name.endswith("/")}
-    if "config.toml" in files and files & RUN_FILES:
+    if "config.toml" in files and not files.isdisjoint(RUN_FILES):
         return (
             f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
             "the datasets that it was trained on"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from schemas.console import events
+from schemas.user_code import set_user_code
 
 # Before anything imports torch, and for all processes that tests start. Several test processes share the cores: threads of torch
 # that wait for one another would spin, and take four times as long. Tests about threads set their own number.
@@ -55,6 +56,13 @@ def _end_of_events() -> Iterator[None]:
     """End what ``--log-json`` begins, where a test only parses a command that has it: the next test writes no events."""
     yield
     events.finish(0)
+
+
+@pytest.fixture(autouse=True)
+def _end_of_user_code() -> Iterator[None]:
+    """Forget modules that a command of a test imported, which the results of the next test are not made from."""
+    yield
+    set_user_code({})
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from schemas.errors import DatasetError
+from schemas.reads import Reads
 from schemas.storage.folder import Folder
-from train.runs.history import History, Series, numbers_in, read_history
+from train.runs.history import History, Series, is_run, numbers_in, read_history
 
 
 def retrieval(recall: float) -> dict:
@@ -42,6 +43,15 @@ ENTRIES = (
     },
 )
 HISTORY = History(ENTRIES)
+
+
+def test_finished_run_is_known_by_the_file_of_its_results(tmp_path):
+    """Results of a command are made anew after a change of what it looked for: files of the training alone must not count."""
+    for name in ("log.jsonl", "last.pt", "best.pt"):
+        (tmp_path / name).touch()
+        reads = Reads()
+        assert is_run(str(tmp_path))
+    assert [location.rpartition("/")[2] for location in reads.locations] == ["best.pt"]
 
 
 def test_series():
