@@ -3,8 +3,6 @@
 Features do not depend on it, except for last bits if GPU libraries choose other kernels for another batch size.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

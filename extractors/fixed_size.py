@@ -4,8 +4,6 @@ Shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop 
 ``h`` and ``w`` its sides.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial

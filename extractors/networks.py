@@ -8,8 +8,6 @@ compiler, which takes as long as torch itself.
 Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial

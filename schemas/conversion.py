@@ -3,8 +3,6 @@
 A whole number is a number; no other types are mixed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Errors of damaged dataset files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

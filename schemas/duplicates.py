@@ -1,7 +1,5 @@
 """Lists of duplicates: groups of images or captions, a CSV row per member."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Ids, captions, tokens and file names are untrusted. Text that is printed, logged
 passes through `to_json` and its JSON escapes: parsed values equal the data. Addresses are stored as `redact_address` returns them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

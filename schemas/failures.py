@@ -1,7 +1,5 @@
 """Files of failures: JSON lines that other tools do not read as data."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Canonical JSON, digests and the fingerprint of a dataset."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

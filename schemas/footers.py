@@ -3,8 +3,6 @@
 A later run recognises a finished shard by its footer alone: fingerprint, parameters and statistics.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ The shard is a pure function of the image id. Two datasets with the same number 
 features of an image have the same shard index.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata

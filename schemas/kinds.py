@@ -3,8 +3,6 @@
 No column is nullable. The metadata of a field has its ``description``, and the ``shape`` of vectors of several dimensions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """Declaration of command line options as annotations of dataclass fields."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence

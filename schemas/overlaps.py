@@ -1,7 +1,5 @@
 """Leakage check: images with captions in several splits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A column of a row group is a sequence of pages: header, repetition levels, defin
 tools wrote with other encodings are decoded.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable

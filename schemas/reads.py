@@ -3,8 +3,6 @@
 `Folder` and `schemas.text` note each of them here, in any thread. Files that worker processes open are not recorded.
 """
 
-from __future__ import annotations
-
 from weakref import WeakSet
 
 

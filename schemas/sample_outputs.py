@@ -5,8 +5,6 @@ Records of shards and manifests keep the sample outputs, so that values of two v
 between processors, which round differently; sample outputs are compared with a tolerance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 

@@ -4,8 +4,6 @@ A byte order mark at the start of a file is dropped, and CR LF counts as LF. Nei
 name. Other line ends (a lone CR of old Macs, U+2028) are text, and so is a later U+FEFF.
 """
 
-from __future__ import annotations
-
 import codecs
 from pathlib import Path
 from typing import BinaryIO

@@ -1,7 +1,5 @@
 """Digests of modules of users, e.g. of ``--import``, which determine results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _digests: dict[str, str] = {}

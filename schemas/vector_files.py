@@ -5,8 +5,6 @@ file is streamed once, and only requested words take memory. Words that are not 
 skipped.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Scores of a random ranking, printed beside measured ones; names of scores."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """End of ``imagepivot demo``: a query in each language, drawn, and next commands."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

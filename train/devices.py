@@ -1,7 +1,5 @@
 """Devices and precisions of training; an unavailable device is an error."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -5,8 +5,6 @@ and batch size. This needs a C++ compiler. Later runs and other workers reuse th
 ``TORCHINDUCTOR_CACHE_DIR``.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -7,8 +7,6 @@ need not wait for each other at each layer.
 Shapes: ``B`` images of a batch.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

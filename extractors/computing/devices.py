@@ -1,7 +1,5 @@
 """Devices, precisions (TF32, autocast) and pinned copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Condition

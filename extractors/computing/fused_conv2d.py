@@ -10,8 +10,6 @@ Torch passes the TF32 switch to cuDNN's fused convolutions, but does not forbid 
 Shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

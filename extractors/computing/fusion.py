@@ -9,8 +9,6 @@ Batch norms are folded into the preceding convolution (`fold_norms`). Convolutio
 Shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
 """
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Iterator

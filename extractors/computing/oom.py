@@ -3,8 +3,6 @@
 Shapes: ``B`` images of a batch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import sys

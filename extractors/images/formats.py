@@ -3,8 +3,6 @@
 A format is detected from the content, not from the name: by magic bytes, for TGA by its footer (version 2) or a plausible header.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from functools import cache

@@ -4,8 +4,6 @@ libjpeg fills missing pixels with grey or noise, and warns. docs/reference/image
 simplejpeg stops at the first one. If it is harmless, the pixel data are checked again without the bytes that caused it.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """TIFF reader that follows all tags, for files that Pillow silently misreads."""
 
-from __future__ import annotations
-
 from PIL import ImagePalette, TiffImagePlugin
 
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _PLANES = 258, 259, 262, 266, 277, 284

@@ -7,8 +7,6 @@ comparisons decide which regions are chosen.
 Shapes: ``A`` anchors of a cell, ``N`` and ``M`` boxes of an image. A box is x1, y1, x2, y2 in pixels.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

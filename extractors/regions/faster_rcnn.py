@@ -11,8 +11,6 @@ Shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of a
 and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby

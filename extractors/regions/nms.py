@@ -8,8 +8,6 @@ only after several rounds, since the check synchronizes with the host.
 Shapes: ``B`` images, ``N`` and ``P`` boxes of an image, ``K`` suppressing boxes, ``C`` classes, ``W`` = ceil(P / 62) words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -8,8 +8,6 @@ No shape depends on values, and one copy returns the regions of all images from 
 Shapes: ``B`` images, ``P`` proposals of an image, ``R`` = ``max_regions``, ``D`` width of a feature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Shapes: ``B`` sentences, ``S`` sub-words, ``D`` width of the transformer, ``E`` width of a vector.
 """
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence

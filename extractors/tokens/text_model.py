@@ -6,8 +6,6 @@ of a text do not depend on other texts and on the thread count.
 Shapes: ``B`` texts, ``S`` sub-words.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ read; others are skipped. Arrays are declared as bytes, which packed numbers are
 for each number. Caffe writes all arrays packed. No code is run.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Safe reading of state dicts from files, and checks against a model."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

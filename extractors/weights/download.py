@@ -4,8 +4,6 @@ The cached file's name begins with a digest of the address and the object's vers
 replaced object becomes another file. Files appear atomically. A lock file ensures that one process per machine downloads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

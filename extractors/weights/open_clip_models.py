@@ -9,8 +9,6 @@ A model is
 The weights of both encoders have one digest.
 """
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os

@@ -19,8 +19,6 @@ Features are unnormalised. In the 16-bit precisions the feature map is rounded t
 Shapes: ``B`` images, ``G`` = 196 cells, ``D`` = 512 or 2048 width of a vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ not normalised. Preprocessing has the bytes of the model's transform. The parame
 which text vectors of the model have, too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -6,8 +6,6 @@ crop, global average pool (always in float32). The published files hold float16,
 Shapes: ``B`` images, ``D`` = 2048 width of the feature.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

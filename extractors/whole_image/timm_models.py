@@ -13,8 +13,6 @@ norm with an activation. Other models run as in timm.
 Shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``T`` tokens, ``D`` width of the feature.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import sys

@@ -1,7 +1,5 @@
 """Networks of timm up to their pooling: folded norms, and grids of features."""
 
-from __future__ import annotations
-
 from copy import copy
 from typing import Any
 

@@ -23,8 +23,6 @@ is taken per crop, then the mean. Two differences remain:
 Shapes: ``B`` images, ``K`` = 10 crops, ``H`` and ``W`` pixels of a resized image, ``D`` = 4096 width of the feature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

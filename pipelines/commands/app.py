@@ -12,8 +12,6 @@ Exit codes:
 Commands import Beam and torch when they run: ``--help`` is fast, and each command needs its own extra only.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

@@ -4,8 +4,6 @@ A value comes from the first of: command line (text), environment (text), file o
 text and TOML, with the same messages. A file has the keys of one command, or a section per command; unknown keys are errors.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping

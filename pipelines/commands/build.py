@@ -1,7 +1,5 @@
 """Command ``build``: runs the commands of a plan, each in its own process."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Commands that prepare data: captions, vocabularies, vectors, features."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands that inspect, validate, draw, convert and compare datasets."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 import typer

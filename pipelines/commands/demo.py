@@ -1,7 +1,5 @@
 """Command ``demo``."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 

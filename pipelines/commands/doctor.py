@@ -1,7 +1,5 @@
 """Command ``doctor``."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

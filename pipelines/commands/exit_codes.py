@@ -1,7 +1,5 @@
 """Error reporting as messages or events, and exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@ Google's launcher runs `main` with ``--NAME=VALUE`` for parameters and for its o
 Our parameters go before ``--``, all others after it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 

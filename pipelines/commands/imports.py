@@ -1,7 +1,5 @@
 """Option ``--import``: users' modules, which register models and extractors."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import sysconfig

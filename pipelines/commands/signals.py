@@ -4,8 +4,6 @@ Ctrl-C, SIGTERM and SIGHUP clean up, print one line about finished work, and exi
 exits immediately, which is as safe as SIGKILL.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

@@ -5,8 +5,6 @@ shards are joined shard by shard. With ``A`` and ``B`` shards, an image of shard
 remainder modulo ``gcd(A, B)``: these shards are merged and joined together.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ match by a perceptual hash, which ignores size, compression and colour. Coloured
 change of all: a red and a blue shirt of one cut have nearly equal hashes.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """``imagepivot inspect``: a dataset as tables, and as JSON values."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice

@@ -4,8 +4,6 @@ Files that differ are copied, on the side of the store where both folders are in
 dataset itself removes its manifest until its end; readers of the copy notice it only while changed files are copied.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pipelines.running.meter import Meter

@@ -4,8 +4,6 @@ The scenes try out pipelines and training without a download. The same count and
 version of Python. A smaller data set is the beginning of a larger one with the same seed.
 """
 
-from __future__ import annotations
-
 import filecmp
 import io
 import shutil

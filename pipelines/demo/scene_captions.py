@@ -5,8 +5,6 @@ sentences in English and five in German that are chosen independently: they diff
 in ``scene_languages.toml``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random

@@ -3,8 +3,6 @@
 The same count and seed give the same scenes in every Python version. Fewer scenes of a seed are the beginning of more scenes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ One process, no Beam. All files get their names together when complete; existing
 are written batch by batch; the chosen captions are held in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

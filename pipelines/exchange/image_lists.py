@@ -1,7 +1,5 @@
 """Image ids in text files, one id or file name per line."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection

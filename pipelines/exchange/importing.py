@@ -4,8 +4,6 @@ One process, no Beam: the work is reading and writing. All values are checked be
 from the files a few rows at a time: memory holds a few megabytes and the image ids, for files of any size.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jobs of ``import`` and ``export``. Importing them loads nothing heavy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Dry run of ``imagepivot features``: shards, images and bytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from extractors.base import warn_once

@@ -1,7 +1,5 @@
 """Plans of ``imagepivot features``: images by shard, and the dataset."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 In a local run chunks are ranges of a spill file: the launcher, which gathers them, holds a few bytes per image.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise

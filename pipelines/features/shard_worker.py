@@ -3,8 +3,6 @@
 A `ShardExtractor` is pickled to the workers; there `set_up` loads or shares the extractors, and `write` writes each shard.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Its images are copied to a staging area for the shard workers. Consecutive group
 about a dozen images per shard. In an update each shard first selects the images that it will read.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@ Files do not declare them. The delimiter is that of a ``sep=`` line (Excel write
 extension. If the header then lacks a required column, it is the one of ``,``, tab, ``;`` and ``|`` that yields all of them.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import sys

@@ -3,8 +3,6 @@
 Everything streams, in constant memory. An `InputError` (missing, truncated, not UTF-8, not JSON) names the file and the place.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Image ids from paths, and search for duplicate keys."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import PurePosixPath

@@ -11,8 +11,6 @@ Several workers read ranges of a large table: row groups of Parquet, or lines by
 TSV with quoted values are not split, nor are ``.gz`` files.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Members of tar files, also of several that `cat` joined into one."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO

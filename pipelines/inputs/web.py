@@ -5,8 +5,6 @@ address, so that a second DNS answer cannot redirect it; Host header and certifi
 failure rows of datasets, so they do not depend on the machine or the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import http.client

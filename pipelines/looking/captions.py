@@ -1,7 +1,5 @@
 """Chapters of a report about captions and vocabularies."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from html import unescape
 from itertools import groupby, product, zip_longest

@@ -1,7 +1,5 @@
 """Charts of pages, as SVG without background."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from pipelines.looking.pages import Chart

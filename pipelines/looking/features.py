@@ -1,7 +1,5 @@
 """Chapters of a report about features and regions, failures and duplicates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter

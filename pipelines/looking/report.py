@@ -1,7 +1,5 @@
 """Report of datasets, a chapter for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.datasets.inspection import describe_dataset, statistics_tables

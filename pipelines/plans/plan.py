@@ -4,8 +4,6 @@ A plan has no build state of its own. Every command recognises by fingerprint an
 resumes an unfinished one. Building a plan again therefore runs all of its commands again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 A misconfigured worker fails before any long step. The launcher times out if no worker writes the marker.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

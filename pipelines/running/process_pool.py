@@ -4,8 +4,6 @@ A worker is a new Python process rather than a fork, since the threads of the la
 user's script, as the processes of ``multiprocessing`` do. Functions and values travel as pickles over a socket pair each.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

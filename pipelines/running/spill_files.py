@@ -3,8 +3,6 @@
 The launcher of local workers holds what travels between them; a file range takes some hundred bytes.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A block is an Arrow table of a few thousand captions: passing a caption to anoth
 text travels; the worker that writes a shard tokenizes it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 `prepare_captions` runs on this machine, in one process or several, or with Beam on others: see `pipelines.text.transforms`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial

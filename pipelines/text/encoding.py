@@ -1,7 +1,5 @@
 """``imagepivot encode``: captions to token ids of a vocabulary, shard by shard."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import chain

@@ -11,8 +11,6 @@ Every caption is written once and read once. Memory hardly depends on the number
 temporary files before it writes the manifest; a failed run deletes its own. The next run deletes those of a killed one.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from bisect import bisect_left

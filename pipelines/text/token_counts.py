@@ -1,7 +1,5 @@
 """Token counts of captions, and the vocabulary and its statistics from them."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import reduce

@@ -3,8 +3,6 @@
 `build_vocabulary` counts on this machine, in one process or several, or with Beam on others: see `pipelines.text.transforms`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import partial

@@ -6,8 +6,6 @@ lookup is repeated in lower case, since the files of aligned vectors have no cap
 Files are read one after the other; memory holds the vectors of the vocabulary. gensim loads a fastText model (``.bin``) whole.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

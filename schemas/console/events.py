@@ -4,8 +4,6 @@
 C++ code and worker processes) becomes events, too. `finish` writes the last line. Without `start`, `emit` returns False.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import math

@@ -1,7 +1,5 @@
 """Charts: panels, series, labels and files in one style."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, product

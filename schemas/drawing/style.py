@@ -3,8 +3,6 @@
 Other modules import matplotlib's names from here. Backend, style and ``matplotlibrc`` of the user have no influence.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Devices, pinned copies and TF32 switches of torch. Importing this loads torch."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

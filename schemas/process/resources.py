@@ -1,7 +1,5 @@
 """Cores, memory limit and CPU features of this process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

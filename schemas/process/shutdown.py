@@ -6,8 +6,6 @@
 The notice is global to the process; `pipelines/commands/signals.py` prints it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import signal

@@ -4,8 +4,6 @@ By default glibc maps large buffers again for each batch, trims its heap, and gi
 pays for page faults and system calls. `keep_freed_memory` prevents it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -4,8 +4,6 @@
 launcher, which stops its steps. A step also ends if its launcher is killed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Buckets in Google Cloud Storage through google-cloud-storage."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

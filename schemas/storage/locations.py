@@ -1,7 +1,5 @@
 """Storage locations: local paths, and URLs of files, object stores and servers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

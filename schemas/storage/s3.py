@@ -1,7 +1,5 @@
 """Buckets in S3 through botocore."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Errors of disks and object stores, with advice."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

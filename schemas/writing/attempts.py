@@ -26,8 +26,6 @@ A commit in a store takes no shard with a claim:
    one of them sees the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import uuid

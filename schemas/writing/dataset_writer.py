@@ -12,8 +12,6 @@ finds all shards current commits.
 `write_dataset` runs in this process. A pipeline with workers runs in `complete_dataset`, and its last step is `commit`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace

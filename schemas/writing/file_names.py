@@ -4,8 +4,6 @@ Other tools leave their own files beside the shards, e.g. litdata's ``index.json
 deletes them. Foreign files named like shards are refused, since readers of a whole folder would read them as data.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 They are locks of ``flock``, which end with their process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import math

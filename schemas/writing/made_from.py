@@ -4,8 +4,6 @@
 of further files that the command read or looked for below its inputs or beside them, e.g. gold scores beside sentences.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath

@@ -14,8 +14,6 @@ A run writes all shards except current ones. It refuses other and foreign shards
 current shards and refuses all others. A repair deletes damaged shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Repair of a dataset: derived files are rewritten, damaged shards deleted."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The chosen count depends on the data alone, never on the machine. Of two counts 
 two: datasets of the same images can then be joined by groups of whole shards.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from schemas.errors import UsageError

@@ -1,7 +1,5 @@
 """Writing of one shard: the Parquet file with footer, record and failures."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

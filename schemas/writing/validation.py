@@ -1,7 +1,5 @@
 """Validation of a dataset against the format, on the stored bytes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

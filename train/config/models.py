@@ -3,8 +3,6 @@
 `train.models.catalogue` builds the models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points

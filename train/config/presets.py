@@ -4,8 +4,6 @@ The name of a preset is its path in the folder without extension, e.g. ``kadar20
 are bases of presets. Other files are named by their path.
 """
 
-from __future__ import annotations
-
 import os
 from difflib import get_close_matches
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks for zero vectors and norm outliers among image features, before training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A dataset contains one vector per image (kind ``features``), or regions with pad
 Shapes: ``I`` images, ``D`` feature width, ``R`` features of an image, ``M`` stored images, ``N`` rows, or images of a batch.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Memory-mapped arrays, for data larger than memory or shared by processes."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Batches of pairs by index, for training loops that resume within an epoch."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

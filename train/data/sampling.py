@@ -6,8 +6,6 @@ sampler returns the batches of an uninterrupted one.
 Shapes: ``I`` images, ``L`` languages, ``B`` rows of a batch.
 """
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping

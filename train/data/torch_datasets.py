@@ -6,8 +6,6 @@ Captions are tokens or token ids, images are features or regions.
 Shapes: ``N`` pairs, ``I`` images, ``R`` regions, ``D`` feature width, ``B`` pairs of a batch, ``T`` tokens of the longest caption.
 """
 
-from __future__ import annotations
-
 import logging
 import operator
 import os

@@ -3,8 +3,6 @@
 Shapes: ``N`` words, ``W`` width of a vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

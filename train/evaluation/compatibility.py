@@ -1,7 +1,5 @@
 """Compatibility of runs with datasets, languages and one another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -5,8 +5,6 @@ The image is the pivot between the languages (Gella et al. 2017; Kádár et al. 
 Letters: ``C`` captions.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 

@@ -3,8 +3,6 @@
 Letters: ``I`` images, ``C`` captions, ``D`` feature width, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

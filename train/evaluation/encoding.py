@@ -3,8 +3,6 @@
 Letters: ``A``, ``B`` and ``N`` texts or images, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

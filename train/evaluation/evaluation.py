@@ -7,8 +7,6 @@ dataset keeps, so that they hold other thousands of the same images.
 Letters: ``I`` images, ``D`` feature width, ``R`` features of an image.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Letters: ``A``, ``B`` and ``N`` texts or images, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Letters: ``N`` images or texts, ``E`` width of a vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast

@@ -4,8 +4,6 @@ A protocol is recognized by the name of the split, the pattern of its image ids,
 themselves are not compared with published lists.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

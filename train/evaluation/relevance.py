@@ -6,8 +6,6 @@ Only the first positions count, so that the best scores of each query are enough
 Letters: ``P`` pairs of a query and a correct item, ``Q`` queries, ``K`` scores that are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 

@@ -6,8 +6,6 @@ image and order, with their texts. Captions with other texts, such as those in a
 is the end of its image id, e.g. ``COCO_val2014_000000391895``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """``imagepivot evaluate``: recall and median rank by language and portion."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

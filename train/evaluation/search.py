@@ -3,8 +3,6 @@
 Shapes: ``I`` images, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Letters: ``S`` sentences, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

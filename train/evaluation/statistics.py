@@ -7,8 +7,6 @@ those of the whole set: intervals and paired tests describe fixed models on othe
 Letters: ``S`` seeds, ``Q`` queries, ``I`` images, ``R`` resamples, ``K`` cutoffs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, fsum, sqrt

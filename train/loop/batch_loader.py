@@ -1,7 +1,5 @@
 """Batch loader of one process, in the order of the sampler, with prefetching."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ Every process draws the same batches and encodes its own rows. All rows are gath
 steps equal those of a single process, up to the order of additions.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

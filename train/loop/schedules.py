@@ -1,7 +1,5 @@
 """Learning-rate schedule and stopping criteria."""
 
-from __future__ import annotations
-
 from math import cos, pi
 
 from train.config.sections import Config, ScheduleConfig

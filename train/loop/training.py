@@ -4,8 +4,6 @@ After initialization only the sampler is random, and its state is its position. 
 and reaches the weights of an uninterrupted one. On a CPU with the same number of threads they are equal bit for bit.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Mapping

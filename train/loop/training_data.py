@@ -1,7 +1,5 @@
 """Inputs of a training run from datasets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Registry of model kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -12,8 +12,6 @@ context vector, ``K`` steps, ``E`` = (K + 1) * H embedding width. In `AttentionS
 ``A`` that of the attention space, ``E`` that of a context vector.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -12,8 +12,6 @@ Shapes: ``B`` images or captions, ``R`` regions, ``T`` tokens of the longest cap
 ``W`` width of a word vector, ``E`` width of the joint space.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal

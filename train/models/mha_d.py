@@ -4,8 +4,6 @@ Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` 
 the joint space, ``K`` heads, ``A`` width of the attention space, ``E`` = K * H embedding width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear

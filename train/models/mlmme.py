@@ -7,8 +7,6 @@ github.com/iacercalixto/multilingual-multimodal-embedding, ``model_multilingual.
 Shapes: ``N`` images or captions, ``D`` feature width, ``W`` width of the joint space, ``P`` pairs of views, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import torch

@@ -16,8 +16,6 @@ Shapes: ``B`` captions, ``T`` tokens of the longest, ``P`` distinct prefixes, ``
 tokens, ``W`` width of a word vector, ``H`` hidden size. Gates have torch's order: reset, update, new; input, forget, cell, output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

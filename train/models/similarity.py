@@ -3,8 +3,6 @@
 Shapes: ``A`` and ``B`` embeddings, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: ``B`` images or captions, ``A`` and ``C`` the two sides of a comparison, ``D`` feature width, ``E`` embedding width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 

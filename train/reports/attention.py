@@ -6,8 +6,6 @@ It ends at the maximum weight or three times the uniform weight, whichever is gr
 Letters: ``K`` heads, ``R`` regions, ``T`` tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias

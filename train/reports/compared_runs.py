@@ -1,7 +1,5 @@
 """Runs and evaluations that ``imagepivot compare`` reads, with their scores."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``imagepivot compare``: settings, progress and scores of runs side by side."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Picture of ``imagepivot compare``: losses, validation recalls and scores."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from statistics import mean

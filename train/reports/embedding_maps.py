@@ -5,8 +5,6 @@ A thin line joins an image and its captions.
 Letters: ``I`` images, ``L`` languages, ``E`` width of a vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Images and captions in figures, sampled or named by id, with their pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape

@@ -1,7 +1,5 @@
 """Figures of a run: retrieved images, a map of embeddings, and attention."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ models performed better on both the languages compared to baseline order embeddi
 With several runs of a row, a rank is the median over them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial

@@ -4,8 +4,6 @@ Recalls, textual similarity (Pearson's r, times 100, on three data sets of the s
 numbers and their sources are in ``published/PAPER.toml``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Letters: ``I`` images.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Picture of ``imagepivot reproduce``: measured beside published recalls."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -5,8 +5,6 @@ that attend to several, SCAN and those of Huang et al. take regions, and others 
 such as imported ones, fit all of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

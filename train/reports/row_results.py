@@ -1,7 +1,5 @@
 """Results and failures of ``imagepivot reproduce``, and summaries of rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

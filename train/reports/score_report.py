@@ -1,7 +1,5 @@
 """Report of ``imagepivot evaluate``: tables, and a folder of scores and ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean

@@ -1,7 +1,5 @@
 """Tests between compared rows, from ranks of queries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Comparisons of runs in words, and beside published numbers."""
 
-from __future__ import annotations
-
 from statistics import mean
 
 from schemas.console.tables import Row, Table, number_columns

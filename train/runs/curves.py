@@ -1,7 +1,5 @@
 """Training curves of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

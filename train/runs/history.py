@@ -1,7 +1,5 @@
 """Parsed log of a run, and the table ``metrics.csv``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

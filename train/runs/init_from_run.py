@@ -5,8 +5,6 @@ of the two runs may therefore differ: words and languages that only the new run 
 parameters must exist with the same shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Model, optimizer and sampler from the content of a checkpoint, with checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

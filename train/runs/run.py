@@ -1,7 +1,5 @@
 """Trained runs: opening them, and checks before one is resumed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

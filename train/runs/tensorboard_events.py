@@ -4,8 +4,6 @@ Events are written synchronously by the package's own ``RecordWriter``. The writ
 of a killed process, and prints a traceback when the disk is full.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import socket

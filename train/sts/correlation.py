@@ -3,8 +3,6 @@
 Letters: ``N`` values, ``E`` width of vectors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,8 +12,6 @@ Pairs without a score are left out, as in the shared task of 2015, which publish
 Letters: ``N`` values.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence

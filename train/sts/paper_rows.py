@@ -1,7 +1,5 @@
 """Measured tables of semantic textual similarity in the papers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Picture of ``imagepivot sts``: cosines beside human scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from schemas.drawing.charts import ONE_COLUMN, TINY, TWO_COLUMNS, new_figure, plain, save, style_of

@@ -1,7 +1,5 @@
 """Tables and files of ``imagepivot sts``: measured and published correlations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 

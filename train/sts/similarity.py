@@ -8,8 +8,6 @@ The baseline is that of the shared tasks (Agirre et al. 2012, section 4): the co
 token. Tokens are separated by white space and keep their case and punctuation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -7,8 +7,6 @@ vector.
 Letters: ``S`` sentences, ``E`` width of vectors.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

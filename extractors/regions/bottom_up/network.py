@@ -14,8 +14,6 @@ Shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w
 before NMS, ``P`` proposals of an image.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

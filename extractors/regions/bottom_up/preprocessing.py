@@ -7,8 +7,6 @@ github.com/peteanderson80/bottom-up-attention, except for rare last bits: biline
 Shapes: ``H0`` and ``W0`` pixels of the original image, ``H`` and ``W`` of the resized one.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

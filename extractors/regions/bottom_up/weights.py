@@ -19,8 +19,6 @@ regression by class and counters of training steps are dropped.
 Shapes: ``A`` = 12 anchors of a cell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import sqrt
 from pathlib import Path

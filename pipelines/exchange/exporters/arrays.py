@@ -5,8 +5,6 @@ Arrays are written row by row and never held in memory. kadarakos/mulisera reads
 Shapes: ``N`` rows, ``R`` regions, ``D`` values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ options for importing a file again: ``features.import.json`` is written for ``fe
 read other rows, e.g. since image ids contain slashes. Options of the user win over those of a sidecar.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy
 number. They always take the first 5,000 captions of ``dev``.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, groupby
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The tsv files of bottom-up-attention and of its PyTorch port."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """WebDataset tar files; files of a sample share their name up to the first dot."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

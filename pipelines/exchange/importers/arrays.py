@@ -5,8 +5,6 @@ The arrays are memory-mapped, never loaded, and never unpickled.
 Shapes: ``N`` rows, ``R`` regions, ``D`` values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path

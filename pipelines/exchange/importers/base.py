@@ -1,7 +1,5 @@
 """Interface of the readers of imported features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

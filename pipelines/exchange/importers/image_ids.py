@@ -1,7 +1,5 @@
 """Image ids of an import, from lists or Karpathy's ``dataset_*.json``."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, get_args

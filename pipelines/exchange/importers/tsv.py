@@ -4,8 +4,6 @@ A line holds an image, with arrays in base64. The files are read twice: first to
 shards need them.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -1,7 +1,5 @@
 """Features in tar files of WebDataset, as `export` writes them."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

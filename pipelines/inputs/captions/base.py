@@ -4,8 +4,6 @@ A source is a small frozen value without open files. The launcher lists its part
 value is passed on exactly as read.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence

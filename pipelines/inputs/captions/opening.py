@@ -1,7 +1,5 @@
 """Opening a collection of raw captions, by format."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

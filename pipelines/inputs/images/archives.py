@@ -8,8 +8,6 @@ A hash of its id assigns an image to a shard, so the images of a shard are scatt
   ``in_reading_order`` sorts the images of a shard, so that one row group at a time is in memory.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import re

@@ -1,7 +1,5 @@
 """Interface of image collections, which list references and read images."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

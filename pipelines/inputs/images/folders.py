@@ -1,7 +1,5 @@
 """Images in separate files: below a folder, or listed in a table."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Choice of the image source for a location: folder, pattern, archive or table."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

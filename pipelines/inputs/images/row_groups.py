@@ -5,8 +5,6 @@ their names, so that they vanish with the process. They take at most half of the
 least recently used first to go.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 import tempfile
