@@ -4,7 +4,9 @@ import multiprocessing
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -229,5 +231,8 @@ def test_metrics_have_the_shard_of_each_worker_until_the_end(tmp_path, monkeypat
 def test_metrics_that_can_no_longer_be_written_do_not_stop_the_run(tmp_path, always):
     file = tmp_path / "a" / "a.prom"
     with show_progress(Console(file=io.StringIO()), "x", unit="images", monitoring=Monitoring(metrics_file=str(file))):
-        file.parent.rename(tmp_path / "b")  # At once: the metrics are written again every second.
-        file.parent.write_text("in the way")
+        for number in count():  # The metrics are written again every second, in a new folder if need be.
+            file.parent.rename(tmp_path / f"b{number}")
+            with suppress(IsADirectoryError):
+                file.parent.write_text("in the way")
+                break
