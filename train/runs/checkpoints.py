@@ -82,7 +82,7 @@ class TrainingState:
             ``exclude`` of a list of duplicates.
         captions: parameters of the encoded captions, including the text recipe.
         missing_features: images that were left out, by split, see `train.data.splits.MissingFeatures`.
-        started_from: provenance of its initial weights, see `train.runs.init_from_run.WeightInit`; empty if they are random.
+        started_from: provenance of its initial weights, see `train.runs.init_from_run.provenance`; empty if they are random.
         untrained: features of random weights that the run was trained on, see `schemas.dataset.Dataset.untrained`.
         sample_outputs: those of the training data by model, ``extractor`` or ``token_model``, see `schemas.sample_outputs`.
     """

@@ -155,7 +155,7 @@ def test_train_reports_missing_features(train, gappy, tmp_path):
 def test_train_starts_from_another_run(train, tmp_path):
     train("first", "--no-tensorboard", "--max-steps", "3")
     _, notes = train("second", "--no-tensorboard", "--max-steps", "3", "--init-from", tmp_path / "first")
-    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3): 7 of 7 parameters taken, with the vectors of " in notes
+    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3)" in notes
     assert open_run(tmp_path / "second").started_from["run"] == str(tmp_path / "first")
 
 
