@@ -41,7 +41,7 @@ def init_from_run(model: RetrievalModel, tokens: Sequence[str], run: Run) -> str
         raise UsageError(
             f"--init-from {run.folder.location!r}: its model is another one ({'; '.join(problems[:MAX_PROBLEMS])}), so that its "
             "weights cannot be taken: encode the captions with the vocabulary of that run, train with its languages, section "
-            "[model] and features, and leave data.min_count out of both; or leave --init-from out"
+            "[model] and features, both runs with data.min_count=0; or leave --init-from out"
         )
     model.load_state_dict(weights)
     return f"started from {redact(run.folder.location)!r} ({BEST}, step {run.step:,})"
