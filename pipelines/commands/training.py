@@ -212,7 +212,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
 @command("sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
 def sts(
     job: StsJob,
-    output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
+    output: Annotated[str, Opt("Write sts.json, sts-pairs.csv and sts.png to this folder.")] = "",
     formats: PictureFormats = ("png",),
     imports: Imports = (),
     as_json: AsJson = False,

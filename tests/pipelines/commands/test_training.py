@@ -444,7 +444,7 @@ def test_embed_reports_missing_images(command, write_run, gappy, tmp_path):
 # --- sts -------------------------------------------------------------------------------------------------------------
 
 ROWS = ["3.5\ten1 en2\ten2 en1", "1.0\ten7 en9\ten20", "\ten1\ten2", "0.5\ten12\ten3 en4", "4.8\ten5\ten5 en6"]
-STS = ("sts-pairs.csv", "sts.csv", "sts.json", "sts.png")
+STS = ("sts-pairs.csv", "sts.json", "sts.png")
 
 
 @pytest.fixture
