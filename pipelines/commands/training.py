@@ -354,7 +354,7 @@ def reproduce(
         if (job.paper, job.table) == ("gella2017", 3):
             from train.reports.gold_ranks import gold_ranks
 
-            ranks = gold_ranks(job.output, job.corpus)
+            ranks = gold_ranks(job.output)
             render_tables(console, ranks.to_tables())
             for path in write_report(job.output, "gella2017-table-3", ranks.to_markdown(), ranks.to_dict()):
                 print_line(f"written: {escape(path)}")
