@@ -133,9 +133,7 @@ class TrainJob(Options):
     compile: Annotated[bool, Opt("Compile model and loss (needs a GPU; not for SCAN).")] = False
     resume: Annotated[bool, Opt("Resume the run in OUTPUT, if any.")] = False
     allow_changed_content: Annotated[bool, Opt("Resume even if datasets or modules of --import changed since.")] = False
-    init_from: Annotated[
-        str, Opt("Initialize from the best weights of this run; words and languages may differ.", metavar="RUN")
-    ] = ""
+    init_from: Annotated[str, Opt("Initialize from the best weights of this run of the same vocabulary.", metavar="RUN")] = ""
     max_steps: MaxSteps = None
     save_every: Annotated[int, Opt("Write a checkpoint every this many steps.", min_=1)] = 500
     tensorboard: Annotated[bool, Opt("Write events for TensorBoard into OUTPUT.", panel=_REPORTS)] = False

@@ -212,7 +212,7 @@ def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitor
 @command("sts runs/c2c sts/2014/STS.input.images.txt sts/2015/STS.input.images.txt")
 def sts(
     job: StsJob,
-    output: Annotated[str, Opt("Write sts.json, sts.csv, sts-pairs.csv and sts.png to this folder.")] = "",
+    output: Annotated[str, Opt("Write sts.json, sts-pairs.csv and sts.png to this folder.")] = "",
     formats: PictureFormats = ("png",),
     imports: Imports = (),
     as_json: AsJson = False,
@@ -354,7 +354,7 @@ def reproduce(
         if (job.paper, job.table) == ("gella2017", 3):
             from train.reports.gold_ranks import gold_ranks
 
-            ranks = gold_ranks(job.output, job.corpus)
+            ranks = gold_ranks(job.output)
             render_tables(console, ranks.to_tables())
             for path in write_report(job.output, "gella2017-table-3", ranks.to_markdown(), ranks.to_dict()):
                 print_line(f"written: {escape(path)}")

@@ -24,13 +24,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from schemas.dataset import Dataset, check_kind, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
-from schemas.kinds import numpy_type
 from train.data.captions import labels_of, no_captions
 from train.data.features import (
     VECTORS,
     ImageFeatures,
     check_finite,
-    check_memory,
     missing_images,
     read_features,
     unit_vectors,
@@ -136,20 +134,11 @@ class PairSource:
             logger.warning(entry.remark)
         return tuple(missing), complete
 
-    def read_column(self, name: str, image_ids: Sequence[str]) -> np.ndarray:
+    def read_column(self, name: str, image_ids: Sequence[str]) -> np.ndarray | list[object]:
         """Read a column without the features of images, in their order."""
-        shape, field = (len(image_ids), *self.features.shape_of(name)), self.features.schema.field(name).type
-        dtype = numpy_type(field)
-        check_memory(int(np.prod(shape)) * dtype.itemsize, len(image_ids), "take a PairStream, or leave out this column")
-        array, requested = np.empty(shape, dtype), pa.array(image_ids, pa.string())
-        for batch in self.features.batches(["image_id", name]):
-            positions = pc.fill_null(pc.index_in(batch["image_id"], requested), -1).to_numpy()
-            column = batch[name]
-            flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-            values = flat.to_numpy().reshape(len(positions), *shape[1:])[positions >= 0]
-            check_finite(values, self.features, [image_ids[n] for n in positions[positions >= 0].tolist()])
-            array[positions[positions >= 0]] = values
-        return array
+        table = self.features.table(["image_id", name])
+        rows = pc.index_in(pa.array(image_ids, pa.string()), table["image_id"].combine_chunks())
+        return self.values(table.take(rows), name)
 
     def images_of(self, shard: int) -> pa.Table:
         """Read ids, and the columns for `values`, of the images with features in a shard."""
@@ -236,7 +225,7 @@ class PairDataset(MapDataset[Pair]):
         images = self._table["image_id"].combine_chunks().dictionary_encode()
         self.image_ids: tuple[str, ...] = tuple(images.dictionary.to_pylist())  # Sorted like the rows.
         self.images: np.ndarray = images.indices.to_numpy()
-        self._columns: dict[str, np.ndarray | ImageFeatures] = {}
+        self._columns: dict[str, np.ndarray | list[object] | ImageFeatures] = {}
         for name in source.columns:
             if name == source.vectors:
                 advice = "take a PairStream, or name a folder as memory_map"

@@ -9,7 +9,7 @@ Letters: ``S`` seeds, ``Q`` queries, ``I`` images, ``R`` resamples, ``K`` cutoff
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, fsum, sqrt
+from math import ceil, floor, fsum
 from statistics import NormalDist
 
 import numpy as np
@@ -99,22 +99,11 @@ def _image_weights(num_images: int, num_queries: int, resamples: int, seed: int)
         yield np.bincount(draws.ravel(), minlength=size * num_images).reshape(size, num_images)
 
 
-def _medians(weights: np.ndarray, images: np.ndarray, ranks: np.ndarray, margin: int | None = None) -> np.ndarray:
-    """Return the median of each resample, from queries in the order of ranks.
-
-    Only queries within ``margin`` of the middle are counted one by one, unless the median of a resample is further away. The
-    default is six standard deviations or more.
-    """
-    num_queries = np.bincount(images, minlength=weights.shape[1])
-    margin = ceil(3 * sqrt((num_queries**2).sum())) if margin is None else margin
-    start, end = max(len(images) // 2 - margin, 0), len(images) // 2 + margin
-    edges = np.column_stack((np.bincount(images[:start], minlength=weights.shape[1]), num_queries)).astype(np.float64)
-    before, total = (weights @ edges).astype(np.int32).T[:, :, None]  # Exact: integers below 2**53.
-    places = weights.astype(np.int32).take(images[start:end], axis=1).cumsum(axis=1, dtype=np.int32) + before
-    middles = (total - 1) // 2, total // 2
-    if (before > middles[0]).any() or (places[:, -1:] <= middles[1]).any():
-        return _medians(weights, images, ranks, len(images))
-    low, high = (start + (places <= middle).sum(1) for middle in middles)
+def _medians(weights: np.ndarray, images: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Return the median of each resample, from queries in the order of ranks."""
+    places = weights.astype(np.int32).take(images, axis=1).cumsum(axis=1, dtype=np.int32)
+    total = places[:, -1:]
+    low, high = ((places <= middle).sum(1) for middle in ((total - 1) // 2, total // 2))
     return (ranks[low] + ranks[high]) // 2
 
 

@@ -229,10 +229,8 @@ class _Loop:
             if self.training_inputs.word_vectors is not None:
                 counts = self.training_inputs.vocabulary.counts
                 remarks.append(load_pretrained_embeddings(self.model, self.training_inputs.word_vectors, counts))
-        if before is None and other is not None:  # After the word vectors: words of the other run replace them.
-            began = init_from_run(self.model, self.start.tokens, other)
-            self.start = replace(self.start, started_from=began.to_dict())
-            remarks.append(began.remark)
+        if before is None and other is not None:  # After the word vectors, which its weights replace.
+            remarks.append(init_from_run(self.model, self.start.tokens, other))
         objective = Objective(self.model, self.terms, gather_rows=self.processes.gather_rows)
         if self.job.compile:
             objective.compile()

@@ -206,7 +206,7 @@ class RetrievalModel(nn.Module):
     def modules_by_language(self) -> Mapping[str, Sequence[str]]:
         """Return the languages of modules that encode only some, by module name.
 
-        A run that starts from another run matches such modules by language; by default, all modules serve all languages.
+        They get the word vectors of these languages; by default, all modules serve all languages.
         """
         return {}
 

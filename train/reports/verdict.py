@@ -5,11 +5,9 @@ from statistics import mean
 from schemas.console.tables import Row, Table, number_columns
 from train.data.splits import TEST_SPLITS
 from train.reports.compared_runs import SCORES
-from train.reports.comparison import Comparison
+from train.reports.comparison import ARROWS, SHORT, Comparison
 from train.reports.published import PAPERS, rows_of_paper
 from train.reports.significance import LEVEL
-
-_RECALLS = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10"}
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -20,7 +18,7 @@ def verdict(comparison: Comparison) -> list[str]:
         p_value = test.p_value if test.seed_p_value is None else test.seed_p_value
         sentences.append(
             f"{better.name} is better than {worse.name} in {gallery.name}, {direction.replace('_', ' ')}, "
-            f"{_RECALLS[test.measure]} by {test.difference:.1f} points, p {p_value:.2g}"
+            f"{SHORT[test.measure]} by {test.difference:.1f} points, p {p_value:.2g}"
         )
     if len(sentences) < len(comparison.tests):
         where = "elsewhere" if sentences else f"in {len(comparison.tests)} tests"
@@ -42,6 +40,5 @@ def published_table(comparison: Comparison) -> Table:
             means = [(row.label, row.scores(gallery, mean)) for row in comparison.rows]
             rows += [(gallery.name, label, *(scores[pair] for pair in SCORES)) for label, scores in means if scores]
             rows += published
-    arrows = {"image_to_text": "i→t", "text_to_image": "t→i"}
-    headings = [f"{arrows[direction]} {_RECALLS.get(measure, 'median')}" for direction, measure in SCORES]
+    headings = [f"{ARROWS[direction]} {SHORT[measure]}" for direction, measure in SCORES]
     return Table(("images", "run or paper", *number_columns(*headings, spec=".1f")), rows, "beside published numbers")

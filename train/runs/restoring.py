@@ -12,7 +12,7 @@ from train.models.catalogue import build_model
 from train.models.retrieval_model import RetrievalModel
 from train.runs.checkpoints import Checkpoint, unusable
 
-_MAX_PROBLEMS = 3
+MAX_PROBLEMS = 3
 _PER_PARAMETER = ("exp_avg", "exp_avg_sq")
 _MISMATCH_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
@@ -40,6 +40,13 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor], source: str) ->
     Raises:
         DatasetError: names, shapes or types differ from the model's, or values are not finite.
     """
+    if problems := weight_problems(model, state):
+        raise unusable(source, "; ".join(problems[:MAX_PROBLEMS]))
+    model.load_state_dict(state)
+
+
+def weight_problems(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return reasons why a model cannot load weights: names, shapes, types or values."""
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is unknown" for name in state if name not in expected]
@@ -48,9 +55,7 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor], source: str) ->
             problems.append(f"{name} is {_dtype_and_shape(values)}, expected {_dtype_and_shape(expected[name])}")
         elif not torch.isfinite(values).all():
             problems.append(f"{name} holds values that are not finite")
-    if problems:
-        raise unusable(source, "; ".join(problems[:_MAX_PROBLEMS]))
-    model.load_state_dict(state)
+    return problems
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:

@@ -25,12 +25,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from schemas.errors import DatasetError, InputError
+from schemas.escapes import short_names
 from schemas.storage.folder import Folder, file_at
 from schemas.storage.locations import absolute_location, check_location
 from schemas.text import decode_text
 from train.sts.correlation import Correlation, is_constant
 
 _INPUT = re.compile(r"STS\.(input|gs)\.(.+)\.txt")
+_AFFIXES = re.compile(r"(?:STS\.input\.)?([^/]+?)(?:\.txt|\.tsv|\.csv)?$")
 _TABLES = (".tsv", ".csv")
 _HEADER = ("score", "sentence1", "sentence2")
 _BENCHMARK = (4, 5, 6)
@@ -126,16 +128,11 @@ def _files_at(location: str) -> Iterator[str]:
 
 def _unique_labels(files: Sequence[str]) -> list[str]:
     """Return unique names of files: the stem, after parent folders if needed."""
-    parts = [file.split("/") for file in files]
-    names = [_INPUT.sub(r"\2", path[-1]) for path in parts]
-    names = [os.path.splitext(name)[0] if name.endswith((*_TABLES, ".txt")) else name for name in names]  # noqa: PTH122
-    labels = list(names)
-    for num_parents in range(1, max(map(len, parts), default=0)):
-        repeated = {label for label in labels if labels.count(label) > 1}
-        labels = [
-            "/".join([*path[-1 - num_parents : -1], name]) if label in repeated else label
-            for path, name, label in zip(parts, names, labels, strict=True)
-        ]
+    paths = [_AFFIXES.sub(r"\1", file) for file in files]
+    stems = [path.rpartition("/")[2] for path in paths]
+    repeated = [path for path, stem in zip(paths, stems, strict=True) if stems.count(stem) > 1]
+    tails = dict(zip(repeated, short_names(repeated), strict=True)) if repeated else {}
+    labels = [tails.get(path, stem) for path, stem in zip(paths, stems, strict=True)]
     # Files of one stem in one folder have no other distinct name.
     return [file if labels.count(label) > 1 else label for file, label in zip(files, labels, strict=True)]
 

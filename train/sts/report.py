@@ -71,7 +71,7 @@ def data_column(pairs: StsPairs, task: str | None) -> Column:
 
 
 def write_sts(result: StsResult, output: str) -> list[str]:
-    """Write ``sts.json``, ``sts.csv`` and ``sts-pairs.csv`` into a folder.
+    """Write ``sts.json`` and ``sts-pairs.csv`` into a folder.
 
     Returns:
         The names of the files.
@@ -79,26 +79,13 @@ def write_sts(result: StsResult, output: str) -> list[str]:
     Raises:
         DatasetError: a file cannot be written.
     """
-    numbers = Table(("kind", "name", "language", "data", "pairs", "pearson", "spearman"), list(_sts_correlation_rows(result)))
     systems = (system.name for system in result.systems)
     pairs = Table(("data", "line", "score", *systems, "sentence1", "sentence2"), list(_sts_pair_rows(result)))
     report = to_json(result.to_dict(), indent=2) + "\n"
-    contents = {"sts.json": report, "sts.csv": numbers.to_csv(), "sts-pairs.csv": pairs.to_csv()}
+    contents = {"sts.json": report, "sts-pairs.csv": pairs.to_csv()}
     for name, content in contents.items():
         Folder(output).put(name, content.encode())
     return list(contents)
-
-
-def _sts_correlation_rows(result: StsResult) -> Iterator[Row]:
-    for system in result.systems:
-        for pairs, correlations in zip(result.data, system.correlations, strict=True):
-            values = (None if value is None else round(value, 4) for value in (correlations.pearson, correlations.spearman))
-            yield system.kind, system.name, system.language, pairs.name, len(pairs), *values
-    for row in result.to_dict()["published"]:
-        name = f"{row['source']}: {row['name']}{' (quoted)' if row['quoted'] else ''}"
-        for pairs in result.data:
-            if (value := row["scores"].get(pairs.name)) is not None:
-                yield "published", name, "", pairs.name, len(pairs), value
 
 
 def _sts_pair_rows(result: StsResult) -> Iterator[Row]:

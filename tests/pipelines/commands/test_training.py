@@ -155,7 +155,7 @@ def test_train_reports_missing_features(train, gappy, tmp_path):
 def test_train_starts_from_another_run(train, tmp_path):
     train("first", "--no-tensorboard", "--max-steps", "3")
     _, notes = train("second", "--no-tensorboard", "--max-steps", "3", "--init-from", tmp_path / "first")
-    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3): 7 of 7 parameters taken, with the vectors of " in notes
+    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3)" in notes
     assert open_run(tmp_path / "second").started_from["run"] == str(tmp_path / "first")
 
 
@@ -444,7 +444,7 @@ def test_embed_reports_missing_images(command, write_run, gappy, tmp_path):
 # --- sts -------------------------------------------------------------------------------------------------------------
 
 ROWS = ["3.5\ten1 en2\ten2 en1", "1.0\ten7 en9\ten20", "\ten1\ten2", "0.5\ten12\ten3 en4", "4.8\ten5\ten5 en6"]
-STS = ("sts-pairs.csv", "sts.csv", "sts.json", "sts.png")
+STS = ("sts-pairs.csv", "sts.json", "sts.png")
 
 
 @pytest.fixture
