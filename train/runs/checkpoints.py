@@ -13,7 +13,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -143,11 +143,20 @@ def checkpoint_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """Return the SHA-256, hexadecimal, of parameters sorted by name."""
+    names = sorted(weights)
     digest = hashlib.sha256()
-    for name in sorted(weights):
+    for name, values in zip(names, _on_cpu([weights[name].detach().contiguous() for name in names]), strict=True):
         digest.update(name.encode())
-        digest.update(weights[name].detach().cpu().numpy().tobytes())
+        digest.update(values.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _on_cpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield tensors; those on a GPU as bytes, all copied in one transfer."""
+    on_gpu = [tensor.flatten().view(torch.uint8) for tensor in tensors if tensor.device.type != "cpu"]
+    copies = iter(torch.cat(on_gpu).cpu().split([len(values) for values in on_gpu]) if on_gpu else ())
+    for tensor in tensors:
+        yield tensor if tensor.device.type == "cpu" else next(copies)
 
 
 def write_checkpoint(folder: Folder, name: str, checkpoint: Checkpoint) -> None:

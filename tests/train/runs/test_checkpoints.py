@@ -190,7 +190,7 @@ def test_other_content_is_refused(folder, content, message):
         read_checkpoint(folder, BEST)
 
 
-def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu():
+def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu_and_are_waited_for_once():
     weights = {
         "b": torch.randn(5, 3),
         "a.counter": torch.tensor(7),
@@ -200,9 +200,11 @@ def test_weights_on_a_gpu_have_the_digest_of_those_on_a_cpu():
         "half": torch.randn(3, dtype=torch.float16),
     }
     expected = weights_digest(weights)
-    with fake_gpu():
+    with fake_gpu() as gpu:
         there = {name: values if name == "a.counter" else values.to("cuda") for name, values in weights.items()}
+        gpu.reset()
         assert weights_digest(there) == expected
+        assert gpu.waits.total() == 1, gpu.report()
     assert weights_digest(weights | {"b": weights["b"] + 1}) != expected
 
 
