@@ -37,9 +37,9 @@ RowGroupBatch: TypeAlias = tuple[int, RefChunk]
 def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[StagingArea | None]:
     """Yield a staging area: in the output for remote workers, else on a local disk.
 
-    None if staging saves nothing, because one process reads all images or images have no row groups.
+    None if images have no row groups.
     """
-    if not isinstance(job.open_images(), ImagesInParquet) or (execution.is_local and execution.local_workers == 1):
+    if not isinstance(job.open_images(), ImagesInParquet):
         yield None
     elif not execution.is_local:
         yield StagingArea.of_run(output)
