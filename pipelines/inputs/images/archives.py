@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import PurePosixPath
 from tarfile import TarInfo
 from threading import Lock
@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 from pipelines.inputs.ids import id_of_path
 from pipelines.inputs.images.base import EXTENSIONS, ImageRef, SkippedFiles, is_image
 from pipelines.inputs.images.folders import FolderSource
-from pipelines.inputs.images.row_groups import first_rows, no_image, read_metadata
 from pipelines.inputs.tars import tar_members
 from schemas.errors import DatasetError, InputError
 from schemas.footers import ShardRows, check_expansion, max_memory, text_bytes
@@ -322,6 +321,25 @@ def _read_paths(file: pa.NativeFile, rows: ShardRows, column: str, location: str
         check_expansion(size, file.size(), location)
         paths += values.cast(pa.string()).to_pylist()
     return paths
+
+
+def no_image() -> OSError:
+    """Return the error of a row without an image."""
+    return OSError(errno.ENODATA, "the row holds no image")
+
+
+@lru_cache(maxsize=16)  # Few, since footers are large.
+def read_metadata(folder: Folder, name: str, version: str) -> pq.FileMetaData:
+    """Return the footer of a Parquet file; the version is part of the cache key."""
+    with folder.open(name) as file:
+        return pq.read_metadata(file)
+
+
+@lru_cache(maxsize=4096)
+def first_rows(folder: Folder, name: str, version: str) -> tuple[int, ...]:
+    """Return the first row of each row group, followed by the number of rows."""
+    metadata = read_metadata(folder, name, version)
+    return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
 
 
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
