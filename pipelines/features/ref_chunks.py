@@ -33,6 +33,9 @@ _SHARD_REFS = 64
 
 _ROWS = 1 << 13
 
+_FIRST_BATCH_REFS = 1 << 13
+"""References of the first batch, which is never spilled; most listings are shorter."""
+
 
 def listed_refs(job: FeaturesJob, kept: Kept | Listing) -> Iterator[ImageRef]:
     """Yield the references of a cached listing or of the images, without skipped ones."""
@@ -48,13 +51,14 @@ def chunk_refs(
 ) -> Iterator[tuple[int, RefChunk]]:
     """Yield shard index and chunk of references.
 
-    References of ``skip_shards`` are dropped. Chunks are spilled to the local folder; None keeps them as bytes.
+    References of ``skip_shards`` are dropped. Chunks of a long listing are spilled to the local folder; None keeps them as bytes.
     Batches grow with the number of shards, so that chunks do not shrink.
 
     Raises:
         DatasetError: the folder cannot be written.
     """
     refs = iter(refs)
+    yield from partition_by_shard(islice(refs, _FIRST_BATCH_REFS), shards, skip_shards=skip_shards)
     size = min(max(_MIN_BATCH_REFS, _SHARD_REFS * shards), _MAX_BATCH_REFS)
     for first in refs:
         batch = chain([first], islice(refs, size - 1))
