@@ -197,12 +197,11 @@ def report(
     from pipelines.looking.report import dataset_chapters, duplicates_chapter
     from schemas.dataset import open_dataset
     from schemas.duplicates import read_duplicates
-    from schemas.manifest import RUN_FILES
     from schemas.storage.folder import Folder
     from train.runs.history import is_run
 
-    results = (*RUN_FILES, "config.toml", "evaluation.json")
-    runs = [place for place in locations if any(Folder(place).stat(name) is not None for name in results)]
+    others = ("config.toml", "evaluation.json")
+    runs = [place for place in locations if is_run(place) or any(Folder(place).stat(name) is not None for name in others)]
     datasets = [open_dataset(location) for location in locations if location not in runs]
     photos = Photos(reading.open(images) if images else None)
     groups = read_duplicates(duplicates, needs_splits=False)[0] if duplicates else []

@@ -203,8 +203,9 @@ def hash_bits(picture: Image.Image) -> np.ndarray | None:
 def _read_digests(images: ImageSource, image_ids: Sequence[str], meter: Meter) -> dict[str, PictureDigest]:
     """Read pictures in threads; those that are missing or unreadable are left out."""
     wanted = set(image_ids)
-    refs = sorted(ref for ref in images.refs() if ref.image_id in wanted)
+    refs: Sequence[ImageRef] = sorted(ref for ref in images.refs() if ref.image_id in wanted)
     images.check_ids(refs)
+    refs = images.in_reading_order(refs)
 
     def read(ref: ImageRef) -> PictureDigest | None:
         meter.add(pictures=1)

@@ -30,7 +30,7 @@ from schemas.escapes import escape_text
 from schemas.keys import normalization_hint
 from schemas.options import takes_fields
 from schemas.parameters import FeaturesParameters
-from schemas.storage.folder import Folder, file_at
+from schemas.storage.folder import file_at
 
 if TYPE_CHECKING:
     from schemas.drawing.style import Figure
@@ -43,7 +43,7 @@ _MAX_SIDE = 2**16 - 1  # Longest side of a canvas of matplotlib.
 _FONT_SIZE = 6  # Points of a label in a picture as wide as a column.
 _PAD = 2  # Pixels around the text of a label.
 _REACH = 20  # Greatest distance of a label and its box, in heights of the label.
-_SOFTWARE = "imagepivot view"  # Exif tag or creator of our pictures: --overwrite replaces no other file.
+_SOFTWARE = "imagepivot view"  # In the bytes of our pictures, as Exif tag or creator: --overwrite replaces no other file.
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -66,7 +66,7 @@ def draw_view(job: ViewJob) -> str:
     if folder.stat(name) is not None:
         if not job.overwrite:
             raise UsageError(f"{job.output!r} already exists: give --overwrite to replace it, or another name")
-        if not _is_view(folder, name):
+        if _SOFTWARE.encode() not in folder.read(name):
             raise UsageError(
                 f"{job.output!r} is not a picture of imagepivot view: choose another name, or delete the file first"
             )
@@ -86,16 +86,6 @@ def draw_view(job: ViewJob) -> str:
         draw_boxes(*drawing).save(data, _FORMATS[extension], exif=exif)
     folder.put(name, data.getvalue())
     return f"{description} of {job.image_id!r}"
-
-
-def _is_view(folder: Folder, name: str) -> bool:
-    """Return whether a file is a picture of this module."""
-    data = folder.read(name)
-    try:
-        with Image.open(io.BytesIO(data), formats=sorted(set(_FORMATS.values()))) as picture:
-            return picture.getexif().get(ExifTags.Base.Software) == _SOFTWARE
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return f"/Creator ({_SOFTWARE})".encode() in data or f"<dc:title>{_SOFTWARE}<".encode() in data
 
 
 def center_crop_box(

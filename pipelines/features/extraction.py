@@ -5,6 +5,7 @@ Up-to-date datasets need neither Beam nor torch; local workers need no Beam.
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 from extractors.base import warn_once
 from pipelines.features.planning import list_images, plan_features, shards_remark
-from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs, reference_folder
+from pipelines.features.ref_chunks import Kept, chunk_refs, listed_refs
 from pipelines.features.shard_worker import ShardExtractor, check_worker, count_gpus, planned_fingerprint
 from pipelines.features.stage_images import stage_images, staging_area
 from pipelines.inputs.images.listing import Listing
@@ -117,7 +118,10 @@ class FeaturesPlan:
             workers = execution.local_workers
             threads = max(1, usable_cores() // workers) if workers > 1 else 0
             refs = listed_refs(job, listing)
-            with reference_folder() as folder, staging_area(job, execution, output.folder) as copies:
+            with (
+                tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True) as folder,
+                staging_area(job, execution, output.folder) as copies,
+            ):
                 if copies is None:
                     chunks = by_key(chunk_refs(refs, output.shards, skip_shards=finished, folder=folder))
                 else:

@@ -93,18 +93,13 @@ def statistics_of(sources: Iterable[Source], *, images: int, failed: int) -> dic
     }
 
 
-def refs_to_read(output: OutputDataset, shard: int, refs: Sequence[ImageRef], policy: ReusePolicy) -> list[ImageRef]:
-    """Return the images that a shard's writer reads, to extract or to compare."""
-    return reusable_rows(output, shard, refs, policy, read=None).todo
-
-
 def reusable_rows(
     output: OutputDataset, shard: int, refs: Sequence[ImageRef], policy: ReusePolicy, *, read: Read | None
 ) -> Reuse:
     """Find the reusable rows of a shard, given its current images sorted by image id.
 
     ``read`` returns the bytes of an image, or raises OSError; it is called to compare digests. Without it, images whose digests
-    would be compared are not reused.
+    would be compared are not reused: ``todo`` has the images that a shard's writer reads, to extract or to compare.
     """
     stored = _read_stored(output, shard)
     if stored is None:

@@ -3,7 +3,6 @@
 In a local run chunks are ranges of a spill file: the launcher, which gathers them, holds a few bytes per image.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -36,11 +35,6 @@ _ROWS = 1 << 13
 
 _FIRST_BATCH_REFS = 1 << 13
 """References of the first batch, which is never spilled; most listings are shorter."""
-
-
-def reference_folder() -> tempfile.TemporaryDirectory[str]:
-    """Create a temporary folder for the chunks of a local run."""
-    return tempfile.TemporaryDirectory(prefix="imagepivot-references-", ignore_cleanup_errors=True)
 
 
 def listed_refs(job: FeaturesJob, kept: Kept | Listing) -> Iterator[ImageRef]:

@@ -4,14 +4,13 @@ Its images are copied to a staging area for the shard workers. Consecutive group
 about a dozen images per shard. In an update each shard first selects the images that it will read.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import TypeAlias
 
-from pipelines.features.feature_shards import refs_to_read
+from pipelines.features.feature_shards import reusable_rows
 from pipelines.features.ref_chunks import RefChunk, from_chunks, partition_by_shard, to_chunks
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
@@ -37,15 +36,12 @@ RowGroupBatch: TypeAlias = tuple[int, RefChunk]
 def staging_area(job: FeaturesJob, execution: Execution, output: Folder) -> Iterator[StagingArea | None]:
     """Yield a staging area: in the output for remote workers, else on a local disk.
 
-    None if staging saves nothing, because one process reads all images or images have no row groups.
+    None if images have no row groups.
     """
-    if not isinstance(job.open_images(), ImagesInParquet) or (execution.is_local and execution.local_workers == 1):
+    if not isinstance(job.open_images(), ImagesInParquet):
         yield None
     elif not execution.is_local:
         yield StagingArea.of_run(output)
-    elif job.task is not None and not output.is_local:  # Other tasks may run on this machine.
-        with tempfile.TemporaryDirectory(prefix="imagepivot-images-", ignore_cleanup_errors=True) as folder:
-            yield StagingArea.of_run(Folder(folder))
     else:
         with spill_folder(output) as folder:
             copies = StagingArea.of_run(Folder(folder))
@@ -101,7 +97,7 @@ def select_refs(
     shard, parts = element
     batches = {index: from_chunks([chunk])[0] for index, chunk in parts}
     refs = sorted(ref for batch in batches.values() for ref in batch)
-    wanted = {ref.uri for ref in refs_to_read(output, shard, refs, job.policy)}
+    wanted = {ref.uri for ref in reusable_rows(output, shard, refs, job.policy, read=None).todo}
     selected = ((index, [ref for ref in batch if ref.uri in wanted]) for index, batch in batches.items())
     return list(to_chunks(((index, batch) for index, batch in selected if batch), REFS_SCHEMA, folder))
 

@@ -62,9 +62,11 @@ class Photos:
 
     def pictures(self, image_ids: Collection[str], side: int = _SIDE) -> Iterator[tuple[str, Image.Image]]:
         """Yield ids and pictures of at most ``side`` pixels, except for damaged ones."""
-        for ref in [self.refs[image_id] for image_id in dict.fromkeys(image_ids) if image_id in self.refs]:
+        if (source := self.source) is None:
+            return
+        for ref in source.in_reading_order([self.refs[key] for key in dict.fromkeys(image_ids) if key in self.refs]):
             with suppress(OSError, DatasetError, extractors.DecodeError):
-                picture = extractors.decode_image(self.source.read(ref)) if self.source else Image.new("RGB", (1, 1))
+                picture = extractors.decode_image(source.read(ref))
                 picture.thumbnail((side, side), Image.Resampling.LANCZOS)
                 yield ref.image_id, picture
 

@@ -3,9 +3,8 @@
 A hash of its id assigns an image to a shard, so the images of a shard are scattered over all archives.
 
 * tar: listing reads the headers; an image is one range of bytes.
-* Parquet: an image costs its row group. Several processes first stage all images (`pipelines.inputs.images.staged_images`), reading
-  each row group once. A single process caches row groups in temporary files (`pipelines.inputs.images.row_groups`).
-  ``in_reading_order`` sorts the images of a shard, so that one row group at a time is in memory.
+* Parquet: an image costs its row group. Extraction first stages all images (`pipelines.inputs.images.staged_images`), reading each
+  row group once. Others read images ``in_reading_order``, so that few row groups are in memory.
 """
 
 import errno
@@ -15,10 +14,11 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
+from functools import lru_cache
+from itertools import accumulate, groupby
 from pathlib import PurePosixPath
 from tarfile import TarInfo
+from threading import Lock
 from typing import Any, BinaryIO, ClassVar, Literal, cast
 
 import pyarrow as pa
@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 from pipelines.inputs.ids import id_of_path
 from pipelines.inputs.images.base import EXTENSIONS, ImageRef, SkippedFiles, is_image
 from pipelines.inputs.images.folders import FolderSource
-from pipelines.inputs.images.row_groups import RowGroups, first_rows, no_image, read_metadata
 from pipelines.inputs.tars import tar_members
 from schemas.errors import DatasetError, InputError
 from schemas.footers import ShardRows, check_expansion, max_memory, text_bytes
@@ -43,7 +42,7 @@ _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4?|br|z))
 _REMOTE_BUFFER = 4 << 20
 _BYTES_COLUMNS = ("bytes", "image", "image_bytes", "jpg")
 _ID_COLUMNS = ("image_id", "id", "key", "__key__")
-_ROW_GROUPS = RowGroups()
+_READING = Lock()
 _BATCH_ROWS = 16  # A dictionary may expand 100 KB to gigabytes, see `schemas.footers.max_memory`.
 _ID_ROWS = 4096
 
@@ -196,11 +195,6 @@ class ImagesInParquet(_Archives):
     _kind = "parquet"
     _unit = "rows"
 
-    def refs(self) -> Iterator[ImageRef]:
-        """List the images, file by file, and clear the cache."""
-        _ROW_GROUPS.clear()
-        return super().refs()
-
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:
         """Return the advice; it names ``--id-rule`` only if the paths differ."""
         if self.ids == "name" and self._path_id(first) != self._path_id(second):
@@ -217,8 +211,9 @@ class ImagesInParquet(_Archives):
         return sorted(refs, key=lambda ref: (_file_of(ref), ref.offset))
 
     def read(self, ref: ImageRef) -> bytes:
-        """Return the bytes of one row; the row group is read once and cached."""
-        value = next(self.read_group([ref], is_cached=True))
+        """Return the bytes of one row; the last row groups are cached."""
+        with _READING:  # Threads that need the same row group read it once.
+            value = next(self.read_group([ref], is_cached=True))
         if value is None:
             raise no_image()
         return value
@@ -242,8 +237,7 @@ class ImagesInParquet(_Archives):
         try:
             starts = first_rows(self.folder, name, version)
             group = bisect_right(starts, refs[0].offset) - 1
-            load = partial(read_column, self.folder, name, version, group)
-            values = _ROW_GROUPS.get((self.folder.location, name, version, group), load) if is_cached else load()
+            values = (_cached_column if is_cached else read_column)(self.folder, name, version, group)
             yield from (values[ref.offset - starts[group]].as_py() for ref in refs)
         except (pa.ArrowException, IndexError) as error:
             raise OSError(
@@ -329,6 +323,25 @@ def _read_paths(file: pa.NativeFile, rows: ShardRows, column: str, location: str
     return paths
 
 
+def no_image() -> OSError:
+    """Return the error of a row without an image."""
+    return OSError(errno.ENODATA, "the row holds no image")
+
+
+@lru_cache(maxsize=16)  # Few, since footers are large.
+def read_metadata(folder: Folder, name: str, version: str) -> pq.FileMetaData:
+    """Return the footer of a Parquet file; the version is part of the cache key."""
+    with folder.open(name) as file:
+        return pq.read_metadata(file)
+
+
+@lru_cache(maxsize=4096)
+def first_rows(folder: Folder, name: str, version: str) -> tuple[int, ...]:
+    """Return the first row of each row group, followed by the number of rows."""
+    metadata = read_metadata(folder, name, version)
+    return tuple(accumulate((metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)), initial=0))
+
+
 def read_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
     """Return the images of a row group, or raise an ArrowException or OSError.
 
@@ -347,6 +360,11 @@ def read_column(folder: Folder, name: str, version: str, group: int) -> pa.Chunk
             chunks.append(batch.column(0))
     values = pa.chunked_array(chunks)
     return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
+
+
+@lru_cache(maxsize=2)  # Threads may still read the last row group when others begin the next.
+def _cached_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
+    return read_column(folder, name, version, group)
 
 
 def _bytes_column(schema: pa.Schema) -> str | None:

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipelines.inputs.images.archives import ImagesInParquet
+from pipelines.inputs.images.archives import ImagesInParquet, no_image
 from pipelines.inputs.images.base import ImageRef
-from pipelines.inputs.images.row_groups import no_image
 from pipelines.inputs.web import PARALLEL_READS
 from schemas.errors import DatasetError
 from schemas.storage.folder import TEMPORARY_MARK, Folder

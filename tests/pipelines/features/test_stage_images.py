@@ -186,7 +186,7 @@ def test_row_group_batches_hold_whole_groups(images, monkeypatch):
     assert found == {number: {ref for ref in part if shard_of(ref.image_id, SHARDS) != 2} for number, part in enumerate(parts)}
 
 
-def test_staging_area_depends_on_processes(images, tmp_path, monkeypatch):
+def test_staging_area_depends_on_runner_and_output(images, tmp_path, monkeypatch):
     (tmp_path / "photo").mkdir()
     (tmp_path / "photo" / "a.png").write_bytes(picture(1, 3, 7))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -197,11 +197,13 @@ def test_staging_area_depends_on_processes(images, tmp_path, monkeypatch):
         with staging_area(job_of(images, tmp_path / "f", **more), execution, output) as copies:
             return copies and copies.folder.location
 
-    assert place(HERE, local) is place(TWO, local, tmp_path / "photo") is place(ELSEWHERE, store, tmp_path / "photo") is None
-    assert place(TWO, local) == place(TWO, local, task=ArrayTask(0, 2)) == place(ELSEWHERE, local) == local.location
+    for execution in (HERE, TWO, ELSEWHERE):
+        assert place(execution, store, tmp_path / "photo") is None
+    for execution, more in ((HERE, {}), (TWO, {}), (TWO, {"task": ArrayTask(0, 2)}), (ELSEWHERE, {})):
+        assert place(execution, local, **more) == local.location
     assert place(ELSEWHERE, store) == store.location
     for more in ({}, {"task": ArrayTask(0, 2)}):
-        assert Path(place(TWO, store, **more)).parent == tmp_path / "tmp"
+        assert {Path(place(execution, store, **more)).parent for execution in (HERE, TWO)} == {tmp_path / "tmp"}
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

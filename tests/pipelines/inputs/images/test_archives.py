@@ -17,7 +17,6 @@ from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.listing import Listing
 from pipelines.inputs.images.opening import open_images
-from pipelines.inputs.images.row_groups import RowGroups
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.errors import InputError
@@ -338,9 +337,8 @@ def test_in_reading_order_sorts_by_row(tmp_path):
     assert folder.in_reading_order(refs) is refs
 
 
-def test_parquet_read_in_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.inputs.images.archives._ROW_GROUPS", RowGroups(memory=100))
-    path = write_parquet(tmp_path / "a.parquet", IMAGES)
+def test_parquet_read_in_threads(tmp_path, read):
+    path = write_parquet(tmp_path / "a.parquet", IMAGES, group=10)
     source = open_images(path)
     refs, wrong = list(source.refs()), []
 
@@ -349,6 +347,8 @@ def test_parquet_read_in_threads(tmp_path, monkeypatch):
         wrong.extend(ref for ref in generator.choices(refs, k=200) if source.read(ref) != IMAGES[ref.image_id])
 
     with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(source.read, refs[:10] * 8)) == [IMAGES[ref.image_id] for ref in refs[:10] * 8]
+        assert read == {("a.parquet", 0): 1}
         list(pool.map(work, range(8)))
     assert wrong == []
 
@@ -382,8 +382,6 @@ def test_extraction_reads_archives_about_once_for_any_shard_count(tmp_path, monk
         "open",
         lambda folder, name: Counted(opened(folder, name), counts) if folder.location.endswith(kind) else opened(folder, name),
     )
-    # Of 40 row groups, nothing but one stays in memory.
-    monkeypatch.setattr("pipelines.inputs.images.archives._ROW_GROUPS", RowGroups(memory=1))
     job = FeaturesJob(images=open_images(tmp_path / kind), output=str(tmp_path / "out"), device="cpu", shards=shards)
     assert extract_features(job, Execution(workers=1)).rows == len(images)
     first = sum(counts)
