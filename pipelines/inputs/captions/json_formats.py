@@ -2,7 +2,7 @@
 
 Karpathy's splits of Flickr8k, Flickr30k and COCO hold images with their captions. Image ids come from ``filename`` and the optional
 ``filepath``. A caption's index is its position in ``sentences``, its text is ``raw``; ``tokens`` are not read. Splits keep their
-names (``train``, ``restval``, ``val``, ``test``). ``imgid``, ``sentid`` and ``sentids`` are not read.
+names (``train``, ``restval``, ``val``, ``test``). ``imgid``, ``sentid`` and ``sentids`` are optional and only checked.
 
 COCO's files hold a list of images and a list of annotations in either order, so a file is read twice. Image ids come from
 ``file_name``. Memory holds the names and counts of images. An image's captions are indexed in the order of the file.
@@ -10,7 +10,7 @@ COCO's files hold a list of images and a list of annotations in either order, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,32 @@ def _parse_image(image: Any, ids: IdRule, *, place: str) -> tuple[str, str, list
         if not isinstance(sentence, dict) or "raw" not in sentence:
             raise InputError(f"{place}: sentence {index} has no 'raw' text; take the file that has the captions as written")
         texts.append(check_text(sentence["raw"], place=f"{places}{index}"))
+    _check_numbers(image, place=place)
     return image_id, split, texts
+
+
+def _check_numbers(image: Mapping[str, Any], *, place: str) -> None:
+    """Check the optional ``imgid``, ``sentid`` and ``sentids`` of an image."""
+    sentences, listed, imgid = image["sentences"], image.get("sentids"), image.get("imgid")
+    sentids = [sentence.get("sentid") for sentence in sentences]
+    if imgid is not None:
+        for sentence in sentences:
+            if sentence.get("imgid", imgid) != imgid:
+                raise InputError(
+                    f"{place}: its 'imgid' is {imgid!r}, but that of a sentence is {sentence['imgid']!r}; fetch the file again"
+                )
+    for row, sentid in enumerate(sentids):
+        if sentid is not None and sentid in sentids[:row]:
+            raise InputError(
+                f"{place}: two of its sentences have the 'sentid' {sentid!r}: remove one of them, or renumber them"
+            )
+    if isinstance(listed, list) and listed != sentids:
+        sentids = [sentid for sentid in sentids if sentid is not None]
+        if len(listed) != len(sentences) or not all(sentid in listed for sentid in sentids):
+            raise InputError(
+                f"{place}: 'sentids' is {listed!r}, but its sentences are {sentids or len(sentences)!r}: some are missing or "
+                "belong to another image; fetch the file again, or if the sentences are right, take 'sentids' out"
+            )
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,11 @@ def test_karpathy_broken_content(tmp_path, images, message):
         ({"sentences": [SENTENCE, {"tokens": []}]}, r"\('a'\): sentence 1 has no 'raw' text"),
         ({"sentences": [{"raw": None}]}, r"\('a'\), sentence 0: 'text' is None"),
         ({"sentences": [{"raw": "x\ud800"}]}, r"sentence 0: the text 'x\\ud800' has half a surrogate pair"),
+        ({"sentids": [1, 2]}, r"\('a'\): 'sentids' is \[1, 2\], but its sentences are 1: some are missing"),
+        ({"sentids": []}, r"\('a'\): 'sentids' is \[\], but its sentences are 1: some are missing or belong to another"),
+        ({"sentids": [1], "sentences": [{"raw": "a", "sentid": 2}]}, r"'sentids' is \[1\], but its sentences are \[2\]"),
+        ({"sentences": [{"raw": "a", "sentid": 2}] * 2}, r"two of its sentences have the 'sentid' 2: remove one"),
+        ({"imgid": 1, "sentences": [{"raw": "a", "imgid": 2}]}, r"its 'imgid' is 1, but that of a sentence is 2"),
     ],
 )
 def test_karpathy_broken_images(tmp_path, change, message):
