@@ -83,7 +83,9 @@ class ImportJob(Options):
         ),
     ] = None
     repeats: Annotated[int, Opt("Take one of this many consecutive rows per image (npy, hdf5; VSE++: 5).", min_=1)] = 1
-    max_regions: Annotated[int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36.", min_=1)] = None
+    max_regions: Annotated[
+        int | None, Opt("Store at most this many regions per image (npy, tsv). Default: 36, or as exported.", min_=1)
+    ] = None
     array: Annotated[str, Opt("Read this array, or this group with one array per image (hdf5).")] = ""
     id_array: Annotated[str, Opt("Read image ids from this array (hdf5).")] = ""
     karpathy: Annotated[str, Opt("Replace numeric ids by the image names in this dataset_*.json.")] = ""
@@ -174,7 +176,7 @@ class ExportJob(Options):
                 raise UsageError(f"--split-names calls {ours!r} {theirs!r}, expected a part of a file name: leave out '/'")
 
 
-def format_options(job: ExportJob) -> dict[str, Any]:
+def format_options(job: ImportJob | ExportJob) -> dict[str, Any]:
     """Return the options that the job's format has and other formats lack."""
     return {item.name: getattr(job, item.name) for item in fields(job) if job.format in _FORMATS.get(item.name, ())}
 

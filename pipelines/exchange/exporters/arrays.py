@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange.exporters.base import Staging
+from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.image_lists import local_file, match_ids
 from pipelines.exchange.jobs import ExportJob
 from pipelines.running.meter import Meter
@@ -30,7 +30,8 @@ _MULISERA = "resnet50-avgpool"
 def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``features.npy`` as stored and ``ids.txt``.
 
-    Regions also have ``boxes.npy`` and ``sizes.npy`` (width, height).
+    Regions also have ``boxes.npy`` and ``sizes.npy`` (width, height). ``features.import.json`` holds the options that ``import``
+    needs, see `pipelines.exchange.exporters.base`.
     """
     column = feature_column(dataset)
     image_ids = dataset.image_ids()
@@ -39,12 +40,16 @@ def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
         check_images(dataset, image_ids, wanted_by=repr(job.lists[0]), advice="take them out of the list")
     rows = rows_of(image_ids)
     dtype = numpy_type(dataset.schema.field(column).type).name
-    staging.remark_on_ids(image_ids)
-    names = ["features.npy", "ids.txt", *(("boxes.npy", "sizes.npy") if dataset.kind == "regions" else ())]
-    with staging.files(names) as files:
+    names, regions = ["features.npy", "ids.txt"], None
+    if dataset.kind == "regions":
+        names, regions = [*names, "boxes.npy", "sizes.npy"], dataset.shape_of(column)[0]
+    options = options_for(image_ids, regions=regions, ids="ids.txt")
+    if regions is not None:
+        options |= {"boxes": "boxes.npy", "sizes": "sizes.npy"}
+    with staging.files(names, options={"features.npy": options}) as files:
         write_array(files[0], dataset, [column], rows, dtype=dtype, l2=job.l2, meter=staging.meter)
         write_ids(files[1], image_ids)
-        if dataset.kind == "regions":
+        if regions is not None:
             write_array(files[2], dataset, ["boxes"], rows, dtype="float32")
             write_array(files[3], dataset, ["width", "height"], rows, dtype="int32")
 
@@ -66,8 +71,9 @@ def write_mulisera(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     for split, order in orders.items():
         check_images(dataset, order, wanted_by=f"split {split!r}", advice="take them out of the list")
     names = [f"{split}-{_MULISERA}.{extension}" for split in orders for extension in ("npy", "ids")]
-    staging.remark_on_ids([image_id for order in orders.values() for image_id in order])
-    with staging.files(names) as files:
+    listed = {image_id for order in orders.values() for image_id in order}
+    options = {name: options_for(listed, ids=list_) for name, list_ in zip(names[::2], names[1::2], strict=True)}
+    with staging.files(names, options=options) as files:
         for array, list_, order in zip(files[::2], files[1::2], orders.values(), strict=True):
             write_array(array, dataset, ["feature"], rows_of(order), dtype="float16", l2=job.l2, meter=staging.meter)
             write_ids(list_, order)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.exchange.exporters.arrays import check_images, feature_column, rows_of, write_array, write_ids, write_lines
-from pipelines.exchange.exporters.base import Staging, read_selected_captions
+from pipelines.exchange.exporters.base import Staging, options_for, read_selected_captions
 from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
@@ -28,8 +28,9 @@ def write_scan(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     column = feature_column(dataset)
     parts = _captions_by_split(job, dataset, staging)
     names = [f"{name}_{ending}" for name in parts for ending in ("ims.npy", "caps.txt", "ids.txt")]
-    staging.remark_on_ids([image_id for image_ids, _ in parts.values() for image_id in image_ids])
-    with staging.files(names) as files:
+    listed = {image_id for image_ids, _ in parts.values() for image_id in image_ids}
+    options = {f"{name}_ims.npy": options_for(listed, ids=f"{name}_ids.txt") for name in parts}
+    with staging.files(names, options=options) as files:
         for index, (image_ids, texts) in enumerate(parts.values()):
             images, lines, ids = files[3 * index : 3 * index + 3]
             write_array(images, dataset, [column], rows_of(image_ids), dtype="float32", l2=job.l2, meter=staging.meter)

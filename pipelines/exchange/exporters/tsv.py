@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipelines.exchange.exporters.base import Staging
+from pipelines.exchange.exporters.base import Staging, options_for
 from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset, check_kind
 from schemas.errors import DatasetError
@@ -38,8 +38,8 @@ _NUMBERS = {"image_w": "width", "image_h": "height", "img_w": "width", "img_h": 
 def write_tsv(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``regions.tsv`` with the used regions of each image."""
     check_kind(dataset, "regions")  # A tsv holds boxes.
-    staging.remark_on_ids(dataset.image_ids())
-    with staging.files(["regions.tsv"]) as (path,), path.open("wb") as file:
+    options = options_for(dataset.image_ids(), regions=dataset.shape_of("features")[0])
+    with staging.files(["regions.tsv"], options={"regions.tsv": options}) as (path,), path.open("wb") as file:
         for batch in dataset.batches(batch_size=_BATCH_ROWS):
             for row in range(batch.num_rows):
                 file.write(_tsv_line(batch, row, _COLUMNS[job.columns]))

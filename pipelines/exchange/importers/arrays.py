@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.exporters.webdataset import LABELS
 from pipelines.exchange.image_lists import expand_ids, local_file
 from pipelines.exchange.importers.base import FeatureFiles, describe_file
@@ -51,6 +52,7 @@ def open_arrays(job: ImportJob) -> FeatureFiles:
     """
     paths = [local_file(location) for location in job.sources]
     values = _Rows(paths)
+    job = apply_sidecars(job, paths)
     lists = [local_file(location) for location in job.ids] or [guess_ids(path) for path in paths]
     boxes, sizes = (_Rows([local_file(location) for location in locations]) for locations in (job.boxes, job.sizes))
     _check_values(values)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipelines.exchange.exporters.base import apply_sidecars
 from pipelines.exchange.exporters.tsv import ARRAYS, BOTTOM_UP, LXMERT
 from pipelines.exchange.image_lists import local_file
 from pipelines.exchange.importers.base import FeatureFiles
@@ -66,6 +67,7 @@ class _TsvFiles:
 
     def __init__(self, job: ImportJob) -> None:
         self.paths = [local_file(location) for location in job.sources]
+        job = apply_sidecars(job, self.paths)
         self.max_regions = job.max_regions or REGIONS
         self.ids = ImageIds(job.id_rule or "name", job.karpathy, job.karpathy_key)
         self.columns: list[list[str]] = []

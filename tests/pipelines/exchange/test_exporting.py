@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -201,7 +202,7 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
     names = {"test_2016_flickr": "test_2016"}
     export_dataset(ExportJob(str(path), str(tmp_path / "imgfeats"), "mulisera", lists=lists, split_names=names))
     expected = [f"{split}-resnet50-avgpool.{end}" for split in ("test_2016", "train") for end in ("ids", "npy")]
-    assert files_of(tmp_path / "imgfeats") == expected
+    assert [name for name in files_of(tmp_path / "imgfeats") if "import" not in name] == expected
     for split, images in (("train", ["x", "30"]), ("test_2016", ["9", "猫", "9"])):
         array = np.load(tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.npy")
         assert array.dtype == np.float16
@@ -239,9 +240,10 @@ def test_npy_holds_the_vectors_in_their_shape_and_type(tmp_path, dtype):
 def test_regions_as_npy_go_back(tmp_path, regions):
     path, rows = regions
     written = export(tmp_path, path, "npy")
-    array, _, boxes, sizes = map(str, written)
-    options = {"boxes": (boxes,), "sizes": (sizes,), "max_regions": REGIONS}
-    import_features(ImportJob((array,), str(tmp_path / "back"), "toy", shards=SHARDS, **options))
+    array, _, boxes, sizes, _ = map(str, written)
+    job = ImportJob((array,), str(tmp_path / "back"), "toy", shards=SHARDS)
+    explicit = replace(job, boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
+    assert import_features(explicit).fingerprint == import_features(job).fingerprint
     for file, name in ((array, "features"), (boxes, "boxes")):
         np.testing.assert_array_equal(np.load(file), np.stack([rows[key][name] for key in open_dataset(path).image_ids()]))
 
@@ -256,7 +258,7 @@ TSV_LXMERT = ["img_id", "img_h", "img_w", *LABELS, "num_boxes", "boxes", "featur
 @pytest.mark.parametrize("columns", ["bottom-up", "lxmert"])
 def test_tsv_is_read_as_the_projects_read_it(tmp_path, regions, columns, request):
     path, rows = regions
-    (file,) = export(tmp_path, path, "tsv", columns=columns)
+    file, _ = export(tmp_path, path, "tsv", columns=columns)
     request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize)))
     fields = TSV if columns == "bottom-up" else TSV_LXMERT
     with file.open(encoding="utf-8") as stream:
@@ -414,13 +416,25 @@ def test_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, feature
         export_dataset(job)
 
 
-@pytest.mark.parametrize(("images", "named"), [(["a", "b.x"], None), (["a", "b/c"], "b/c"), (["a", "b.JPG"], "b.JPG")])
-def test_ids_that_import_would_change_are_remarked_on(tmp_path, images, named):
-    path, _ = make_features(tmp_path / "features", images=images)
-    remarks = []
-    export_dataset(ExportJob(str(path), str(tmp_path / "out"), "npy"), on_warning=remarks.append)
-    text = f"image ids such as {named!r} look like paths: to import the files again, give --id-rule exact"
-    assert remarks == ([text] if named else [])
+def test_sidecars_are_written_if_import_defaults_do_not_suffice(tmp_path, features, regions):
+    """Plain ids of features need none; `test_hostile_keys.py` reads them back."""
+    export(tmp_path, features[0], "npy")
+    assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
+    path, _ = make_features(tmp_path / "folders", images=["a/b", "c/b"])
+    export(tmp_path, path, "npy", overwrite=True)
+    assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {"id_rule": "exact", "ids": "ids.txt"}
+    with pytest.raises(DatasetError, match=r"holds 'features.npy' already"):
+        export(tmp_path, features[0], "npy")
+    export(tmp_path, features[0], "npy", overwrite=True)
+    assert files_of(tmp_path / "out") == ["features.npy", "ids.txt"]
+    export(tmp_path, regions[0], "npy", overwrite=True)
+    assert json.loads((tmp_path / "out" / "features.import.json").read_text()) == {
+        "id_rule": "name",
+        "max_regions": REGIONS,
+        "ids": "ids.txt",
+        "boxes": "boxes.npy",
+        "sizes": "sizes.npy",
+    }
 
 
 def test_list_entries_match_by_id_path_or_file_for_any_batch_size(tmp_path, monkeypatch):

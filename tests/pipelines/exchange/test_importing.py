@@ -662,3 +662,44 @@ def test_joined_tar_files_are_imported_whole(tmp_path):
     dataset = imported(ImportJob((str(tmp_path / "x.tar"),), output=str(tmp_path / "out"), name="x"))
     expected = {f"{name}{n}": [n, n, n] for name in "ab" for n in range(3)}
     assert {row["image_id"]: row["feature"] for row in dataset.table().to_pylist()} == expected
+
+
+# --- sidecars of exported files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_options_win_over_a_sidecar_and_another_list_has_entries_of_its_own(tmp_path):
+    array, list_ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["x/a", "y/b"])
+    (tmp_path / "train.import.json").write_text('{"id_rule": "exact", "ids": "train.txt"}')
+    (tmp_path / "other.lst").write_text("x/a.jpg\ny/b.jpg\n")
+
+    def image_ids(**options):
+        import_features(ImportJob((array,), output=str(tmp_path / "out"), name="toy", overwrite=True, **options))
+        return sorted(open_dataset(tmp_path / "out").image_ids())
+
+    assert image_ids() == image_ids(ids=(list_,)) == ["x/a.jpg", "y/b.jpg"]
+    assert image_ids(id_rule="path") == ["x/a", "y/b"]
+    assert image_ids(ids=(str(tmp_path / "other.lst"),)) == ["a", "b"]
+
+
+def test_files_with_different_sidecars_are_refused(tmp_path):
+    pairs = [
+        write_pair(tmp_path, stem, make_rows(2, WIDTH), ids) for stem, ids in (("train", ["x/a", "y/b"]), ("val", ["c", "d"]))
+    ]
+    (tmp_path / "train.import.json").write_text('{"id_rule": "exact", "ids": "train.txt"}')
+    job = ImportJob(tuple(array for array, _ in pairs), output=str(tmp_path / "out"), name="toy")
+    with pytest.raises(UsageError, match=r"train.npy and val.npy were exported with different options .*: give --id-rule"):
+        import_features(job)
+    import_features(replace(job, id_rule="path"))
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["c", "d", "x/a", "y/b"]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"id_rule": "all"}', '{"boxes": "../b.npy"}', '{"max_regions": 0}', '{"ids": 1}', '{"other": 1}']
+)
+def test_damaged_sidecars_are_refused(tmp_path, content):
+    array, _ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["a", "b"])
+    (tmp_path / "train.import.json").write_text(content)
+    message = r"train.import.json' does not hold options as `export` writes them: export again, or delete"
+    with pytest.raises(InputError, match=message):
+        import_features(ImportJob((array,), output=str(tmp_path / "out"), name="toy"))
