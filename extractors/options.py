@@ -50,10 +50,6 @@ class RegionOptions(Options):
         Literal["torchvision", "detectron2"],
         Opt("Compute regions with torchvision or detectron2. Default: torchvision.", panel=_REGIONS),
     ] = "torchvision"
-    half_backbone: Annotated[
-        bool,
-        Opt("Compute the backbone, too, in bf16 or fp16, which changes proposals.", panel=_REGIONS),
-    ] = False
 
     def _check(self) -> None:
         if not 1 <= self.min_regions <= self.max_regions <= MAX_REGIONS:
@@ -63,20 +59,10 @@ class RegionOptions(Options):
             )
         if not 0 <= self.score_threshold <= 1:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
-        if self.half_backbone and self.backend == "detectron2":
-            raise UsageError(
-                "--half-backbone does not work with detectron2's models: leave it out, or pass --backend torchvision"
-            )
-
-    @property
-    def count(self) -> str:
-        """Number of regions per image for names: ``36``, or ``10-100``."""
-        return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
 
     def parameters(self) -> dict[str, Any]:
         """Return the options that determine the features, as JSON values."""
-        half = {"half_backbone": True} if self.half_backbone else {}
-        return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold} | half
+        return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold}
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.conversion import convert, hints_of
 from schemas.errors import DatasetError
@@ -54,7 +54,6 @@ _PARAMETERS: dict[str, Any] = {
 _Entry = TypeVar("_Entry", bound="FileEntry")
 
 _MAX_SIZE = 1 << 48  # Upper bound for bytes and for rows of a file.
-_MAX_PATH = 255  # Characters of a path, which is of ASCII; every entry takes the bytes of the longest one.
 _NUMBERS = ("bytes", "rows")
 _DIGESTS = ("sha256", "footer_sha256")
 _ENTRY_LISTS = ("shards", "failures")
@@ -87,21 +86,20 @@ class ShardEntry(FileEntry):
     footer_sha256: str = ""
 
 
-_NAMES = tuple(item.name for item in fields(ShardEntry))
-_values_of = attrgetter(*_NAMES)
+_SCHEMA = pa.schema([(item.name, pa.int64() if item.name in _NUMBERS else pa.string()) for item in fields(ShardEntry)])
 
 
 class ShardEntries(Sequence[ShardEntry]):
-    """Entries of shards or of their failures, stored by column in 180 bytes each.
+    """Entries of shards or of their failures as an Arrow table, 190 bytes each.
 
     An entry is created when it is read. For 99,999 shards, objects take three times the memory.
     """
 
     def __init__(self, entries: Iterable[ShardEntry] = ()) -> None:
-        rows, self._columns = map(_values_of, entries), _to_arrays([[]] * len(_NAMES))
+        rows, batches = map(asdict, entries), []
         while batch := list(islice(rows, _BATCH_ENTRIES)):
-            for name, values in _to_arrays(zip(*batch, strict=True)).items():
-                self._columns[name] = np.concatenate([self._columns[name], values])
+            batches.append(pa.RecordBatch.from_pylist(batch, _SCHEMA))
+        self._table = pa.Table.from_batches(batches, _SCHEMA)
 
     @classmethod
     def from_json(cls, stored: Any, name: str) -> ShardEntries:
@@ -110,52 +108,46 @@ class ShardEntries(Sequence[ShardEntry]):
         Raises:
             DatasetError: an entry is not valid; the message names the first one.
         """
-        with suppress(TypeError, ValueError, KeyError, AttributeError):
-            columns = {key: list(map(itemgetter(key), stored)) for key in _NAMES[:-1]}
+        with suppress(TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            columns = {key: list(map(itemgetter(key), stored)) for key in _SCHEMA.names[:-1]}
             columns["footer_sha256"] = [item.get("footer_sha256", "") for item in stored]
-            if isinstance(stored, list) and all(_are_valid(key, values) for key, values in columns.items()):
+            table = pa.table(columns)
+            if isinstance(stored, list) and table.schema == _SCHEMA and _are_valid(table):
                 entries = cls()
-                entries._columns = _to_arrays(columns.values())
+                entries._table = table
                 return entries
         return cls(_entries(ShardEntry, stored, name))
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a field of all entries, e.g. ``rows``."""
-        values: list[Any] = self._columns[name].tolist()
-        return values if name in _NUMBERS else list(map(bytes.decode, values))
+        return self._table[name].to_pylist()
 
     def __len__(self) -> int:
-        return len(self._columns["rows"])
+        return self._table.num_rows
 
     def __getitem__(self, index: Any) -> Any:
-        part = ShardEntries()
-        part._columns = {name: values[index if isinstance(index, slice) else [index]] for name, values in self._columns.items()}
-        return part if isinstance(index, slice) else next(iter(part))
+        indices = range(len(self))[index]
+        if isinstance(indices, int):
+            return ShardEntry(**self._table.slice(indices, 1).to_pylist()[0])
+        return ShardEntries(map(self.__getitem__, indices))
 
     def __iter__(self) -> Iterator[ShardEntry]:
-        for start in range(0, len(self), _BATCH_ENTRIES):
-            yield from map(ShardEntry, *map(self[start : start + _BATCH_ENTRIES].column, _NAMES))
+        for batch in self._table.to_batches(_BATCH_ENTRIES):
+            yield from (ShardEntry(**row) for row in batch.to_pylist())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShardEntries) and all(
-            np.array_equal(values, other._columns[name]) for name, values in self._columns.items()
-        )
+        return isinstance(other, ShardEntries) and self._table.equals(other._table)
 
 
-def _to_arrays(columns: Iterable[Sequence[Any]]) -> dict[str, np.ndarray]:
-    return {name: np.array(values, int if name in _NUMBERS else "S") for name, values in zip(_NAMES, columns, strict=True)}
-
-
-def _are_valid(name: str, values: Sequence[Any]) -> bool:
-    """Check a whole column, in a tenth of the time of a check of each value."""
-    if not set(map(type, values)) <= {int if name in _NUMBERS else str}:
-        return False
-    if name in _NUMBERS:
-        return not values or (min(values) >= 0 and max(values) < _MAX_SIZE)
-    if name in _DIGESTS:
-        lengths, text = set(map(len, values)), "".join(values)
-        return lengths <= ({64} if name == "sha256" else {0, 64}) and bytes.fromhex(text).hex() == text
-    return not values or (max(map(len, values)) <= _MAX_PATH and re.fullmatch("[ -~]*", "".join(values)) is not None)
+def _are_valid(table: pa.Table) -> bool:
+    """Check whole columns, in a tenth of the time of a check of each value."""
+    ranges = [pc.min_max(table[name]).as_py() for name in _NUMBERS]
+    digests = {"sha256": "^[0-9a-f]{64}$", "footer_sha256": "^([0-9a-f]{64})?$"}
+    return (
+        not any(column.null_count for column in table.columns)
+        and all(values["min"] >= 0 and values["max"] < _MAX_SIZE for values in ranges)
+        and all(pc.all(pc.match_substring_regex(table[name], pattern)).as_py() for name, pattern in digests.items())
+    )
 
 
 @dataclass(frozen=True)
@@ -233,13 +225,12 @@ class Manifest:
         for name in ("sample_outputs", "notes"):
             if not content[name]:
                 del content[name]
-        content |= {name: getattr(self, name) or [] for name in _ENTRY_LISTS}
+        content |= {name: _LazyList(getattr(self, name)) for name in _ENTRY_LISTS}
+        options: dict[str, Any] = {"sort_keys": True, "ensure_ascii": False, "allow_nan": False, "default": _stored_entry}
         digest = hashlib.sha256()
-        for part in _json_parts(content, canonical_json):
+        for part in json.JSONEncoder(separators=(",", ":"), **options).iterencode(content):
             digest.update(part.encode())
-        encoder = json.JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-        content["sha256"] = digest.hexdigest()
-        yield from _json_parts(content, encoder.encode, end="\n", indent="  ", colon=": ")
+        yield from json.JSONEncoder(indent=2, **options).iterencode({**content, "sha256": digest.hexdigest()})
         yield "\n"
 
     @classmethod
@@ -293,24 +284,22 @@ def other_version(version: int) -> str:
     return f"has format version {version}, this version of imagepivot reads version {FORMAT_VERSION}: {remedy}"
 
 
-def _json_parts(
-    content: Mapping[str, Any], encode: Callable[[Any], str], *, end: str = "", indent: str = "", colon: str = ":"
-) -> Iterator[str]:
-    """Yield JSON with sorted keys, a part for each entry of a shard."""
-    line, inner, mark = f"{end}{indent}", f"{end}{indent}{indent}", "{"
-    for key, value in sorted(content.items()):
-        yield f'{mark}{line}"{key}"{colon}'
-        mark = ","
-        if isinstance(value, ShardEntries):
-            for number, entry in enumerate(value):
-                stored = dict(zip(_NAMES, _values_of(entry), strict=True))
-                if not entry.footer_sha256:
-                    del stored["footer_sha256"]
-                yield f"{',' if number else '['}{inner}" + encode(stored).replace("\n", inner)
-            yield f"{line}]"
-        else:
-            yield encode(value).replace("\n", line)
-    yield f"{end}}}"
+class _LazyList(list[Any]):
+    """List for ``json``, which creates its items while it encodes them."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__()
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+
+def _stored_entry(entry: ShardEntry) -> dict[str, Any]:
+    return {name: value for name, value in asdict(entry).items() if value != ""}
 
 
 def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
@@ -351,8 +340,6 @@ def _entries(cls: type[_Entry], stored: Any, name: str) -> Iterator[_Entry]:
                 key in _DIGESTS and not re.fullmatch("[0-9a-f]{64}", value)
             ):
                 raise DatasetError(f"{name}[{index}].{key} is {value!r}")
-        if name in _ENTRY_LISTS and not re.fullmatch(f"[ -~]{{1,{_MAX_PATH}}}", entry.path):
-            raise DatasetError(f"{name}[{index}].path is {entry.path!r:.300}, expected at most {_MAX_PATH} characters of ASCII")
         yield entry
 
 
@@ -366,14 +353,14 @@ def _check_paths(manifest: Manifest) -> None:
     names = [shard_name(number, count) for number in range(count)]
     for number, (path, name) in enumerate(zip(manifest.shards.column("path"), names, strict=True)):
         if path != name:
-            raise DatasetError(f"shard {number} is called {path!r}, expected {name!r}")
+            raise DatasetError(f"shard {number} is called {path!r:.300}, expected {name!r}")
     has_others = bool(manifest.failures or manifest.files)
     belonging = {failures_name(name) for name in names} if has_others else set()
     failures = manifest.failures.column("path")
     stray = next((path for path in failures if path not in belonging), None)
     if stray is not None or failures != sorted(set(failures)):
         raise DatasetError(
-            f"failures {stray!r} belong to no shard" if stray else "a file of failures is listed twice, or out of order"
+            f"failures {stray!r:.300} belong to no shard" if stray else "a file of failures is listed twice, or out of order"
         )
     files = [entry.path for entry in manifest.files]
     taken = {*names, *belonging, MANIFEST_NAME} if files else set()

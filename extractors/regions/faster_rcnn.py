@@ -4,8 +4,7 @@ Regions equal those of the original Caffe release and of MILVLG/bottom-up-attent
 the first line of the files with their names; 0 is background or no attribute. Sides of a box exceed 16 pixels of the image; an
 image without such a proposal has no regions.
 
-In the 16-bit precisions only the res5 head computes in 16 bits, so that proposals are those of float32; with ``half_backbone`` the
-backbone does, too.
+In the 16-bit precisions only the res5 head computes in 16 bits, so that proposals are those of float32.
 
 Shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before NMS, ``R`` = ``max_regions``, ``H0``
 and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
@@ -53,7 +52,6 @@ from extractors.regions.bottom_up.weights import read_detector
 from extractors.regions.boxes import STRIDE
 from extractors.regions.selection import SAMPLE_BOXES, SAMPLE_SIDE, Detections, columns, empty_regions, gather_regions
 from extractors.weights.resolve import Architecture, Weights
-from schemas.errors import UsageError
 
 _BATCH = 2  # Larger batches are not faster on a CPU.
 _REGIONS = 10  # Regions per forward of the res5 head on a CPU; more take memory in every thread.
@@ -86,9 +84,6 @@ class FasterRCNNRegions(RegionExtractor):
         fold_frozen_norms(model)
         # The head is most of the work. Other layers in 16 bits would change the proposals.
         model.head.dtype = cast_layers(model.head.layer4, settings.precision)
-        if settings.regions.half_backbone:
-            cast_layers(model.backbone, settings.precision)
-            cast_layers(model.rpn.conv, settings.precision)
         self._model = model.to(device).to(memory_format=torch.channels_last)
         # Products and convolutions differ in their last bits, so the choice depends on the precision, not on a measurement.
         is_product = settings.precision == "fp32"
@@ -253,11 +248,6 @@ def _concatenate(parts: Sequence[Tensor]) -> Tensor:
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
     spec, options = settings.spec, settings.regions
-    if options.half_backbone and settings.precision not in ("bf16", "fp16"):
-        raise UsageError(
-            f"--half-backbone computes the backbone in 16 bits, but --precision is {settings.precision}: pass bf16 or fp16, or "
-            "leave --half-backbone out"
-        )
     low, high = options.min_regions, options.max_regions
     if (low, high) != (spec.shape[0], spec.shape[0]):
         source = spec.source.replace(f"{spec.shape[0]} best", f"{low} to {high} best")

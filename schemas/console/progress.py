@@ -25,7 +25,6 @@ _PLAIN_SECONDS = 10.0
 _METRICS_SECONDS = 1.0
 _WIDE = 140  # Columns of a terminal that fit bar and details into one line.
 _MAX_NAME = 30
-_MIN_TIME_CONSTANT = 60.0  # Seconds.
 
 FAILED = "failed_"
 """Start of the names of counts of failures by reason."""
@@ -84,7 +83,7 @@ class Snapshot:
         more: further fields of the event.
         is_known: whether counts are known; some runners report them only at the end.
         current_shards: shard of each local worker process.
-        seconds_left: time left by a smoothed rate; None while the total is unknown or nothing is done.
+        seconds_left: time left by the mean rate; None while the total is unknown or nothing is done.
     """
 
     task: str
@@ -193,34 +192,24 @@ class Snapshot:
 
 
 class _TimeLeft:
-    """Estimate of the time left from an exponential moving average of the rate.
+    """Estimate of the time left from the mean rate.
 
-    Units arrive in bursts (batches, shards). The average therefore has one interval per burst, which lasts since the burst
-    before, and the estimate counts down in between. Its time constant is a minute at first, later half of the elapsed time.
+    Units arrive in bursts (batches, shards). The rate is that of the last burst, and the estimate counts down in between.
     """
 
     def __init__(self) -> None:
         self._done, self._seconds, self._gap = 0, 0.0, 0.0
-        self._units, self._weight = 0.0, 0.0
 
     def update(self, snapshot: Snapshot) -> float | None:
         """Return the time left in seconds; None while it is unknown."""
         done = snapshot.done - snapshot.earlier
-        idle = snapshot.seconds - self._seconds
-        if done > self._done and idle > 0:
-            self._units, self._weight = self._average(idle, done - self._done)
-            self._done, self._seconds, self._gap, idle = done, snapshot.seconds, idle, 0.0
-        if not snapshot.total or not self._units:
+        if done > self._done:
+            self._gap, self._done, self._seconds = snapshot.seconds - self._seconds, done, snapshot.seconds
+        if not snapshot.total or not self._done:
             return None
-        units, weight = self._average(max(0.0, idle - self._gap), 0)  # A pause longer than the gap between bursts slows down.
-        return max(0.0, max(0, snapshot.total - snapshot.done) * weight / units - min(idle, self._gap))
-
-    def _average(self, seconds: float, units: int) -> tuple[float, float]:
-        """Return decayed units and decayed seconds; their ratio is the average rate."""
-        time_constant = max(_MIN_TIME_CONSTANT, self._seconds / 2)
-        decay = math.exp(-seconds / time_constant)
-        added = time_constant * (1 - decay)
-        return self._units * decay + units * (added / seconds if seconds else 0), self._weight * decay + added
+        idle = snapshot.seconds - self._seconds
+        seconds = self._seconds + max(0.0, idle - self._gap)  # A pause longer than the gap between bursts slows down.
+        return max(0.0, max(0, snapshot.total - snapshot.done) * seconds / self._done - min(idle, self._gap))
 
 
 def _escape_label(value: str) -> str:

@@ -272,10 +272,8 @@ class Folder:
         with self._at() as (bucket, path):
             if bucket is None:
                 existing = next(parent for parent in (self.local_path, *self.local_path.parents) if parent.exists())
-                try:
+                with storage_errors(self.location, creates=True):
                     tempfile.TemporaryFile(dir=existing).close()  # It has no name.
-                except FileNotFoundError as error:  # A file system of the kernel, such as /proc.
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing)) from error
                 return
             with suppress(StoreAccessError):  # Permission to write objects does not imply permission to list them.
                 next(bucket.pages(path))

@@ -20,6 +20,7 @@ _LOCAL_ADVICE = {
     errno.EACCES: "permission denied: check who owns the folder, or choose another one",
     errno.EPERM: "permission denied: check who owns the folder, or choose another one",
     errno.EROFS: "the file system is read-only: choose another folder",
+    errno.ENOENT: "its file system, such as /proc, does not allow it: choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
     errno.EISDIR: "the path is a folder, expected a file: give the path of a file",
 }
@@ -122,12 +123,15 @@ def _response_of(error: Any) -> tuple[int, str]:
 
 
 @contextmanager
-def storage_errors(location: str) -> Iterator[None]:
-    """Convert errors of the disk or the object store to a ``DatasetError``."""
+def storage_errors(location: str, *, creates: bool = False) -> Iterator[None]:
+    """Convert errors of the disk or the object store to a ``DatasetError``.
+
+    A ``FileNotFoundError`` of a local file is converted only where the block ``creates`` the file.
+    """
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not isinstance(error, StoreError):
+        if isinstance(error, FileNotFoundError) and not isinstance(error, StoreError) and not creates:
             raise
         detail, code = f"{type(error).__name__}: {error}", error.errno or 0
         if is_remote(location):
@@ -144,10 +148,5 @@ def create_folder(path: Path) -> None:
     Raises:
         DatasetError: the folder cannot be created.
     """
-    try:
-        with storage_errors(str(path)):
-            path.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # Some file systems have no folders of users, e.g. /proc.
-        raise DatasetError(
-            f"cannot create the folder {str(path)!r}: its file system does not allow it: choose another folder"
-        ) from error
+    with storage_errors(str(path), creates=True):
+        path.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.conversion import stored_values
@@ -132,12 +131,6 @@ class Record:
         return size == self.bytes and sha256_of_json(statistics) == self.statistics_sha256
 
 
-@lru_cache(maxsize=8)
-def _share(outputs: SampleOutputs) -> SampleOutputs:
-    """Return equal outputs as one object, for a commit of 99,999 shards."""
-    return outputs
-
-
 def record_name(shard: str) -> str:
     """Return the path of a shard's record."""
     return f".records/{shard.removesuffix('.parquet')}.jsonl"
@@ -172,8 +165,7 @@ def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | 
         if sha256_of_json(content) != digest or content.pop("format") != _FORMAT:
             return None
         content["version_digest"] = content.pop("state")
-        sample_outputs = _share(tuple(content.get("sample_outputs", ())))
-        record = Record(**{**content, "sample_outputs": sample_outputs}, sources=None)
+        record = Record(**{**content, "sample_outputs": tuple(content.get("sample_outputs", ()))}, sources=None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # A UnicodeDecodeError is a ValueError.
         return None
     if not whole:

@@ -378,7 +378,7 @@ def test_existing_folder_is_left_as_it_was(tmp_path):
         (
             "/proc/features",
             DatasetError,
-            "cannot use '/proc/features': permission denied: check who owns the folder, or choose another",
+            "cannot use '/proc/features': its file system, such as /proc, does not allow it: choose another folder",
         ),
         ("https://host/x", UsageError, "cannot write to 'https://host/x': give a local folder, gs://BUCKET/PATH or"),
         ("hdfs://host/x", UsageError, "cannot write to 'hdfs://host/x': give a local folder, gs://BUCKET/PATH or"),

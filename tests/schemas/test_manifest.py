@@ -58,7 +58,7 @@ def test_entries_are_a_sequence():
     assert shards[5:7] == ShardEntries(entries[5:7]) == pickle.loads(pickle.dumps(shards[5:7]))
     assert shards[5:7] != shards[6:8]
     assert shards.column("rows") == list(range(9000))
-    with pytest.raises(IndexError, match="out of bounds"):
+    with pytest.raises(IndexError, match="out of range"):
         shards[9000]
 
 
@@ -208,16 +208,9 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
         ({"shards": [ENTRY, {k: v for k, v in SECOND.items() if k != "rows"}]}, r"shards\[1\]\.rows is missing"),
         ({"shards": [{k: v for k, v in ENTRY.items() if k != "footer_sha256"}, SECOND]}, "listed without the footer_sha256"),
         ({"shards": [ENTRY, {**SECOND, "path": "../x.parquet"}]}, r"shard 1 is called '../x.parquet', expected"),
-        # Entries are held by column: NUL at the end would be lost, and every path takes the bytes of the longest one.
-        (
-            {"shards": [ENTRY, {**SECOND, "path": SECOND["path"] + "\0"}]},
-            r"shards\[1\]\.path is 'part-.*\\x00', expected at most 255",
-        ),
-        ({"shards": [ENTRY, {**SECOND, "path": "é"}]}, r"shards\[1\]\.path is 'é', expected at most 255 characters of ASCII"),
-        (
-            {"shards": [ENTRY, {**SECOND, "path": "a" * 10**6}]},
-            r"shards\[1\]\.path is 'a{299}, expected at most 255 characters",
-        ),
+        ({"shards": [ENTRY, {**SECOND, "path": SECOND["path"] + "\0"}]}, r"shard 1 is called 'part-.*\\x00', expected 'part-"),
+        ({"shards": [ENTRY, {**SECOND, "path": "é"}]}, "shard 1 is called 'é', expected 'part-00001"),
+        ({"shards": [ENTRY, {**SECOND, "path": "a" * 10**6}]}, "shard 1 is called 'a{299}, expected 'part-00001"),
         ({"shards": []}, "it lists no shards"),
         ({"shards": ...}, "shards is None, expected a list"),
         ({"kind": "audio"}, "kind is 'audio', expected one of captions, encoded, vocabulary"),

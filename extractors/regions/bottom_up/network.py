@@ -64,11 +64,10 @@ class Backbone(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Compute feature maps: float32 ``[B, 3, H, W]`` to float32 ``[B, 1024, h, w]``."""
-        dtype = next(self.parameters()).dtype
-        stem = F.relu(self.bn1(self.conv1(image.to(dtype))), inplace=True)
+        stem = F.relu(self.bn1(self.conv1(image)), inplace=True)
         stem = F.max_pool2d(stem, kernel_size=3, stride=2, padding=0, ceil_mode=True)
         maps: Tensor = self.layer3(self.layer2(self.layer1(stem)))
-        return maps.to(torch.float32)
+        return maps
 
 
 class RegionProposals(nn.Module):
@@ -96,7 +95,7 @@ class RegionProposals(nn.Module):
             float32 ``[B, Q, 4]``, best first, x1 y1 x2 y2 in pixels of the input; and bool ``[B, Q]``, False for boxes with a
             side of at most 16 pixels of the original image, which come last. Q is at most 6,000.
         """
-        hidden = F.relu(self.conv(maps.to(self.conv.weight.dtype)), inplace=True).to(torch.float32)
+        hidden = F.relu(self.conv(maps), inplace=True)
         objects = self.scores(hidden).unflatten(1, (2, -1)).softmax(dim=1)[:, 1]  # [B, A, h, w], background first
         shifts = self.deltas(hidden).unflatten(1, (-1, 4))  # [B, A, 4, h, w]
         anchors = anchor_grid(self.anchors, *maps.shape[2:])

@@ -29,7 +29,6 @@ from extractors.regions.bottom_up.preprocessing import MIN_SIDE
 from extractors.regions.bottom_up.weights import detectron2_names
 from extractors.regions.detectron2_backend.networks import (
     CONFIG,
-    Network,
     VisualGenomeNetwork,
     build_detectron2,
     read_model_config,
@@ -54,7 +53,9 @@ class Sized(NamedTuple):
 class Detectron2Regions(RegionExtractor):
     """Region extractor of a detectron2 network; only res5 computes in 16 bits."""
 
-    def __init__(self, description: Description, settings: ExtractorOptions, network: Network, device: torch.device) -> None:
+    def __init__(
+        self, description: Description, settings: ExtractorOptions, network: VisualGenomeNetwork, device: torch.device
+    ) -> None:
         super().__init__(description, device)
         self._network = network
         self._options = settings.regions
@@ -132,7 +133,8 @@ find_weights = faster_rcnn.find_weights
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    refuse_compile(settings)
+    if settings.compile:
+        raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")
     return faster_rcnn.describe(settings, weights)
 
 
@@ -145,9 +147,3 @@ def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> 
     (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
     anchors.copy_(weights.state["rpn.anchors"])
     return Detectron2Regions(description, settings, VisualGenomeNetwork(model), device)
-
-
-def refuse_compile(settings: ExtractorOptions) -> None:
-    """Raise `UsageError` for ``compile``."""
-    if settings.compile:
-        raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")

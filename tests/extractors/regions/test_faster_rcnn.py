@@ -291,19 +291,6 @@ def test_extract_many_shared_bins_are_split(extractor, monkeypatch):
 
 
 @pytest.mark.cluster
-def test_half_backbone_is_close(extractor, weights):
-    options = RegionOptions(half_backbone=True)
-    half = FasterRCNNRegions(
-        ExtractorOptions(ExtractorRequest("faster-rcnn-36").spec(), "bf16", regions=options), weights, torch.device("cpu")
-    )
-    (found, rough), (expected, fine) = (proposed(e, e.preprocess(picture(*THIN))) for e in (half, extractor))
-    assert rough.dtype == torch.float32
-    assert 0 < (rough - fine).norm() < 0.05 * fine.norm()
-    assert len(found) == len(expected)
-    assert not torch.equal(found, expected)
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool_regions", "head", "gather_regions"])
 def test_out_of_memory_in_each_stage_halves_the_images(extractor, monkeypatch, stage):
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
@@ -337,7 +324,6 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     for options in ({"min_regions": 10, "max_regions": 100}, {"score_threshold": 0.3}, {"backend": "detectron2"}):
         assert fingerprint(**options) != description.fingerprint
     assert fingerprint(class_names="names.txt") == description.fingerprint
-    assert fingerprint("bf16", half_backbone=True) != fingerprint("bf16")
 
 
 @pytest.mark.slow
@@ -346,10 +332,6 @@ def test_load_invalid_request_raises():
         extractors.load_extractor("faster-rcnn-36")
     with pytest.raises(UsageError, match="--compile needs a GPU"):
         extractors.load_extractor("faster-rcnn-36", weights="random:0", compile=True)
-    with pytest.raises(UsageError, match="but --precision is fp32: pass bf16 or fp16"):
-        ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(half_backbone=True)).describe()
-    with pytest.raises(UsageError, match="--half-backbone does not work with detectron2"):
-        RegionOptions(half_backbone=True, backend="detectron2")
 
 
 @pytest.mark.cluster

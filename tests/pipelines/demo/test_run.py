@@ -86,7 +86,7 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without folders of users")
 def test_impossible_folder_is_refused_with_advice():
-    with pytest.raises(DatasetError, match=r"cannot create the folder '/proc/demo/images': .* choose another folder"):
+    with pytest.raises(DatasetError, match=r"cannot use '/proc/demo/images': its file system, .* choose another folder"):
         write_scenes(Path("/proc/demo"), count=1)
 
 
