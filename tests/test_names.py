@@ -13,7 +13,7 @@ MODULE_OF_EXTRACTORS = "a function of each module with extractors, see `extracto
 # Names of several modules, with the reason.
 SHARED = {
     "main": "entry points of processes",
-    **dict.fromkeys(("find_weights", "describe"), MODULE_OF_EXTRACTORS),
+    **dict.fromkeys(("find_weights", "describe", "load"), MODULE_OF_EXTRACTORS),
     "spec": "the feature of a model of timm or open_clip, which the catalogue does not list",
     **dict.fromkeys(("embed", "evaluate", "publish", "reproduce", "search", "sts", "train", "validate"), COMMAND),
 }
