@@ -24,6 +24,7 @@ ENTRY_POINTS = "imagepivot.extractors"
 
 _TIMM = "timm:"
 OPEN_CLIP = "open_clip:"
+DETECTRON2 = "detectron2:"
 # Extras by package.
 _EXTRAS = dict.fromkeys(("PIL", "numpy", "safetensors", "torch", "torchvision"), "extractors")
 _EXTRAS |= {"timm": "timm", "open_clip": "clip"}
@@ -187,6 +188,12 @@ _FAMILIES = (
         source="the image encoder of a joint model of open_clip by name, e.g. open_clip:ViT-B-32, or by folder",
         weights="default: open_clip's of that name, or those in the folder; or that model as .pt, .bin or .safetensors",
     ),
+    CatalogueEntry(
+        name="detectron2:CONFIG+WEIGHTS",
+        kind="regions",
+        source="the regions of one of detectron2's models, given by the paths of its config file and its checkpoint",
+        weights="in the name",
+    ),
 )
 
 
@@ -194,7 +201,8 @@ def list_extractors(*names: str) -> tuple[CatalogueEntry, ...]:
     """List extractors without their weights; imports torch.
 
     Args:
-        names: names of extractors, also ``timm:NAME`` and ``open_clip:NAME``; without any all, and the families.
+        names: names of extractors, also ``timm:NAME``, ``open_clip:NAME`` and ``detectron2:CONFIG+WEIGHTS``; without any all, and
+            the families.
 
     Examples:
         >>> [listed] = imagepivot.list_extractors("timm:resnet18")
@@ -242,7 +250,7 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     if name.startswith(_TIMM):
         module = import_module("extractors.whole_image.timm_models", name)
         return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.whole_image.timm_models")
-    if unpooled and (name in ENTRIES or name.startswith(OPEN_CLIP)):
+    if unpooled and (name in ENTRIES or name.startswith((OPEN_CLIP, DETECTRON2))):
         raise UsageError(
             f"--unpooled works with {_TIMM}NAME only, not with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "
             "are always unpooled"
@@ -250,12 +258,16 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
     if name.startswith(OPEN_CLIP):
         own = "extractors.whole_image.open_clip_images"
         return Entry(import_module(own, name).spec(name), module=own)
+    if name.startswith(DETECTRON2):
+        own = "extractors.regions.detectron2_backend.stock_models"
+        spec = import_module(own, name).spec(name.removeprefix(DETECTRON2))
+        return Entry(spec, module=own, makes_regions=True, detectron2_module=own)
     if name not in ENTRIES:
         similar = get_close_matches(name, extractor_names(), n=1, cutoff=0.5)
         guess = f"did you mean {similar[0]!r}? Extractors are" if similar else "choose one of"
         raise UsageError(
             f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm models, "
-            f"and {OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models. "
+            f"{OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models, and {DETECTRON2}CONFIG+WEIGHTS for detectron2 models. "
             "--import MODULE registers one of your own"
         )
     return ENTRIES[name]

@@ -60,6 +60,11 @@ class RegionOptions(Options):
         if not 0 <= self.score_threshold <= 1:
             raise UsageError(f"--score-threshold is {self.score_threshold}, expected a probability from 0 to 1")
 
+    @property
+    def count(self) -> str:
+        """Number of regions per image for names: ``36``, or ``10-100``."""
+        return str(self.max_regions) if self.min_regions == self.max_regions else f"{self.min_regions}-{self.max_regions}"
+
     def parameters(self) -> dict[str, Any]:
         """Return the options that determine the features, as JSON values."""
         return {"min": self.min_regions, "max": self.max_regions, "score_threshold": self.score_threshold}

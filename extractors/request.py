@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from extractors.base import Description, Extractor, warn_once
 from extractors.catalogue import (
+    DETECTRON2,
     ENTRIES,
     OPEN_CLIP,
     Entry,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _MODEL = "Model"
+_CONFIG_END = re.compile(r"(?<=\.yaml)\+|(?<=\.yml)\+")
 
 
 Precision: TypeAlias = Annotated[
@@ -51,7 +54,7 @@ WeightsRequest: TypeAlias = Annotated[
 
 def extractor_completions() -> tuple[str, ...]:
     """Return extractor names and the prefixes of families, for completion."""
-    return (*extractor_names(), "timm:", OPEN_CLIP)
+    return (*extractor_names(), "timm:", OPEN_CLIP, DETECTRON2)
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +63,8 @@ class ExtractorRequest(Options):
 
     Attributes:
         name: one of `extractor_names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18`` for the model's default
-            tag; ``open_clip:NAME`` or ``open_clip:FOLDER``.
+            tag; ``open_clip:NAME`` or ``open_clip:FOLDER``; or ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a
+            checkpoint.
         weights: ``default`` weights are torchvision's or timm's. The format of a file is detected from its content. Remote files
             are downloaded once per machine.
         compile: unsupported for regions on a CPU. Last digits of features may differ, so it is part of the fingerprint.
@@ -116,7 +120,7 @@ class ExtractorRequest(Options):
             InputError: the weights are missing, corrupt, or of another model.
         """
         located = self.located()
-        is_uncached = _model_folder(self.name) or registered_extractor(self.name)
+        is_uncached = _stock_model(self.name) or _model_folder(self.name) or registered_extractor(self.name)
         if is_uncached or is_remote(located.weights):
             return self._describe()[0]
         return cached_description(asdict(located), self._describe)
@@ -173,13 +177,15 @@ class ExtractorRequest(Options):
         """Return the locations of the files that `load` reads; none for weights by name."""
         from extractors.weights.download import split_choice
 
-        names = (_model_folder(self.name), self.weights)
+        names = (*_stock_model(self.name), _model_folder(self.name), self.weights)
         return tuple(split_choice(name)[0] for name in names if names_file(name))
 
     def located(self) -> ExtractorRequest:
         """Return the request with absolute paths, for processes in other folders."""
-        folder = _model_folder(self.name)
-        name = OPEN_CLIP + absolute_location(folder) if folder else self.name
+        model = _stock_model(self.name)
+        name = f"{DETECTRON2}{'+'.join(map(_absolute, model))}" if model else self.name
+        if folder := _model_folder(name):
+            name = OPEN_CLIP + absolute_location(folder)
         return replace(self, name=name, weights=_absolute(self.weights))
 
     def _resolve(self) -> tuple[ExtractorModule, ExtractorOptions]:
@@ -221,6 +227,11 @@ def load_extractor(
 ) -> Extractor:
     """Load an extractor, see `ExtractorRequest`; `Extractor` has an example."""
     return ExtractorRequest(name, weights, precision, compile, regions, dtype, unpooled, keep_crops).load(device)
+
+
+def _stock_model(name: str) -> tuple[str, ...]:
+    """Return config and weights of a detectron2 model's name, else an empty tuple."""
+    return tuple(_CONFIG_END.split(name.removeprefix(DETECTRON2), maxsplit=1)) if name.startswith(DETECTRON2) else ()
 
 
 def _model_folder(name: str) -> str:

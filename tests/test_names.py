@@ -14,7 +14,7 @@ MODULE_OF_EXTRACTORS = "a function of each module with extractors, see `extracto
 SHARED = {
     "main": "entry points of processes",
     **dict.fromkeys(("find_weights", "describe", "load"), MODULE_OF_EXTRACTORS),
-    "spec": "the feature of a model of timm or open_clip, which the catalogue does not list",
+    "spec": "the feature of a model of timm or detectron2, which the catalogue does not list",
     **dict.fromkeys(("embed", "evaluate", "publish", "reproduce", "search", "sts", "train", "validate"), COMMAND),
 }
 MAX_SHARED = 15

@@ -156,7 +156,7 @@ def features(
     local, gs:// or s3://.
 
     The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
-    timm:NAME and open_clip:NAME.
+    timm:NAME, open_clip:NAME and detectron2:CONFIG+WEIGHTS.
     Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
     -- --runner=DataflowRunner --project=...
     """

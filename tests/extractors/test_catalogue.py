@@ -85,10 +85,12 @@ def test_entries_have_all_names_and_families():
         *extractors.extractor_names(),
         "timm:NAME",
         "open_clip:NAME",
+        "detectron2:CONFIG+WEIGHTS",
     ]
     assert [entry.name for entry in extractors.list_extractors() if entry.shape is None] == [
         "timm:NAME",
         "open_clip:NAME",
+        "detectron2:CONFIG+WEIGHTS",
     ]
 
 
@@ -103,6 +105,9 @@ def test_entries_have_all_names_and_families():
         ("resnet50-pool", "w.pth", ("w.pth",), ("resnet50-pool", "{}/w.pth")),
         ("resnet50-pool", "gs://b/w.pth", ("gs://b/w.pth",), ("resnet50-pool", "gs://b/w.pth")),
         ("timm:a.b", "x/../w.pth", ("x/../w.pth",), ("timm:a.b", "{}/w.pth")),
+        ("detectron2:a+b/c.yaml+w.pkl", "default", ("a+b/c.yaml", "w.pkl"), ("detectron2:{}/a+b/c.yaml+{}/w.pkl", "default")),
+        ("detectron2:c.yml+random:1", "default", ("c.yml",), ("detectron2:{}/c.yml+random:1", "default")),
+        ("detectron2:c.yaml", "default", ("c.yaml",), ("detectron2:{}/c.yaml", "default")),
     ],
 )
 def test_located_request_has_absolute_paths(tmp_path, monkeypatch, name, weights, files, sent):

@@ -1,1 +1,1 @@
-"""Optional backend: bottom-up attention on detectron2's modules."""
+"""Optional backend: bottom-up attention and other models of detectron2."""

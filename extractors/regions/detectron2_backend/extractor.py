@@ -29,6 +29,7 @@ from extractors.regions.bottom_up.preprocessing import MIN_SIDE
 from extractors.regions.bottom_up.weights import detectron2_names
 from extractors.regions.detectron2_backend.networks import (
     CONFIG,
+    Network,
     VisualGenomeNetwork,
     build_detectron2,
     read_model_config,
@@ -53,9 +54,7 @@ class Sized(NamedTuple):
 class Detectron2Regions(RegionExtractor):
     """Region extractor of a detectron2 network; only res5 computes in 16 bits."""
 
-    def __init__(
-        self, description: Description, settings: ExtractorOptions, network: VisualGenomeNetwork, device: torch.device
-    ) -> None:
+    def __init__(self, description: Description, settings: ExtractorOptions, network: Network, device: torch.device) -> None:
         super().__init__(description, device)
         self._network = network
         self._options = settings.regions
@@ -133,8 +132,7 @@ find_weights = faster_rcnn.find_weights
 
 def describe(settings: ExtractorOptions, weights: Weights) -> Description:
     """Describe the extractor, see `extractors.catalogue.ExtractorModule`."""
-    if settings.compile:
-        raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")
+    refuse_compile(settings)
     return faster_rcnn.describe(settings, weights)
 
 
@@ -147,3 +145,9 @@ def load(settings: ExtractorOptions, weights: Weights, device: torch.device) -> 
     (anchors,) = model.proposal_generator.anchor_generator.cell_anchors
     anchors.copy_(weights.state["rpn.anchors"])
     return Detectron2Regions(description, settings, VisualGenomeNetwork(model), device)
+
+
+def refuse_compile(settings: ExtractorOptions) -> None:
+    """Raise `UsageError` for ``compile``."""
+    if settings.compile:
+        raise UsageError("--compile does not work with detectron2's models: leave it out, or pass --backend torchvision")

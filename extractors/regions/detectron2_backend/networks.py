@@ -1,7 +1,8 @@
-"""Bottom-up attention from detectron2's classes, in the steps of `extractor`.
+"""detectron2 models with a ResNet C4, split into the steps of `extractor`.
 
-The classes, named in ``faster_rcnn_vg.yaml``, each change one property of a detectron2 class to match Caffe. Tensor names are those
-of MILVLG/bottom-up-attention.pytorch.
+`VisualGenomeNetwork` is the detector of bottom-up attention. Its classes, named in ``faster_rcnn_vg.yaml``, each change one
+property of a detectron2 class to match Caffe. Tensor names are those of MILVLG/bottom-up-attention.pytorch. `StockNetwork` is a
+model of detectron2's own classes.
 
 Shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``A`` = 12 anchors of a cell,
 ``h`` and ``w`` cells of a feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C`` classes.
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from detectron2.config import get_cfg
+from detectron2.data.transforms import ResizeShortestEdge, ResizeTransform
 from detectron2.modeling import (
     ANCHOR_GENERATOR_REGISTRY,
     BACKBONE_REGISTRY,
@@ -36,6 +38,7 @@ from extractors.regions.bottom_up.network import ATTRIBUTES
 from extractors.regions.bottom_up.preprocessing import preprocess_image, resized_wh, scale_of, send
 from extractors.regions.boxes import cell_anchors
 from extractors.regions.nms import nms
+from schemas.process.devices import upload
 
 CONFIG = Path(__file__).with_name("faster_rcnn_vg.yaml")
 """Config file of the detector."""
@@ -215,10 +218,7 @@ class VisualGenomeNetwork:
     def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
         """Return proposals ``[P, 4]`` of ``[1, channels, h, w]``, in pixels of the input."""
         columns, rows = resized_wh(width, height)
-        size = InputSize(rows, columns, scale_of(width, height))
-        (name,) = self.model.proposal_generator.in_features
-        (instances,), _ = self.model.proposal_generator(ImageList(maps, [size]), {name: maps}, None)
-        return instances.proposal_boxes.tensor
+        return _proposals(self.model, maps, InputSize(rows, columns, scale_of(width, height)))
 
     def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
         """Convert boxes ``[P, 4]`` from pixels of the input to pixels of the image."""
@@ -231,3 +231,60 @@ class VisualGenomeNetwork:
         """
         classes, attributes = self.model.roi_heads.box_predictor(features)
         return classes.softmax(dim=1), attributes.softmax(dim=1)
+
+
+class StockNetwork:
+    """Model of detectron2's classes, with preprocessing by ``INPUT`` of its config."""
+
+    def __init__(self, model: Any, inputs: Any) -> None:
+        self.model = model
+        self._inputs = inputs
+
+    def resized_wh(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height after detectron2's ``ResizeShortestEdge``."""
+        if not self._inputs.MIN_SIZE_TEST:
+            return width, height
+        rows, columns = ResizeShortestEdge.get_output_shape(
+            height, width, self._inputs.MIN_SIZE_TEST, self._inputs.MAX_SIZE_TEST
+        )
+        return columns, rows
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """Resize with Pillow to uint8 ``[3, H, W]``, as ``DefaultPredictor`` does."""
+        columns, rows = self.resized_wh(*image.size)
+        resize = ResizeTransform(image.height, image.width, rows, columns, Image.Resampling.BILINEAR)
+        # A copy, since Pillow's memory is read-only.
+        return torch.from_numpy(np.array(resize.apply_image(np.array(image)))).permute(2, 0, 1)
+
+    def prepare(self, pixels: Tensor, device: torch.device) -> Tensor:
+        """Normalise as detectron2's ``DefaultPredictor`` does."""
+        values = upload(pixels.permute(1, 2, 0), device).to(torch.float32).permute(2, 0, 1)
+        if self._inputs.FORMAT == "BGR":
+            values = values.flip(0)
+        return self.model.preprocess_image([{"image": values}]).tensor
+
+    def propose(self, maps: Tensor, width: int, height: int) -> Tensor:
+        """See `VisualGenomeNetwork.propose`."""
+        columns, rows = self.resized_wh(width, height)
+        return _proposals(self.model, maps, (rows, columns))
+
+    def original(self, boxes: Tensor, width: int, height: int) -> Tensor:
+        """Convert boxes as detectron2's ``detector_postprocess`` does."""
+        columns, rows = self.resized_wh(width, height)
+        return boxes * boxes.new_tensor((width / columns, height / rows)).repeat(2)
+
+    def classify(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Classify features; all regions get the attribute "none"."""
+        predictor = self.model.roi_heads.box_predictor
+        (classes,) = predictor.predict_probs(predictor(features), [features])
+        attributes = features.new_tensor((1.0, 0.0)).expand(len(features), 2)
+        return classes.roll(1, dims=1), attributes
+
+
+def _proposals(model: Any, maps: Tensor, size: tuple[float, ...]) -> Tensor:
+    (name,) = model.proposal_generator.in_features
+    (instances,), _ = model.proposal_generator(ImageList(maps, [size]), {name: maps}, None)
+    return instances.proposal_boxes.tensor
+
+
+Network = VisualGenomeNetwork | StockNetwork

@@ -90,7 +90,7 @@ def test_help_of_features_fits_120_lines(monkeypatch):
     panel = help_[help_.index("─ Array jobs, and workers on other machines") :].partition("╰")[0]
     assert all(f"{option} " in panel for option in ("--task", "--gpu", "--gpus-per-worker", "--worker-machine"))
     text = " ".join(help_.replace("│", " ").split())
-    for name in (*extractors.extractor_names(), "timm:NAME", "open_clip:NAME"):
+    for name in (*extractors.extractor_names(), "timm:NAME", "detectron2:CONFIG+WEIGHTS"):
         assert name in text
     for source in ("folder", "pattern", "table", "tar", "Parquet"):
         assert source in text

@@ -203,6 +203,7 @@ def test_plan_knows_the_size_of_all_columns(images, tmp_path):
 def test_libraries_name_the_region_backend(images):
     assert "detectron2" not in job_of(images, "r").libraries()
     assert job_of(images, "r", regions=RegionOptions(backend="detectron2")).libraries()[-1] == "detectron2"
+    assert job_of(images, "r", name="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
     assert job_of(images, "r", name="timm:resnet18").libraries()[-1] == "timm"
 
 

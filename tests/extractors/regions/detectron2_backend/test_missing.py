@@ -24,6 +24,12 @@ def test_backend_without_detectron2_raises(method):
         method(ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(backend="detectron2")))
 
 
+@pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
+def test_detectron2_model_without_detectron2_raises(method):
+    with pytest.raises(UsageError, match=rf"'detectron2:a\.yaml\+b\.pth' with detectron2 needs the package {HOW}"):
+        method(ExtractorRequest("detectron2:a.yaml+b.pth"))
+
+
 def test_torchvision_backend_needs_no_detectron2():
     with pytest.raises(InputError, match=r"no weights file 'nowhere\.pth'"):
         ExtractorRequest("faster-rcnn-36", weights="nowhere.pth", regions=RegionOptions(backend="torchvision")).describe()
