@@ -4,8 +4,6 @@
 Unknown values are None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -63,7 +61,7 @@ class TextRecipe(_Stated):
     sacremoses: str | None = None
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> TextRecipe | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self | None:
         """Read a recipe; None if not stored."""
         return cls(**stored_values(cls, stored)) if "recipe" in stored else None
 
@@ -90,7 +88,7 @@ class CaptionsParameters(_Stated):
         return {**stored.pop("text", {}), **stored.pop("source"), **stored}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> CaptionsParameters:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Read stored values."""
         own = stored_values(cls, stored, but=("text", "source"))
         source = {name: value for name, value in stored.items() if name not in own and name not in hints_of(TextRecipe)}

@@ -4,15 +4,13 @@ torch's restricted reader refuses unknown functions, but not calls that fill mem
 times, or a number for ``bytearray``. Here the pickles run with stand-ins that only count the arguments of calls.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sized
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Self
 
 MAX_EXPANSION = 8
 """Bytes in a zip archive for one of the file; ``torch.save`` does not compress."""
@@ -101,11 +99,11 @@ class _Counter(pickle.Unpickler):
                 raise pickle.UnpicklingError(f"calls of {module}.{name} make more than the file holds")
 
         class StandIn:
-            def __new__(cls, *arguments: Any) -> StandIn:
+            def __new__(cls, *arguments: Any) -> Self:
                 count(*arguments)
                 return super().__new__(cls)
 
-            def __call__(self, *arguments: Any) -> StandIn:
+            def __call__(self, *arguments: Any) -> Self:
                 return type(self)(*arguments)
 
             def __setstate__(self, state: Any) -> None:

@@ -1,10 +1,9 @@
 """Vocabulary: tokens with ids and counts, specials first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +55,7 @@ class Vocabulary:
         return {token: token_id for token, token_id in self.ids.items() if token_id >= len(SPECIALS)}
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Vocabulary:
+    def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Self:
         """Build a vocabulary of tokens with at least ``min_count`` occurrences.
 
         ``counts`` holds occurrences by language, then token. The scope ``language`` compares the maximum over languages (Kádár et
@@ -107,7 +106,7 @@ class Vocabulary:
         )
 
     @classmethod
-    def from_table(cls, table: pa.Table) -> Vocabulary:
+    def from_table(cls, table: pa.Table) -> Self:
         """Read rows of kind ``vocabulary`` in the order of ids."""
         return cls(
             tokens=tuple(table["token"].to_pylist()),

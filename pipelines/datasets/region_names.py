@@ -4,12 +4,10 @@
 attribute. The manifest lists them, but they are not part of the dataset's fingerprint, since features do not depend on names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -58,7 +56,7 @@ class RegionNames:
     attributes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset) -> RegionNames:
+    def of(cls, dataset: Dataset) -> Self:
         """Read the names that a dataset holds.
 
         Raises:

@@ -3,13 +3,11 @@
 Up-to-date datasets need neither Beam nor torch; local workers need no Beam.
 """
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from extractors.base import warn_once
 from pipelines.features.planning import list_images, plan_features, shards_remark
@@ -61,7 +59,7 @@ class FeaturesPlan:
     listing: Listing
 
     @classmethod
-    def open(cls, job: FeaturesJob, execution: Execution = Execution()) -> FeaturesPlan:
+    def open(cls, job: FeaturesJob, execution: Execution = Execution()) -> Self:
         """Check a job, and list its images, which takes long for large sources.
 
         Raises:

@@ -1,9 +1,7 @@
 """Retrieval both ways: examples of a model, and worst errors from ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +30,7 @@ class _Shown(NamedTuple):
     pictures: Mapping[str, str]
 
     @classmethod
-    def of(cls, image_ids: Collection[str], captions: Dataset | None, photos: Photos) -> _Shown:
+    def of(cls, image_ids: Collection[str], captions: Dataset | None, photos: Photos) -> Self:
         texts, lines = dict[str, TextLine](), {image_id: list[TextLine]() for image_id in image_ids}
         for caption in () if captions is None else caption_rows_of(captions, image_ids):
             line = TextLine(caption["text"], caption["language"])

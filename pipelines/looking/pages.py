@@ -3,14 +3,12 @@
 A page holds its style and pictures and no script; its Content-Security-Policy allows nothing else.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -92,7 +90,7 @@ class PictureMap(NamedTuple):
     pictures: Sequence[tuple[str, str, float, float]]
 
     @classmethod
-    def of(cls, title: str, image_ids: Sequence[str], points: np.ndarray, addresses: Mapping[str, str]) -> PictureMap:
+    def of(cls, title: str, image_ids: Sequence[str], points: np.ndarray, addresses: Mapping[str, str]) -> Self:
         """Place images by points ``[N, 2]``; a picture that would cover another is a dot."""
         low, high = points.min(0), points.max(0)
         inner = MAP_SIDE - PICTURE_SIDE

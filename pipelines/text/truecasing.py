@@ -11,14 +11,12 @@ Tokens hold no white space, and no ``<``, ``>`` or ``|``, which the tokenizer es
 A captions dataset has one model per language, in Moses' own format, in its folder ``_truecaser``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile, pairwise
-from typing import Any
+from typing import Any, Self
 
 from pipelines.running.process_pool import by_key
 from pipelines.text.moses import LETTERS, lower
@@ -56,7 +54,7 @@ class TruecaseModel:
     counts: Mapping[str, int]
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int]) -> TruecaseModel:
+    def from_counts(cls, counts: Mapping[str, int]) -> Self:
         """Build the model from the sum of `count_forms` over all captions.
 
         The best form has the highest count, then the smallest code points.
@@ -69,7 +67,7 @@ class TruecaseModel:
         return cls(best=best, counts=dict(counts))
 
     @classmethod
-    def from_text(cls, text: str, source: str = "truecase model") -> TruecaseModel:
+    def from_text(cls, text: str, source: str = "truecase model") -> Self:
         """Read a model file of Moses or of `to_text`; its best forms stay the best.
 
         Raises:

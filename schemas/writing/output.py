@@ -1,12 +1,10 @@
 """The output dataset of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -63,7 +61,7 @@ class OutputDataset:
     sample_outputs: Callable[[], SampleOutputs] | None = field(default=None, compare=False)
     max_failures: FailureLimit | None = field(default=None, compare=False)
 
-    def made_from(self, *sources: Dataset) -> OutputDataset:
+    def made_from(self, *sources: Dataset) -> Self:
         """Return the output with source datasets as first inputs, and their digest.
 
         Inputs have only fingerprints, and content may differ at the same fingerprint.

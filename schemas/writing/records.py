@@ -13,12 +13,10 @@ The file has one JSON value per line: the record, then an array per image.
     ["0002","images/0002.jpg",28733,"1700000000000000000","<SHA-256 of the image>"]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from schemas.conversion import stored_values
 from schemas.errors import DatasetError
@@ -83,7 +81,7 @@ class Record:
         version_digest: str = "",
         sources: Sequence[Source] = (),
         sample_outputs: SampleOutputs = (),
-    ) -> Record:
+    ) -> Self:
         """Create the record of a shard."""
         shard = vars(footer) | {"path": entry.path, "rows": entry.rows, "footer_sha256": entry.footer_sha256}
         shard["failures"] = asdict(footer.failures)

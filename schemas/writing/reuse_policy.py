@@ -1,11 +1,9 @@
 """Policies of a run: reuse, tasks, failures, notes. Imports no heavy packages."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, TypeAlias
+from typing import Annotated, Self, TypeAlias
 
 from schemas.errors import UsageError
 from schemas.options import Opt
@@ -107,7 +105,7 @@ class ArrayTask:
             )
 
     @classmethod
-    def parse(cls, text: str) -> ArrayTask:
+    def parse(cls, text: str) -> Self:
         """Parse the value of ``--task``, e.g. ``3/64``.
 
         Raises:
@@ -160,7 +158,7 @@ class FailureLimit:
             )
 
     @classmethod
-    def parse(cls, text: str) -> FailureLimit:
+    def parse(cls, text: str) -> Self:
         """Parse the value of ``--max-failures``; errors are those of the class."""
         return cls(text.strip())
 

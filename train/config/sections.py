@@ -4,11 +4,9 @@ A configuration covers the model and its training as described in papers, not th
 job. An unknown key, a wrong type or an invalid value is an error before any data is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from schemas.conversion import convert, dump, hints_of, override, parse_toml
 from schemas.errors import UsageError
@@ -256,7 +254,7 @@ class Config:
         return self.schedule.monitor_languages or self.data.languages
 
     @property
-    def lasting(self) -> Config:
+    def lasting(self) -> Self:
         """The part that must be unchanged to resume a run: all but budget and description."""
         # A cosine schedule depends on the budget.
         schedule = replace(self.schedule, patience=1)

@@ -3,8 +3,6 @@
 Shapes: ``N`` captions, ``I`` images, ``L`` languages, ``T`` tokens of all captions, ``R`` selected rows, ``P`` pairs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter
@@ -13,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +85,7 @@ class Captions:
         """Return rows as a batch for a model."""
         return CaptionBatch(self.token_ids, self.offsets, rows, self.vectors)
 
-    def select(self, rows: np.ndarray) -> Captions:
+    def select(self, rows: np.ndarray) -> Self:
         """Return some captions; ``image_ids`` and names stay complete.
 
         Rows are integers ``[R]``, in any order, or bool ``[N]``.
@@ -104,7 +103,7 @@ class Captions:
             vectors=None if self.vectors is None else replace(self.vectors, starts=self.vectors.starts[rows]),
         )
 
-    def compact(self) -> Captions:
+    def compact(self) -> Self:
         """Remove the ``image_ids`` of images without captions."""
         present, images = np.unique(self.images, return_inverse=True)
         return replace(self, images=images.astype(np.int32), image_ids=tuple(self.image_ids[n] for n in present.tolist()))
@@ -238,7 +237,7 @@ class ByImage:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, captions: Captions) -> ByImage:
+    def of(cls, captions: Captions) -> Self:
         """Group captions; the order within a group stays."""
         shape = len(captions.image_ids), len(captions.language_names)
         groups = captions.images.astype(np.int64) * shape[1] + captions.languages

@@ -3,12 +3,10 @@
 Shapes: ``N`` captions, ``M`` stored vectors, ``W`` width of a vector.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -136,7 +134,7 @@ class _Index:
     lengths: np.ndarray
 
     @classmethod
-    def of(cls, table: pa.Table) -> _Index:
+    def of(cls, table: pa.Table) -> Self:
         return cls(_text_keys([table[name] for name in _KEY]), table["length"].to_numpy().astype(np.int64))
 
     def rows_of(self, keys: pa.Array | pa.ChunkedArray, lengths: np.ndarray, dataset: Dataset) -> np.ndarray:

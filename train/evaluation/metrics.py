@@ -19,15 +19,13 @@ mAP@R            mean over the first R positions of the precision there, 0 at wr
 Letters: ``I`` images, ``C`` captions, ``P`` pairs of a query and a correct item.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import permutations
 from math import floor, isqrt
 from statistics import mean
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -72,7 +70,7 @@ class RecallMetrics:
         return self.recall_at_1, self.recall_at_5, self.recall_at_10
 
     @classmethod
-    def of(cls, ranks: Tensor) -> RecallMetrics:
+    def of(cls, ranks: Tensor) -> Self:
         """Summarize ranks ``[queries]``, which count from 1.
 
         Raises:
@@ -113,7 +111,7 @@ class RelevanceMetrics:
         return {**vars(self), "chance": dict(zip(list(vars(self))[2:], self.chance, strict=True))}
 
     @classmethod
-    def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int, is_item: np.ndarray) -> RelevanceMetrics:
+    def of(cls, queries: np.ndarray, num_wrong: np.ndarray, num_items: int, is_item: np.ndarray) -> Self:
         """Summarize counts ``[P]`` of wrong items before correct items of queries.
 
         ``is_item`` tells correct items that are ranked from listed ones that the data lack.
@@ -173,7 +171,7 @@ class RetrievalMetrics:
     text_to_image: RecallMetrics
 
     @classmethod
-    def of(cls, ranks: Ranks) -> RetrievalMetrics:
+    def of(cls, ranks: Ranks) -> Self:
         """Summarize ranks; an image without captions is a candidate, but no query."""
         return cls(RecallMetrics.of(ranks.image_to_text[ranks.image_to_text > 0]), RecallMetrics.of(ranks.text_to_image))
 

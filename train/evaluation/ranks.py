@@ -3,14 +3,13 @@
 Docs: reference/intervals.md describes the columns.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import and_
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +85,7 @@ class Queries:
     ranks: np.ndarray
 
     @classmethod
-    def of(cls, table: pa.Table, **place: str) -> Queries:
+    def of(cls, table: pa.Table, **place: str) -> Self:
         """Select the ranks of a place."""
         rows = table.filter(reduce(and_, (pc.field(name) == value for name, value in place.items()))).sort_by("query_id")
         return cls(rows["query_id"].to_numpy(), rows["image_id"].to_numpy(), rows["rank"].to_numpy()[None])

@@ -1,12 +1,10 @@
 """Report of ``imagepivot reproduce``: measured and published numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Self
 
 from schemas.console.tables import ABSENT, Cell, Row, Table, markdown_document, number_columns
 from schemas.parameters import untrained_remark
@@ -170,7 +168,7 @@ class PaperReport:
         return tuple(run for row in self.rows for run in row.failed)
 
     @property
-    def begun(self) -> PaperReport:
+    def begun(self) -> Self:
         """The report without tables that have no trained rows."""
         begun = (section for section in self.sections if any(line.runs for line in section.lines))
         return replace(self, sections=tuple(begun))

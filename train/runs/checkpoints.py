@@ -5,8 +5,6 @@ also holds the state of the training. Writes are atomic. Reads use ``weights_onl
 runs no code. They compare the CRC-32 of every part of the zip archive, which torch writes but does not check.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle
@@ -15,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import torch
@@ -65,7 +63,7 @@ class TrainingProgress:
     losses: LossSums = field(default_factory=LossSums)
     steps_at_margin: int = 0
 
-    def evaluated(self, score: float) -> TrainingProgress:
+    def evaluated(self, score: float) -> Self:
         """Return the progress after an evaluation; of equal scores the earlier is best."""
         if score > self.best_score:
             return replace(self, best_score=score, best_step=self.step, evals_since_best=0)

@@ -18,15 +18,13 @@ Only ``timing`` depends on a clock. The other lines of a killed and resumed run 
 and ``curves.png`` derive from them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from schemas.console.events import remark
 from schemas.errors import DatasetError, ImagepivotError, UsageError, first_line
@@ -123,7 +121,7 @@ class RunLog:
         with storage_errors(self._path):
             self._file = path.open("ab", buffering=0)  # Unbuffered, so that closing it cannot fail.
 
-    def __enter__(self) -> RunLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -8,11 +8,9 @@ COCO's files hold a list of images and a list of annotations in either order, so
 ``file_name``. Memory holds the names and counts of images. An image's captions are indexed in the order of the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pipelines.inputs.captions.base import (
     COMPARABLE,
@@ -49,7 +47,7 @@ class KarpathySource(PathSource):
     ids: IdRule = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str, ids: IdRule = "name") -> KarpathySource:
+    def open(cls, location: str, *, language: str, ids: IdRule = "name") -> Self:
         """Open the file, or the only such file of a folder.
 
         Raises:
@@ -137,7 +135,7 @@ class CocoSource(PathSource):
     ids: IdRule = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str, ids: IdRule = "name") -> CocoSource:
+    def open(cls, location: str, *, language: str, ids: IdRule = "name") -> Self:
         """Open one file, or all ``captions_*.json`` of a folder.
 
         Raises:

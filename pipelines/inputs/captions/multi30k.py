@@ -5,11 +5,10 @@
 task 2; both names are kept.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from pipelines.inputs.captions.base import COMPARABLE, TRANSLATION, Part, PathSource, RawCaption, Selection
 from pipelines.inputs.files import count_lines, kind_of, list_files, read_lines
@@ -37,7 +36,7 @@ class Multi30kSource(PathSource):
     language = ""
 
     @classmethod
-    def open(cls, location: str, *, ids: IdRule = "name") -> Multi30kSource:
+    def open(cls, location: str, *, ids: IdRule = "name") -> Self:
         """Find ``task1`` or ``task2`` in a folder or its subfolder ``data``.
 
         Raises:

@@ -5,12 +5,11 @@ or per caption (VSE++ repeats each image). Without it each image has five captio
 ``test-7``, counted from 0. Splits keep their names (``train``, ``dev``, ``test``, ``testall``). ``export`` writes this layout.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Self
 
 from pipelines.inputs.captions.base import COMPARABLE, CaptionSource, Part, RawCaption, Selection, find_splits
 from pipelines.inputs.files import count_lines, list_files, read_lines
@@ -32,7 +31,7 @@ class ScanSource(CaptionSource):
     ids = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str) -> ScanSource:
+    def open(cls, location: str, *, language: str) -> Self:
         """Open one file, or all ``SPLIT_caps.txt`` of a folder, with their ids.
 
         Raises:

@@ -4,13 +4,11 @@ The columns ``image_id`` and ``text`` are required; ``language``, ``portion``, `
 our names to the table's. Whole columns are checked; only for unusual values, rows are checked one by one.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,7 +54,7 @@ class TableSource(CaptionSource):
     ids = "name"
 
     @classmethod
-    def open(cls, location: str, *, language: str, columns: Mapping[str, str], dialect: Dialect) -> TableSource:
+    def open(cls, location: str, *, language: str, columns: Mapping[str, str], dialect: Dialect) -> Self:
         """Open the file.
 
         Raises:

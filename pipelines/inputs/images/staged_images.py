@@ -6,15 +6,13 @@ first: one worker reads a group once and writes its images to files of 64 MiB, w
 The files are temporary files of the output dataset: its commit deletes them, or the next run into its folder.
 """
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
@@ -54,7 +52,7 @@ class StagingArea:
     reserved_bytes: int = 0
 
     @classmethod
-    def of_run(cls, folder: Folder) -> StagingArea:
+    def of_run(cls, folder: Folder) -> Self:
         """Return the area of a new run, with half of the free space of a local disk."""
         reserved_bytes = 0
         if folder.is_local:
