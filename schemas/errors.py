@@ -1,11 +1,19 @@
 """Errors that a user can fix.
 
 The command line prints their message without a traceback; every other exception is a bug and keeps its traceback. A message has one
-paragraph: the place (file, row, key), the value (with ``!r``), the expected value and advice. Beam transports it as text, so it
-never depends on attributes of the exception.
+paragraph: the place (file, row, key), the value (with ``!r``), the expected value and advice. Beam transports only the text of an
+error: once Beam has named the step that raised it, its text ends with a marked line of JSON for `read_error`.
 """
 
+import contextlib
+import json
+import re
+from urllib.parse import quote, unquote
+
 from schemas.escapes import escape_text
+
+_MARK = "imagepivot-error: "
+_FROM_BEAM = re.compile(r"(.*) \[while running '[^']*'\]", re.DOTALL)  # A message to which Beam has appended the step.
 
 
 class ImagepivotError(Exception):
@@ -21,7 +29,12 @@ class ImagepivotError(Exception):
 
     def __str__(self) -> str:
         """Return the message; control characters of data in it are escapes."""
-        return escape_text(super().__str__(), lines=True)
+        text = escape_text(super().__str__(), lines=True)
+        if match := _FROM_BEAM.fullmatch(text):
+            # Quoted: runners may escape quotes, backslashes and characters beyond ASCII, and do so repeatedly.
+            fields = {"kind": type(self).__name__, "message": quote(match[1], safe=" ")}
+            text += f"\n{_MARK}{json.dumps(fields)}"
+        return text
 
 
 class UsageError(ImagepivotError):
@@ -68,6 +81,16 @@ class LostJobError(ImagepivotError):
 
 class OtherDatasetError(DatasetError):
     """The folder of an output has another dataset."""
+
+
+def read_error(text: str) -> ImagepivotError | None:
+    """Return the last error of ours in the text of an error of Beam, if any."""
+    kinds = {name: kind for name, kind in globals().items() if isinstance(kind, type)}
+    for line in reversed(text.split(_MARK)[1:]):
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # A part of a line.
+            fields, _ = json.JSONDecoder().raw_decode(line.replace("\\", ""))
+            return kinds.get(fields["kind"], ImagepivotError)(unquote(fields["message"]))
+    return None
 
 
 def errno_of(error: BaseException | None) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import tempfile
 import threading
@@ -19,9 +18,6 @@ from pipelines.running.package_wheel import add_wheel
 from pipelines.running.remote import check_job_service, runner_log
 from schemas import errors
 from schemas.process.shutdown import DetachedError
-
-# One of our errors in the text of Beam's error from a worker process.
-_CARRIED_ERROR = re.compile(r"schemas\.errors\.(\w+): (.*?)(?: \[while running '[^']*'\])?$", re.MULTILINE)
 
 MAX_GRAPH_BYTES = 10_000_000
 """Maximum size of a pipeline on Dataflow."""
@@ -70,17 +66,7 @@ def run_pipeline(
             except Exception as error:
                 if interrupted:  # Beam wrapped the interrupt, or failed because of it.
                     raise KeyboardInterrupt from error
-                raise _user_error(error) from error
-
-
-def _user_error(error: Exception) -> Exception:
-    """Return our error inside Beam's error, or else Beam's error."""
-    if isinstance(error, errors.ImagepivotError):
-        return type(error)(re.sub(r" \[while running '[^']*'\]$", "", str(error)))
-    if matches := _CARRIED_ERROR.findall(str(error)):
-        name, message = matches[-1]
-        return getattr(errors, name, errors.ImagepivotError)(message)
-    return error
+                raise errors.read_error(str(error)) or error from error
 
 
 @contextmanager

@@ -19,7 +19,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from extractors import ExtractorRequest
 from pipelines.datasets.transforms import ReadDataset
 from pipelines.features.model_handler import Extract
+from pipelines.running.execution import Execution
+from pipelines.running.runner import run_pipeline
 from schemas.dataset import open_dataset
+from schemas.errors import InputError
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.cluster import engines
@@ -129,6 +132,25 @@ def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, loc
     if name == "flink":
         assert set(held.engine.states()) == {"FINISHED"}
         assert len(held.engine.states()) == len(CODES)
+
+
+# --- errors of workers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["flink", "spark", "prism"])
+def test_error_of_a_worker_keeps_its_class_and_whole_message(name, request, tell):
+    held = request.getfixturevalue(name)
+    message = "caf\u00e9 \u4e2d 'it''s' \"b\" \\n \\\\ 100% [while running 'Y']\nsecond line"
+
+    def fail(_):  # In a worker, which has this function by value.
+        import imagepivot
+
+        raise imagepivot.InputError(message)
+
+    with pytest.raises(InputError) as caught:
+        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), Execution(beam_flags=held.engine.flags))
+    assert (type(caught.value), str(caught.value)) == (InputError, message)
+    tell(f"{name}: an error of a worker: its class and message are those of a local run")
 
 
 # --- what users compose ------------------------------------------------------------------------------------------------

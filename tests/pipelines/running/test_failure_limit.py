@@ -13,7 +13,7 @@ from pipelines.commands import flex_template
 from pipelines.running import runner
 from pipelines.running.transforms import _commit
 from schemas.dataset import open_dataset
-from schemas.errors import TooManyFailuresError, UsageError
+from schemas.errors import TooManyFailuresError, UsageError, read_error
 from schemas.manifest import Manifest
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -70,7 +70,7 @@ def elsewhere(monkeypatch) -> list[BaseException]:
             errors.append(error)
             text = "".join(traceback.format_exception(error))
             if not (execution.detach or execution.template):
-                raise runner._user_error(RuntimeError(f"the job failed:\n{text}\n\tat java.base")) from None
+                raise read_error(f"the job failed:\n{text}\n\tat java.base") from None
         if execution.detach:
             raise runner.DetachedError("submitted")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import signal
 from pathlib import Path
 from zipfile import ZipFile
@@ -16,9 +17,9 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from schemas.process.resources import usable_cores
-from tests.beam import IN_BEAM
+from tests.beam import BEAM_FLAGS, IN_BEAM
 
 MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
 
@@ -36,6 +37,59 @@ def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind,
     assert type(caught.value) is kind
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert {name: logging.getLogger(name).level for name in before} == before
+
+
+HARD = f"{MESSAGE}\nsecond line: caf\u00e9 \u4e2d \\n \\\\ 100% [while running 'Y'] {'long ' * 2000}"
+
+
+class FailingFn(beam.DoFn):
+    """Fails at a step of its life."""
+
+    def __init__(self, step: str, kind: type[Exception]) -> None:
+        self._step, self._kind = step, kind
+
+    def _reach(self, step: str) -> None:
+        if step == self._step:
+            raise self._kind(HARD)
+
+    def setup(self) -> None:
+        self._reach("setup")
+
+    def process(self, element):
+        yield element
+        self._reach("process")
+
+    def finish_bundle(self) -> None:
+        self._reach("finish_bundle")
+
+
+@pytest.mark.parametrize(
+    ("flags", "step"),
+    [
+        *((BEAM_FLAGS, step) for step in ("setup", "process", "finish_bundle")),
+        pytest.param(
+            ("--runner=DirectRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+            "process",
+            marks=[pytest.mark.cluster, pytest.mark.timeout(120)],
+        ),
+    ],
+)
+def test_error_of_any_step_of_a_worker_keeps_its_class_and_whole_message(flags, step):
+    failing = beam.ParDo(FailingFn(step, DatasetError))
+    with pytest.raises(DatasetError) as caught:
+        run_pipeline(lambda p: p | beam.Create([1]) | failing | beam.Map(str), Execution(beam_flags=flags))
+    assert (type(caught.value), str(caught.value)) == (DatasetError, HARD)
+
+
+def test_error_that_is_not_ours_names_the_runner_and_its_log():
+    with pytest.raises(ImagepivotError) as caught:
+        run_pipeline(lambda p: p | beam.Create([1]) | "Own" >> beam.ParDo(FailingFn("process", ValueError)), IN_BEAM)
+    text = str(caught.value)
+    assert type(caught.value) is ImagepivotError
+    assert re.fullmatch(r"\S+FnApiRunner did not finish the run: second line: caf.*\. Its log is '.*'; finished shards.*", text)
+    log = Path(text.split("Its log is '")[1].split("'")[0])
+    assert f"ValueError: {HARD} [while running 'Own']" in log.read_text(encoding="utf-8")
+    log.unlink()
 
 
 @pytest.mark.parametrize(
