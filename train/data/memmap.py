@@ -1,8 +1,10 @@
 """Memory-mapped arrays, for data larger than memory or shared by processes."""
 
+import math
 import mmap
 import os
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -68,12 +70,18 @@ def open_field(path: str, name: str) -> np.ndarray:
 
 def _open_existing(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray | None:
     """Memory-map an existing file; None if it is missing, truncated or another array."""
+    header = BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    offset = header.tell()
+    size = offset + math.prod(shape) * np.dtype(dtype).itemsize
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (FileNotFoundError, ValueError):
+        with path.open("rb") as file:
+            if file.read(offset) != header.getvalue() or path.stat().st_size != size:
+                return None
+    except FileNotFoundError:
         return None
-    is_whole = path.stat().st_size == array.offset + array.nbytes and array.flags.c_contiguous
-    return array if is_whole and (array.shape, array.dtype) == (shape, np.dtype(dtype)) else None
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
 
 
 def _create(path: Path, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[np.ndarray], None]) -> None:
