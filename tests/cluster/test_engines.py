@@ -19,10 +19,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from extractors import ExtractorRequest
 from pipelines.datasets.transforms import ReadDataset
 from pipelines.features.model_handler import Extract
-from pipelines.running.execution import Execution
-from pipelines.running.runner import run_pipeline
 from schemas.dataset import open_dataset
-from schemas.errors import InputError
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.cluster import engines
@@ -309,23 +306,3 @@ def test_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, 
     assert re.search(r"caption key '[ae]/en/comparable/0' \(image_id/language/portion/index\) occurs twice", one_line(done))
     assert not list((tmp_path / "plain").glob("part-*"))
     tell(f"{name}: a key that occurs twice is one line, and nothing is published")
-
-
-# --- errors of workers ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_error_of_a_worker_keeps_its_class_and_whole_message(name, request, tell):
-    """Last, since it leaves a failed job on the engines, of which other tests see none."""
-    held = request.getfixturevalue(name)
-    message = "caf\u00e9 \u4e2d 'it''s' \"b\" \\n \\\\ 100% [while running 'Y']\nsecond line"
-
-    def fail(_):  # In a worker, which has this function by value.
-        import imagepivot
-
-        raise imagepivot.InputError(message)
-
-    with pytest.raises(InputError) as caught:
-        run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), Execution(beam_flags=held.engine.flags))
-    assert (type(caught.value), str(caught.value)) == (InputError, message)
-    tell(f"{name}: an error of a worker: its class and message are those of a local run")
