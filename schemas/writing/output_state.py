@@ -130,14 +130,14 @@ def state_of(
     footer = _read_footer(folder, shard, entries, None if read_all else record, fingerprint)
     fingerprint = fingerprint or (None if record is None else record.shard.get("fingerprint"))
     reference = "its record" if manifest is None else "the manifest"
-    has_digest = listed is not None or record is not None
-    problem, entry, record, digest = _compare_shard(folder, shard, entries, listed, record, footer, reference, read_all)
+    expected, record, digest = _expected_entry(shard, entries, listed, record, footer, read_all)
+    problem, entry = _compare_shard(folder, shard, entries, expected, record, footer, reference, digest=digest)
     status, failures_problem = _classify(footer, record, fingerprint, listing, version_digest), ""
     if status in (Status.FOREIGN, Status.OTHER):
         return ShardState(shard, status, problem, entry=listed, footer=None if footer is FOREIGN else footer)
     if footer is not None:
         failures_problem = _compare_failures(folder, shard, entries, footer, manifest, reference, digest)
-    if failures_problem or (problem and has_digest):
+    if failures_problem or (problem and expected is not None):
         status = Status.DAMAGED
     elif problem and footer is not None:
         status = Status.CLAIMED
@@ -145,40 +145,57 @@ def state_of(
     return ShardState(shard, status, problem, failures_problem, entry, footer, record)
 
 
-def _compare_shard(
-    folder: Folder,
+def _expected_entry(
     shard: str,
     entries: Mapping[str, FileInfo],
     listed: ShardEntry | None,
     record: Record | None,
     footer: Footer | None,
-    reference: str,
     read_all: bool,
-) -> tuple[str, ShardEntry | None, Record | None, bool]:
-    """Compare a shard's bytes with the manifest's entry, or else with its record.
+) -> tuple[ShardEntry | Record | None, Record | None, bool]:
+    """Return the expected entry, the record, and whether to compare digests.
 
-    Returns:
-        The fault of the bytes; the entry for the manifest, or None for a fault, or if only reading all bytes would tell; the
-        record, or None if it does not match the shard and the manifest's entry; and whether digests must be compared.
+    The entry is the manifest's or else the record; the record is None if it does not match the shard and the entry.
     """
-    size, expected = entries[shard].size, listed or record
+    if record is None:
+        return listed, None, read_all
+    expected = record if listed is None else listed
+    is_described = record.matches_shard(entries[shard].size, {} if footer is None else footer.statistics)
+    if not is_described or record.sha256 != expected.sha256:
+        return expected, None, True
+    return expected, record, read_all or not record.matches_tags(entries)
+
+
+def _compare_shard(
+    folder: Folder,
+    shard: str,
+    entries: Mapping[str, FileInfo],
+    expected: ShardEntry | Record | None,
+    record: Record | None,
+    footer: Footer | None,
+    reference: str,
+    *,
+    digest: bool,
+) -> tuple[str, ShardEntry | None]:
+    """Return the fault of a shard's bytes, and its entry for the manifest.
+
+    The entry is None for a fault, or if only reading all bytes would tell.
+    """
+    size = entries[shard].size
     if expected is None:
-        return f"{shard} has no digest on record", None, None, read_all
-    digest = read_all or (record is not None and not record.matches_tags(entries))
-    is_described = record is None or record.matches_shard(size, {} if footer is None else footer.statistics)
-    if record is not None and (not is_described or record.sha256 != expected.sha256):
-        record, digest = None, True
+        return f"{shard} has no digest on record", None
     if expected.bytes != size:
-        return f"{shard} has {size:,} bytes, {reference} says {expected.bytes:,}", None, record, digest
-    if listed is None and record is None:
-        return f"{shard} is not what its record describes", None, None, digest
+        return f"{shard} has {size:,} bytes, {reference} says {expected.bytes:,}", None
+    if expected is not record and isinstance(expected, Record):
+        return f"{shard} is not what its record describes", None
+    listed = expected if isinstance(expected, ShardEntry) else None
     if digest:
         with folder.open(shard) as file:
             stored = shard_entry(file, shard, 0 if footer is None else footer.rows)
-        return _compare_digests(stored, expected, reference), listed or stored, record, digest
-    if record is not None and listed is None:
-        return "", (record.as_footer(shard, size) or (None,))[0], record, digest
-    return "", listed, record, digest
+        return _compare_digests(stored, expected, reference), listed or stored
+    if isinstance(expected, Record):
+        return "", (expected.as_footer(shard, size) or (None,))[0]
+    return "", expected
 
 
 def _classify(
