@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +34,10 @@ def dictionaries(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def containers() -> Iterator[tuple[str, list[str]]]:
-    """Yield where a container of ours is started, and with which words: none replaces the entry point."""
+    """Yield where a container of ours is started, and with which words: none replaces the entry point.
+
+    `docker run` on the pages is started by `tests.containers.test_command_blocks`.
+    """
     for path in MANIFESTS:
         for each in dictionaries(list(yaml.safe_load_all(path.read_text()))):
             if "imagepivot/" in str(each.get("image", "")):
@@ -51,12 +53,6 @@ def containers() -> Iterator[tuple[str, list[str]]]:
             for each in dictionaries(json.loads(block)) if language == "json" and '"command": [' in block else ():
                 if "command" in each:  # AWS Batch has no field for an entry point.
                     yield name, each["command"]
-            for line in block.splitlines() if language == "bash" else ():
-                if line.startswith("docker run "):
-                    words = shlex.split(line)
-                    (image,) = (number for number, word in enumerate(words) if IMAGE.fullmatch(word))
-                    assert "--entrypoint" not in words
-                    yield f"{name}-docker", words[image + 1 :]
 
 
 CONTAINERS = list(containers())
@@ -64,8 +60,8 @@ CONTAINERS = list(containers())
 
 def test_every_platform_is_checked():
     places = {name.partition(".")[0] for name, _ in CONTAINERS}
-    assert places == {"features", "flink", "flink-job", "nightly", "array-jobs", "containers"}
-    assert len(CONTAINERS) == 4 + 3 + 3  # Manifests; AWS Batch twice and Google Batch; docker run.
+    assert places == {"features", "flink", "flink-job", "nightly", "array-jobs"}
+    assert len(CONTAINERS) == 4 + 3  # Manifests; AWS Batch twice and Google Batch.
 
 
 @pytest.mark.parametrize(("place", "words"), CONTAINERS, ids=[f"{name}-{n}" for n, (name, _) in enumerate(CONTAINERS)])

@@ -49,13 +49,6 @@ def test_user_for_dataflow(images, image):
     assert images.run("localhost/for-dataflow", "id", "-u").stdout == "0\n"
 
 
-def test_entrypoints(images, image):
-    assert {target: images.config(image(target))["Entrypoint"] for target in TARGETS} == {
-        **{target: ["/opt/imagepivot/entrypoint.sh"] for target in ("worker-cpu", "train", "worker")},
-        "launcher": ["/opt/google/dataflow/python_template_launcher"],
-    }
-
-
 @pytest.mark.parametrize("target", ["worker-cpu", "train", "worker"])
 def test_commands_start_and_other_words_go_to_beam(target, images, image):
     image(target)

@@ -34,7 +34,7 @@ from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import ShardWriter, open_shard
-from tests.builders import shard_by_hand, sign
+from tests.builders import region_row, shard_by_hand, sign
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
@@ -264,23 +264,17 @@ def make_regions(path: Path, **kwargs: Any) -> Toy:
     rng = np.random.default_rng(13)
     rows = []
     for position, image_id in enumerate(IMAGE_IDS):
-        used = 36 if position else 20
-        unused = np.arange(36) >= used
-        row = {
-            "image_id": image_id,
-            "width": 640,
-            "height": 480 + position,
-            "num_regions": used,
-            "boxes": np.sort(rng.uniform(0, 480, (36, 2, 2)), axis=1).reshape(36, 4).astype(np.float32),
-            "features": rng.standard_normal((36, 2048), dtype=np.float32),
-            "class_ids": rng.integers(1, 1601, 36).astype(np.int16),
-            "class_scores": rng.uniform(0, 1, 36).astype(np.float32),
-            "attribute_ids": rng.integers(1, 401, 36).astype(np.int16),
-            "attribute_scores": rng.uniform(0, 1, 36).astype(np.float32),
-        }
-        for value in row.values():
-            if isinstance(value, np.ndarray):
-                value[unused] = 0
+        row = region_row(
+            image_id,
+            np.sort(rng.uniform(0, 480, (36, 2, 2)), axis=1).reshape(36, 4).astype(np.float32),
+            rng.standard_normal((36, 2048), dtype=np.float32),
+            36 if position else 20,
+            height=480 + position,
+            class_ids=rng.integers(1, 1601, 36).astype(np.int16),
+            class_scores=rng.uniform(0, 1, 36).astype(np.float32),
+            attribute_ids=rng.integers(1, 401, 36).astype(np.int16),
+            attribute_scores=rng.uniform(0, 1, 36).astype(np.float32),
+        )
         rows.append(row)
     return make_toy(path, "regions", rows, spec=REGIONS, **kwargs)
 

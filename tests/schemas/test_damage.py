@@ -1,6 +1,5 @@
 """Damaged files meet every way of reading: the file is named, with what is wrong and what to do."""
 
-import io
 import json
 import random
 from collections import Counter
@@ -37,13 +36,14 @@ READS = {
     "numpy": lambda d: d.numpy(VECTORS[d.kind]),
     "image_ids": lambda d: d.image_ids(),
     "rows": lambda d: d.rows(d.manifest.statistics["first_image"]),
+    "take": lambda d: d.take([d.manifest.statistics["first_image"]]),
     "vocabulary": lambda d: d.vocabulary(),
 }
 
 
 def reads_of(kind):
     skipped = {"numpy"} if kind not in VECTORS else set()
-    skipped |= {"image_ids", "rows"} if kind in OF_WORDS else set()
+    skipped |= {"image_ids", "rows", "take"} if kind in OF_WORDS else set()
     skipped |= {"vocabulary"} if kind != "vocabulary" else set()
     return [name for name in READS if name not in skipped]
 
@@ -204,28 +204,21 @@ def test_damaged_failures_are_named(copy_toy, damage):
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("data", "problem"),
     [
-        (json.dumps(ROW), "the last line has no end"),
-        ("{\n", "Expecting property name"),
-        ("\n", "Expecting value"),
-        ("7\n", "a line is not an object of key, uri, stage, reason, message, all of them text"),
-        ("[]\n", "a line is not an object"),
-        (json.dumps({**ROW, "key": 7}) + "\n", "a line is not an object"),
-        (json.dumps({**ROW, "key": None}) + "\n", "a line is not an object"),
-        (json.dumps({**ROW, "more": ""}) + "\n", "a line is not an object"),
-        (json.dumps({**ROW, "key": "\ud800"}) + "\n", "surrogates not allowed"),
-        ("[" * 100_000 + "\n", "a line is nested too deeply"),
+        (json.dumps(ROW).encode(), "the last line has no end"),
+        (b"{\n", "Expecting property name"),
+        (b"[]\n", "a line is not an object of key, uri, stage, reason, message, all of them text"),
+        (json.dumps({**ROW, "key": 7}).encode() + b"\n", "a line is not an object"),
+        (json.dumps({**ROW, "more": ""}).encode() + b"\n", "a line is not an object"),
+        (json.dumps({**ROW, "key": "\ud800"}).encode() + b"\n", "surrogates not allowed"),
+        (b"[" * 100_000 + b"\n", "a line is nested too deeply"),
+        (b"\xff\n", "'utf-8' codec can't decode byte 0xff"),
     ],
 )
-def test_parse_failures_invalid_lines_are_named(text, problem):
+def test_parse_failures_invalid_lines_are_named(data, problem):
     with pytest.raises(DatasetError, match=rf"_failures/x\.jsonl is damaged \(.*{problem}.*\){ADVICE}"):
-        parse_failures(text.encode(), "_failures/x.jsonl")
-
-
-def test_parse_failures_binary_content_is_named():
-    with pytest.raises(DatasetError, match=r"x\.jsonl is damaged \('utf-8' codec can't decode byte 0xff"):
-        parse_failures(b"\xff\n", "x.jsonl")
+        parse_failures(data, "_failures/x.jsonl")
 
 
 def test_failures_with_any_line_end_round_trip(tmp_path):
@@ -245,8 +238,6 @@ def test_failures_with_any_line_end_round_trip(tmp_path):
     [
         OSError("Couldn't deserialize thrift:\n TProtocolException"),
         pa.ArrowInvalid("out of range"),
-        pa.ArrowNotImplementedError("encryption"),
-        pa.ArrowKeyError("no such field"),
         pa.ArrowMemoryError("malloc of size 9223372036854775807 failed"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
         MemoryError(),
@@ -268,29 +259,6 @@ def test_content_errors_pass_through_dataset_errors_and_bugs():
 
 
 def test_content_errors_connection_failure_is_not_damage():
-    with (
-        pytest.raises(DatasetError, match=rf"^s3://b/part-0 cannot be read \(reset\){ADVICE}"),
-        content_errors("s3://b/part-0"),
-    ):
+    says = rf"^s3://b/part-0 cannot be read \(reset\){ADVICE}"
+    with pytest.raises(DatasetError, match=says), content_errors("s3://b/part-0"):
         raise OSError("reset")
-    failure = DatasetError("cannot use 's3://b/part-0': it cannot be reached")
-    with pytest.raises(DatasetError, match="it cannot be reached") as caught, content_errors("s3://b/part-0"):
-        pq.ParquetFile(pa.PythonFile(FailingFile(failure), mode="r"))
-    assert caught.value is failure  # Arrow returns the error of a file in Python unchanged.
-
-
-class FailingFile(io.RawIOBase):
-    def __init__(self, failure):
-        self.failure = failure
-
-    def readable(self):
-        return True
-
-    def seek(self, *place):
-        return 100
-
-    def tell(self):
-        return 100
-
-    def read(self, size=-1):
-        raise self.failure

@@ -1,7 +1,6 @@
 import pickle
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +19,8 @@ def same(found, expected):
     for a, b in zip(found, expected, strict=True):
         assert list(a) == list(b)
         for name, value in b.items():
+            if isinstance(a[name], np.ndarray):  # Read as an array, not as a flat list.
+                assert (a[name].shape, a[name].dtype) == (value.shape, value.dtype)
             if isinstance(value, np.ndarray):
                 np.testing.assert_array_equal(np.asarray(a[name], value.dtype).reshape(value.shape), value)
             else:
@@ -36,13 +37,6 @@ def test_open_dataset_reads_every_kind(toys, kind):
     assert dataset.schema.equals(toy.schema)
     assert dataset.spec == toy.spec
     assert same(dataset.table().to_pylist(), toy.rows)
-
-
-@pytest.mark.parametrize(("kind", "command"), [("features", "features"), ("encoded", "encode"), ("regions", "features")])
-def test_opening_another_kind_is_refused(toys, kind, command):
-    advice = f"give a folder that imagepivot {command} wrote"
-    with pytest.raises(DatasetError, match=rf"'.*/captions' holds captions, expected {kind}( captions)?: {advice}"):
-        open_dataset(toys["captions"].path, kind=kind)
 
 
 def test_paths_of_any_type(toys, monkeypatch):
@@ -97,39 +91,36 @@ def test_all_rows_of_an_image(toys, kind):
         assert same(dataset.rows(image_id).to_pylist(), expected)
         columns = dataset.schema.names[-1:]
         assert same(dataset.rows(image_id, columns).to_pylist(), [{name: row[name] for name in columns} for row in expected])
+        if len(expected) == 1:
+            assert same([dataset.get(image_id)], expected)
 
 
-def test_row_of_an_image(toys):
-    for kind in ("features", "features16", "regions"):
-        dataset = open_dataset(toys[kind].path)
-        for row in toys[kind].rows:
-            found = dataset.get(row["image_id"])
-            assert same([found], [row])
-            for name, value in row.items():
-                if isinstance(value, np.ndarray):
-                    assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype)
-
-
-@pytest.mark.parametrize("image_id", ["nothing", "", "image-0", "image-00 ", "IMAGE-00", "猫猫"])
 @pytest.mark.parametrize("kind", ["captions", "features"])
-def test_unknown_image_is_a_key_error(toys, kind, image_id):
+def test_unknown_image_is_a_key_error_with_similar_ids(toys, kind):
     dataset = open_dataset(toys[kind].path)
-    with pytest.raises(KeyError, match=f"has no row of image '{image_id}'"):
-        dataset.rows(image_id)
-    with pytest.raises(KeyError, match=f"has no row of image '{image_id}'"):
-        dataset.get(image_id)
+    for method in (dataset.rows, dataset.get, lambda image_id: dataset.take(["image-01", image_id])):
+        for image_id, hint in (("", ""), ("IMAGE-00", ""), ("image-0", ": did you mean 'image-0")):
+            with pytest.raises(KeyError, match=f"{kind}' has no row of image '{image_id}'{hint}") as caught:
+                method(image_id)
+            assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
 
 
-def test_image_with_several_rows_has_no_single_one(toys):
-    with pytest.raises(DatasetError, match=r"image '猫' has 4 rows of kind captions: use rows\(\)"):
-        open_dataset(toys["captions"].path).get("猫")
-
-
-def test_rows_of_a_vocabulary_are_refused(toys):
-    dataset = open_dataset(toys["vocabulary"].path)
-    for method in (dataset.rows, dataset.get):
-        with pytest.raises(DatasetError, match="holds vocabulary, which have no image ids"):
-            method("dog")
+@pytest.mark.parametrize(
+    ("kind", "read", "problem"),
+    [
+        ("captions", lambda d: open_dataset(d, kind="features"), "expected features: give a folder that imagepivot features"),
+        ("captions", lambda d: open_dataset(d, kind="encoded"), "expected encoded captions: give a folder that imagepivot enc"),
+        ("captions", lambda d: open_dataset(d).vocabulary(), "'.*/captions' holds captions, expected vocabulary: give"),
+        ("captions", lambda d: open_dataset(d).get("猫"), r"image '猫' has 4 rows of kind captions: use rows\(\)"),
+        ("vocabulary", lambda d: open_dataset(d).rows("dog"), "holds vocabulary, which have no image ids"),
+        ("vocabulary", lambda d: open_dataset(d).take(["dog"]), "holds vocabulary, which have no image ids"),
+        ("captions", lambda d: open_dataset(d).numpy("tokens"), r"column 'tokens' holds .*, not vectors: use table\(\)"),
+        ("features", lambda d: open_dataset(d).numpy("image_id"), "column 'image_id' holds .*, not vectors"),
+    ],
+)
+def test_data_of_another_kind_is_refused(toys, kind, read, problem):
+    with pytest.raises(DatasetError, match=problem):
+        read(toys[kind].path)
 
 
 # --- as one array ----------------------------------------------------------------------------------------------------
@@ -189,19 +180,13 @@ def test_l2_norms_of_half_precision_do_not_overflow(tmp_path, scale):
     np.testing.assert_allclose(lengths, [1, 1, 0, 1], atol=2e-3)
 
 
-def test_into_a_memory_map(toys, tmp_path):
-    toy = toys["features"]
-    out = np.lib.format.open_memmap(tmp_path / "features.npy", mode="w+", dtype=np.float32, shape=(12, 2048))
+def test_into_a_memory_map_of_another_type(toys, tmp_path):
+    toy = toys["features16"]
+    out = np.lib.format.open_memmap(tmp_path / "features.npy", mode="w+", dtype=np.float32, shape=(12, 4096))
     assert open_dataset(toy.path).numpy(out=out) is out
     out.flush()
-    np.testing.assert_array_equal(np.load(tmp_path / "features.npy"), np.stack([row["feature"] for row in toy.rows]))
-
-
-def test_into_an_array_of_another_type(toys):
-    toy = toys["features16"]
-    out = np.full((12, 4096), np.nan, np.float32)
-    open_dataset(toy.path).numpy(out=out)
-    np.testing.assert_array_equal(out, np.stack([row["feature"] for row in toy.rows]).astype(np.float32))
+    expected = np.stack([row["feature"] for row in toy.rows]).astype(np.float32)
+    np.testing.assert_array_equal(np.load(tmp_path / "features.npy"), expected)
     wide = np.empty((12, 4096), np.float64)
     open_dataset(toy.path).numpy(out=wide, l2=True)
     np.testing.assert_allclose(np.linalg.norm(wide, axis=1), 1, rtol=1e-12)
@@ -224,12 +209,6 @@ def test_numpy_out_of_another_layout_is_refused(toys, out):
     assert not out.any()
 
 
-@pytest.mark.parametrize(("kind", "column"), [("captions", "text"), ("captions", "tokens"), ("features", "image_id")])
-def test_columns_without_vectors_are_no_arrays(toys, kind, column):
-    with pytest.raises(DatasetError, match=rf"column '{column}' holds .*, not vectors: use table\(\)"):
-        open_dataset(toys[kind].path).numpy(column)
-
-
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
@@ -246,8 +225,6 @@ def test_vocabulary(toys):
     vocabulary = open_dataset(toys["vocabulary"].path).vocabulary()
     assert vocabulary == Vocabulary.from_counts(counts, min_count=1)
     assert (toys["vocabulary"].path / "_vocabulary.txt").read_text(encoding="utf-8") == vocabulary.to_text()
-    with pytest.raises(DatasetError, match=r"'.*/captions' holds captions, expected vocabulary: give"):
-        open_dataset(toys["captions"].path).vocabulary()
 
 
 def test_datasets_are_pickled(toys):
@@ -255,6 +232,7 @@ def test_datasets_are_pickled(toys):
     assert dataset.spec is not None
     again = pickle.loads(pickle.dumps(dataset))
     assert again == dataset
+    assert repr(again) == f"Dataset({str(toys['features'].path)!r}, kind='features', rows=12, shards=3)"
     np.testing.assert_array_equal(again.numpy(), dataset.numpy())
 
 
@@ -274,10 +252,6 @@ def test_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
         open_dataset(toy.path).numpy()
     count_as_listed(len(table) * 1000)
     with pytest.raises(DatasetError, match=rf"{path.name} cannot hold {len(table) * 1000:,} rows in [\d,]+ bytes: copy"):
-        open_dataset(toy.path).numpy()
-    pq.write_table(pa.concat_tables([table, table]), path)
-    count_as_listed(len(table))
-    with pytest.raises(DatasetError, match=rf"{path.name} has {2 * len(table)} rows, the manifest says {len(table)}"):
         open_dataset(toy.path).numpy()
 
 
@@ -300,14 +274,6 @@ def test_rows_by_number(toys, kind):
         dataset["image-00"]
 
 
-def test_vectors_of_a_row_have_their_own_shape(toys):
-    dataset = open_dataset(toys["regions"].path)
-    vectors = [value for value in toys["regions"].rows[0].values() if isinstance(value, np.ndarray)]
-    assert [value.shape for value in dataset[0].values() if isinstance(value, np.ndarray)] == [each.shape for each in vectors]
-    assert (dataset.shape_of("features"), dataset.shape_of("boxes"), dataset.shape_of("width")) == ((36, 2048), (36, 4), ())
-    assert [row["feature"].shape for row in open_dataset(toys["features16"].path)[:2]] == [(4096,)] * 2
-
-
 def test_features_and_rows_by_number_over_several_row_groups(tmp_path, monkeypatch):
     toy = make_features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
     toy.write()
@@ -327,14 +293,3 @@ def test_features_and_rows_by_number_over_several_row_groups(tmp_path, monkeypat
     assert len(read) == 1
     next(iter(dataset))
     assert len(read) == 2
-
-
-def test_dataset_repr_is_one_line(toys):
-    dataset = open_dataset(toys["features"].path)
-    assert repr(dataset) == f"Dataset({str(toys['features'].path)!r}, kind='features', rows=12, shards=3)"
-
-
-def test_missing_row_names_similar_ids(toys):
-    with pytest.raises(KeyError, match=r"'.*features' has no row of image 'image-0': did you mean 'image-08' or") as caught:
-        open_dataset(toys["features"].path).get("image-0")
-    assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args

@@ -51,15 +51,11 @@ def test_number_of_the_systems_error_is_found_behind_others():
     assert errno_of(raised(raised(OSError(errno.EDQUOT, "quota")))) == errno.EDQUOT
 
 
-def test_circle_of_causes_has_an_end():
+def test_errno_of_errors_without_a_number_is_none():
+    assert errno_of(raised(ValueError("x"))) is None
     first, second = OSError("no number"), ValueError("x")
     first.__cause__, second.__context__ = second, first
     assert errno_of(first) is None
-
-
-def test_errors_without_a_number_have_none():
-    assert errno_of(raised(ValueError("x"))) is None
-    assert errno_of(OSError("no number")) is None
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
@@ -77,15 +73,12 @@ def test_read_error_has_kind_and_message_through_any_quoting(message):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_read_error_keeps_every_kind(kind):
-    error = read_error(text_from_beam(kind, "x"))
-    assert type(error) is kind
-    assert error.args == ("x",)
+    assert repr(read_error(text_from_beam(kind, "x"))) == repr(kind("x"))
 
 
 def test_read_error_takes_the_last_whole_error():
     first, second = text_from_beam(InputError, "first"), text_from_beam(UsageError, "second")
-    for text, expected in ((first + second, UsageError("second")), (second + first, InputError("first"))):
-        assert repr(read_error(text)) == repr(expected)
+    assert repr(read_error(first + second)) == repr(UsageError("second"))
     assert repr(read_error(first + second.rstrip()[:-1])) == repr(InputError("first"))
 
 

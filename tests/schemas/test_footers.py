@@ -8,18 +8,13 @@ from schemas.footers import FOREIGN, inspect_shard
 from tests.schemas.writing.test_shard_writer import NAME, many_captions, write_captions
 
 
-@pytest.mark.parametrize("kept", [0, 1, 4, 0.5, -8, -4, -1])
-def test_truncated_shard_has_no_footer(folder, kept):
+def test_truncated_shard_and_other_files_have_no_footer(folder):
     write_captions(folder, many_captions(100))
     data = folder.read(NAME)
-    (folder.local_path / NAME).write_bytes(data[: round(len(data) * kept) if isinstance(kept, float) else kept])
-    assert inspect_shard(folder, NAME) is None
-
-
-@pytest.mark.parametrize("data", [b"hello", b"PAR1" * 100, bytes(500)])
-def test_other_bytes_and_files_of_other_tools_have_none(folder, data):
-    folder.put(NAME, data)
-    assert inspect_shard(folder, NAME) is None
+    cut = (data[:size] for size in (0, 1, 4, len(data) // 2, -8, -4, -1))
+    for content in (*cut, b"hello", b"PAR1" * 100, bytes(500)):
+        folder.put(NAME, content)
+        assert inspect_shard(folder, NAME) is None
     pq.write_table(pa.table({"a": [1]}), folder.local_path / NAME)
     assert inspect_shard(folder, NAME) is FOREIGN
 
@@ -52,11 +47,8 @@ def test_changed_footer_version_is_damage(folder):
 
 WRONG = [
     {"imagepivot.version": "two"},
-    {"imagepivot.version": ""},
     {"imagepivot.parameters": "[]"},
-    {"imagepivot.parameters": "7"},
     {"imagepivot.statistics": "null"},
-    {"imagepivot.statistics": '"x"'},
     {"imagepivot.statistics": "[" * 100_000},
     {"imagepivot.failures": "[]"},
     {"imagepivot.failures": '{"rows": "1"}'},
@@ -65,7 +57,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("change", WRONG, ids=repr)
+@pytest.mark.parametrize("change", WRONG, ids=range(len(WRONG)))
 def test_footer_value_of_another_type_is_damage(folder, forge, change):
     write_captions(folder, many_captions(3))
     path = folder.local_path / NAME

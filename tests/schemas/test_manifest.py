@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import re
-from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -73,58 +70,24 @@ def test_text_is_plain_json_for_people_and_other_tools():
     assert content["failures"][0] == {"path": "_failures/part-00001-of-00002.jsonl", "bytes": 5, "sha256": "f" * 64, "rows": 4}
 
 
-def test_nan_is_refused():
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        example(statistics={"mean": float("nan")}).to_json()
-
-
-@pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
-def test_manifest_lists_the_files_of_the_folder(toys, kind):
-    toy = toys[kind]
-    content = json.loads((toy.path / "_manifest.json").read_text(encoding="utf-8"))
-    entries = [*content["shards"], *content["failures"], *content["files"]]
-    for entry in entries:
-        data = (toy.path / entry["path"]).read_bytes()
-        assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-        if entry["path"].endswith(".parquet"):
-            footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
-            assert entry["footer_sha256"] == hashlib.sha256(footer).hexdigest()
-    there = {str(path.relative_to(toy.path)) for path in toy.path.rglob("*") if path.is_file()}
-    records = {f".records/{Path(entry['path']).stem}.jsonl" for entry in content["shards"]}
-    assert {entry["path"] for entry in entries} == there - records - {"_manifest.json"}
-    assert records <= there
-    names = [f"part-{number:05d}-of-{toy.output.shards:05d}.parquet" for number in range(toy.output.shards)]
-    assert [entry["path"] for entry in content["shards"]] == names
-    assert [entry["rows"] for entry in content["shards"]] == [len(toy.shard(number)) for number in range(len(names))]
-    assert content["statistics"] == {"rows_written": len(toy.rows)}
-    assert content["libraries"] == {name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow")}
-
-
-def test_newer_version_is_refused():
-    with pytest.raises(DatasetError, match=r"data/_manifest.json has format version 3, .* reads version 2: update imagepivot"):
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        *(
+            (text.encode(), r"is not the manifest of a dataset")
+            for text in ("", "[]", "null", "{}", '{"format": "other", "version": 1}', "[" * 100_000, '{"format": "\\ud800"}')
+        ),
+        (b'{"format": "imagepivot", "version": 1, "statistics": NaN}', "is (damaged|not the manifest)"),
+        (b"\xff\xfe\x00", r"is damaged \('utf-8' codec .*\): copy it again, or delete it and run"),
+        (example().to_json().replace('"version": 2', '"version": 3').encode(), "is damaged"),
         # What a newer version holds is not known: it must not be read as far as possible.
-        read(edited(version=3, shards="elsewhere"))
-    with pytest.raises(DatasetError, match="is damaged"):
-        read(example().to_json().replace('"version": 2', '"version": 3'))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": "other", "version": 1}', "[" * 100_000])
-def test_invalid_manifests_are_refused(text):
-    with pytest.raises(DatasetError, match=r"data/_manifest.json is not the manifest of a dataset"):
-        read(text)
-
-
-@pytest.mark.parametrize("text", ['{"format": "imagepivot", "version": 1, "statistics": NaN}', '{"format": "\\ud800"}'])
-def test_values_without_canonical_json_are_refused(text):
-    with pytest.raises(DatasetError, match=r"data/_manifest.json is (damaged|not the manifest)"):
-        read(text)
-
-
-def test_manifest_of_other_bytes_is_refused(tmp_path):
-    (tmp_path / "_manifest.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(
-        DatasetError, match=r"_manifest.json is damaged \('utf-8' codec .*\): copy it again, or delete it and run"
-    ):
+        (edited(version=3, shards="elsewhere").encode(), "has format version 3, .* reads version 2: update imagepivot"),
+    ],
+    ids=range(11),
+)
+def test_other_files_are_refused(tmp_path, data, problem):
+    (tmp_path / "_manifest.json").write_bytes(data)
+    with pytest.raises(DatasetError, match=rf"_manifest\.json {problem}"):
         Manifest.read(Folder(str(tmp_path)))
 
 
@@ -200,29 +163,25 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"shards": [ENTRY, {**SECOND, "rows": -1}]}, r"shards\[1\]\.rows is -1"),
         ({"shards": [ENTRY, {**SECOND, "rows": True}]}, r"shards\[1\]\.rows is True, expected a whole number"),
         ({"shards": [ENTRY, {**SECOND, "bytes": 2**60}]}, r"shards\[1\]\.bytes is 1152921504606846976"),
         ({"shards": [ENTRY, {**SECOND, "sha256": "0" * 63}]}, r"shards\[1\]\.sha256 is '0+'"),
-        ({"shards": [ENTRY, {**SECOND, "footer_sha256": "0"}]}, r"shards\[1\]\.footer_sha256 is '0'"),
         ({"shards": [ENTRY, {k: v for k, v in SECOND.items() if k != "rows"}]}, r"shards\[1\]\.rows is missing"),
         ({"shards": [{k: v for k, v in ENTRY.items() if k != "footer_sha256"}, SECOND]}, "listed without the footer_sha256"),
         ({"shards": [ENTRY, {**SECOND, "path": "../x.parquet"}]}, r"shard 1 is called '../x.parquet', expected"),
         ({"shards": [ENTRY, {**SECOND, "path": SECOND["path"] + "\0"}]}, r"shard 1 is called 'part-.*\\x00', expected 'part-"),
-        ({"shards": [ENTRY, {**SECOND, "path": "é"}]}, "shard 1 is called 'é', expected 'part-00001"),
         ({"shards": [ENTRY, {**SECOND, "path": "a" * 10**6}]}, "shard 1 is called 'a{299}, expected 'part-00001"),
         ({"shards": []}, "it lists no shards"),
         ({"shards": ...}, "shards is None, expected a list"),
         ({"kind": "audio"}, "kind is 'audio', expected one of captions, encoded, vocabulary"),
-        ({"version": "1"}, "version is '1'"),
+        *(({"version": version}, f"version is {version!r}") for version in ("1", 0, True, 2.0)),
         ({"failures": [ENTRY]}, r"failures 'part-00000-of-00002.parquet' belong to no shard"),
         ({"failures": [{**ENTRY, "path": "_failures/part-00000-of-00002.jsonl"}] * 2}, "is listed twice"),
         ({"files": [{**FILE, "path": "../x"}]}, r"'../x' is not a valid name of a file beside the shards"),
-        ({"files": [{**FILE, "path": "a/./b"}]}, r"'a/./b' is not a valid name of a file"),
-        ({"files": [{**FILE, "path": ""}]}, r"'' is not a valid name of a file"),
-        ({"files": [{**FILE, "path": "a\x00b"}]}, r"'a\\x00b' is not a valid name of a file"),
-        ({"files": [{**FILE, "path": "_manifest.json"}]}, r"'_manifest.json' is not a valid name of a file"),
-        ({"files": [{**FILE, "path": ENTRY["path"]}]}, r"'part-00000-of-00002.parquet' is not a valid name of a file"),
+        *(
+            ({"files": [{**FILE, "path": path}]}, "is not a valid name of a file")
+            for path in ("a/./b", "", "a\x00b", "_manifest.json", ENTRY["path"])
+        ),
         ({"files": [FILE, FILE]}, "a file is listed twice"),
         ({"libraries": {"numpy": 2}}, r"libraries\.numpy is 2, expected text"),
         ({"failure_reasons": {"truncated": "2"}}, r"failure_reasons\.truncated is '2', expected a whole number"),
@@ -238,11 +197,6 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
         ),
         ({"kind": ["captions"]}, r"kind is \['captions'\], expected one of captions"),
         ({"inputs": ["x"]}, r"inputs\[0\] is 'x', expected an object"),
-        ({"statistics": []}, r"statistics is \[\], expected an object"),
-        ({"parameters": None}, "parameters is None, expected an object"),
-        ({"version": 0}, "version is 0"),
-        ({"version": True}, "version is True"),
-        ({"version": 2.0}, "version is 2.0"),
     ],
 )
 def test_invalid_content_is_named(changes, problem):
@@ -266,23 +220,16 @@ FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
     ("kind", "parameters", "problem"),
     [
         ("features", {}, "the manifest does not specify the feature: write the dataset again"),
+        ("word-vectors", {"languages": ["en"]}, "the manifest does not specify the feature: write the dataset again"),
         ("features", {"feature": 7}, "feature is 7, expected an object"),
-        ("features", {"feature": {}}, "feature.name is missing"),
-        ("features", {"feature": {**FEATURE, "more": 1}}, "unknown key feature.more: did you mean "),
         ("features", {"feature": {**FEATURE, "shape": 2048}}, "feature.shape is 2048, expected a list"),
-        (
-            "features",
-            {"feature": {**FEATURE, "shape": []}},
-            r"the feature is not described: shape of feature 'pool' is \(\), expected positive sizes",
-        ),
+        ("features", {"feature": {**FEATURE, "shape": []}}, r"the feature is not described: shape of feature 'pool' is \(\)"),
         ("features", {"feature": {**FEATURE, "shape": [2**40]}}, "the feature has no shape of kind features"),
         ("regions", {"feature": FEATURE}, "the feature has no shape of kind regions"),
         ("features", {"feature": FEATURE, "extractor": "x"}, "extractor is 'x', expected an object or null"),
         ("embeddings", {"feature": FEATURE, "model": {"languages": "en"}}, "languages is 'en', expected a list"),
-        ("encoded", {"vocabulary_size": "14"}, "vocabulary_size is '14', expected a whole number or null"),
         ("encoded", {"text": {"recipe": 7}}, "recipe is 7, expected text"),
         ("vocabulary", {"splits": "train"}, "splits is 'train', expected a list"),
-        ("captions", {"languages": [1]}, r"languages\[0\] is 1, expected text"),
         ("captions", {"recipe": "raw", "lowercase": 1}, "lowercase is 1, expected true or false or null"),
     ],
 )

@@ -1,5 +1,6 @@
 """Functions of jobs take the job, or its fields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -29,9 +30,12 @@ class Job(Options):
     source: str
     model: Model = Model("small")
     languages: Annotated[tuple[str, ...], Opt("Languages.")] = ()
+
     limit: Share | None = None
     top: Annotated[int, Opt("Number.", min_=1)] = 5
     sub_words: Annotated[Literal["mean", "first"] | None, Opt("Vectors.")] = None
+    splits: Sequence[str] | None = None
+    images: str | tuple[str, ...] = ()
 
 
 @takes_fields(Job)
@@ -62,15 +66,18 @@ def test_wrong_fields_are_refused():
         run(top=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'tops'"):
         run("a", tops=2)
-    with pytest.raises(UsageError, match="--top is 0, expected 1 or more"):
-        run("a", top=0)
 
 
-def test_value_beyond_the_choices_is_refused():
-    assert Job("a", sub_words="first").sub_words == "first"
-    with pytest.raises(UsageError, match="--sub-words is 'last', expected one of 'mean', 'first'"):
-        Job("a", sub_words="last")
-
-
-def test_function_keeps_its_name_and_words():
-    assert (run.__name__, run.__doc__) == ("run", "Run a job.")
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("top", 0, "--top is 0, expected 1 or more"),
+        ("sub_words", "last", "--sub-words is 'last', expected one of 'mean', 'first'"),
+        ("languages", "en", r"--languages is the text 'en', expected a list: give \('en',\)"),
+        ("splits", "train", r"--splits is the text 'train', expected a list"),
+    ],
+)
+def test_wrong_value_is_refused(name, value, problem):
+    assert Job("a", sub_words="first", splits=("train",), images="photos").images == "photos"
+    with pytest.raises(UsageError, match=problem):
+        Job("a", **{name: value})

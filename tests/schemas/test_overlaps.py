@@ -33,10 +33,3 @@ def test_find_overlap_counts_images_and_names_the_first(tmp_path, shards):
         ("test", "train", "val"): 1,
         ("test", "train"): 2,
     }
-
-
-def test_find_overlap_of_clean_splits_is_none(tmp_path):
-    write_rows(
-        tmp_path / "c", "captions", rows_of({"a": "train train", "b": "val", "c": "test_2016 test_2016_flickr"}), parameters={}
-    )
-    assert find_overlap(open_dataset(tmp_path / "c")) is None

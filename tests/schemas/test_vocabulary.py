@@ -34,22 +34,11 @@ def test_threshold(scope, min_count, kept):
     assert tokens(COUNTS, min_count=min_count, scope=scope) == kept
 
 
-def test_another_scope_is_refused():
-    with pytest.raises(ValueError, match="scope is 'languages', expected 'language' or 'joint'"):
-        Vocabulary.from_counts(COUNTS, min_count=1, scope="languages")
-
-
 def test_order_is_count_descending_then_code_point():
     counts = {"x": {"b": 2, "a": 2, "B": 2, "ä": 2, "Z": 5, "z": 2, "10": 2, "9": 2, "\U0001f600": 2, "\uffee": 2, "a'": 2}}
     expected = ["Z", "10", "9", "B", "a", "a'", "b", "z", "ä", "\uffee", "\U0001f600"]
     assert tokens(counts, min_count=1) == expected
     assert tokens({"x": dict(reversed(counts["x"].items()))}, min_count=1) == expected
-
-
-def test_from_counts_order_is_by_total_count_for_both_scopes():
-    counts = {"en": {"a": 3, "b": 2}, "de": {"b": 2}}
-    assert tokens(counts, min_count=2) == ["b", "a"]
-    assert tokens(counts, min_count=2, scope="joint") == ["b", "a"]
 
 
 def test_counts_keep_all_languages_of_a_kept_token():
@@ -103,6 +92,8 @@ def test_table_holds_it_all():
 
 
 def test_vocabulary_checks_itself():
+    with pytest.raises(ValueError, match="scope is 'languages', expected 'language' or 'joint'"):
+        Vocabulary.from_counts(COUNTS, min_count=1, scope="languages")
     with pytest.raises(ValueError, match="a vocabulary begins with"):
         Vocabulary(tokens=("<unk>", "<pad>", "<start>", "<end>"), counts=({}, {}, {}, {}))
     with pytest.raises(ValueError, match="5 tokens but 4 counts"):

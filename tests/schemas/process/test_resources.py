@@ -33,8 +33,6 @@ def group(tmp_path, monkeypatch):
     [
         (None, {}, HOST),
         ("0::/\n", {}, HOST),
-        ("0::/\n", {"memory.max": "max"}, HOST),
-        ("0::/\n", {"memory.max": "4096000"}, 4096000),
         ("0::/\n", {"memory.max": str(2 * HOST)}, HOST),
         # A batch job inside a slice: whichever is lower.
         ("0::/slice/job\n", {"slice/memory.max": "3000", "slice/job/memory.max": "5000"}, 3000),
@@ -56,19 +54,12 @@ def test_lowest_limit_counts(group, groups, files, expected):
     assert memory_limit(*group(groups, files)) == expected
 
 
-def test_this_process_has_a_limit():
-    assert 1 << 20 < memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 @pytest.mark.parametrize(
     ("groups", "files", "expected"),
     [
         (None, {}, None),
-        ("0::/\n", {}, None),
         ("0::/\n", {"cpu.max": "max 100000"}, None),
-        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
-        ("0::/slice/job\n", {"slice/cpu.max": "100000 100000", "slice/job/cpu.max": "400000 100000"}, 1.0),
-        ("0::/system.slice/docker-1234.scope\n", {"cpu.max": "200000 100000"}, 2.0),
+        ("0::/slice/job\n", {"slice/cpu.max": "150000 100000", "slice/job/cpu.max": "400000 100000"}, 1.5),
         ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
         ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.5),
         ("4:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, None),
@@ -86,7 +77,6 @@ def test_lowest_quota_of_cores_counts(group, groups, files, expected):
         ("0::/\n", {}, None),
         ("0::/\n", {"cpu.weight": "1"}, None),  # No request.
         ("0::/\n", {"cpu.weight": "39"}, 1.0),
-        ("0::/\n", {"cpu.weight": "313"}, 8.0),
         ("0::/kubepods/pod1\n", {"kubepods/pod1/cpu.weight": "157", "cpu.weight": "10000"}, 4.0),
         ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.shares": "2"}, None),
         ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.shares": "512"}, 0.5),
@@ -101,15 +91,6 @@ def test_request_of_a_pod(group, groups, files, expected, monkeypatch):
     assert resources.core_request(*places) == expected
 
 
-def test_quota_comes_before_request(monkeypatch):
-    monkeypatch.setattr(resources, "core_count", lambda: 96)
-    monkeypatch.setattr(resources, "core_request", lambda: 8.0)
-    monkeypatch.setattr(resources, "core_quota", lambda: None)
-    assert usable_cores() == 8
-    monkeypatch.setattr(resources, "core_quota", lambda: 16.0)
-    assert usable_cores() == 16
-
-
 def test_cores_of_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
     assert core_count() == 3
@@ -117,11 +98,14 @@ def test_cores_of_this_process(monkeypatch):
     assert core_count() == os.cpu_count()
 
 
-@pytest.mark.parametrize(("quota", "expected"), [(None, 6), (100.0, 6), (6.0, 6), (4.0, 4), (2.5, 2), (0.5, 1)])
-def test_usable_cores_quota_below_cores_limits_threads(monkeypatch, quota, expected):
+@pytest.mark.parametrize(
+    ("quota", "request_", "expected"),
+    [*((None, None, 6), (100.0, None, 6), (2.5, None, 2), (0.5, None, 1)), *((None, 4.0, 4), (5.0, 4.0, 5))],
+)
+def test_usable_cores_are_those_of_quota_else_request(monkeypatch, quota, request_, expected):
     monkeypatch.setattr(resources, "core_count", lambda: 6)
     monkeypatch.setattr(resources, "core_quota", lambda: quota)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(resources, "core_request", lambda: request_)
     assert usable_cores() == expected
 
 

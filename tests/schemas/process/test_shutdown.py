@@ -66,13 +66,17 @@ def interrupt(*numbers: int, agreed: int = 0) -> list[int]:
     return received
 
 
-def test_signal_is_raised_after_the_block(handlers):
-    assert interrupt(signal.SIGINT) == [signal.SIGINT]
+@pytest.mark.parametrize(
+    ("raised", "agreed", "received"),
+    [
+        ([signal.SIGINT], 0, [signal.SIGINT]),
+        ([signal.SIGTERM, signal.SIGINT], 0, [signal.SIGTERM]),  # The second is not deferred.
+        ([signal.SIGTERM], signal.SIGINT, [signal.SIGTERM]),
+    ],
+)
+def test_signal_is_raised_after_the_block(handlers, raised, agreed, received):
+    assert interrupt(*raised, agreed=agreed) == received
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_second_signal_is_not_deferred(handlers):
-    assert interrupt(signal.SIGTERM, signal.SIGINT) == [signal.SIGTERM]
 
 
 def test_defer_signals_restores_handlers(handlers):
@@ -92,10 +96,6 @@ def test_defer_signals_restores_handlers(handlers):
 def test_defer_signals_raises_interrupt_if_the_handler_returns(handlers, handler):
     signal.signal(signal.SIGTERM, handler)
     assert interrupt(agreed=signal.SIGTERM) == []
-
-
-def test_defer_signals_raises_the_agreed_signal(handlers):
-    assert interrupt(signal.SIGTERM, agreed=signal.SIGINT) == [signal.SIGTERM]
 
 
 def test_without_a_signal_nothing_happens(handlers):

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import object_store, s3
+from schemas.storage import object_store
 from schemas.storage.folder import Folder, _ObjectFile, object_at, open_bucket
+from schemas.storage.google_storage import GoogleBucket
 from schemas.storage.locations import split_address
 from schemas.storage.s3 import S3Bucket
 from schemas.storage.storage_errors import (
@@ -23,23 +24,18 @@ from schemas.storage.storage_errors import (
     StoreError,
     client_errors,
 )
-from tests.stores import KEYS, SETTINGS
+from tests.stores import KEYS, SETTINGS, MemoryBucket
 
 
 @pytest.mark.parametrize(
     ("location", "address", "key"),
     [
-        ("s3://b", ("s3", "b", "", "", ()), ""),
         ("s3://b///", ("s3", "b", "", "", ()), ""),
         ("s3://b//a b/ü%20?/", ("s3", "b", "", "", ()), "/a b/ü%20?"),
         ("s3://key:s%2Fcret@b/a?region=eu-west-1", ("s3", "b", "key", "s/cret", (("region", "eu-west-1"),)), "a"),
         ("s3://anonymous@b", ("s3", "b", "anonymous", "", ()), ""),
         ("gcs://anonymous@b/a", ("gs", "b", "anonymous", "", ()), "a"),
-        (
-            "gs://b?scheme=http&endpoint_override=h:9",
-            ("gs", "b", "", "", (("scheme", "http"), ("endpoint_override", "h:9"))),
-            "",
-        ),
+        ("gs://b?scheme=http&project_id=p", ("gs", "b", "", "", (("scheme", "http"), ("project_id", "p"))), ""),
     ],
 )
 def test_split_address_into_bucket_and_key(location, address, key):
@@ -74,27 +70,15 @@ def test_bucket_without_the_client_names_the_extra(monkeypatch, scheme, missing)
             use(Folder(f"{scheme}://b/x"))
 
 
-def test_object_file_reads_within_the_object():
-    data, ranges = bytes(range(250)), []
-
-    def read(start, size):
-        ranges.append((start, size))
-        return data[start : start + size]
-
-    with pa.PythonFile(_ObjectFile(read, len(data)), mode="r") as file:
-        assert (file.size(), file.read(10), file.read(10), file.tell()) == (250, data[:10], data[10:20], 20)
-        assert file.seek(-5, io.SEEK_END) == 245
-        assert (file.read(9), file.read(1), file.read()) == (data[245:], b"", b"")
-        assert file.read_at(20, 240) == data[240:]
-        assert (file.seek(0), file.read()) == (0, data)
-    assert [part for part in ranges if part[1]] == [(0, 10), (10, 10), (245, 5), (240, 10), (0, 250)]
-
-
 @pytest.mark.parametrize("buffer", [1, 7, 64, 1000])
 def test_object_file_in_a_buffer_is_the_file(buffer):
     data = random.Random(buffer).randbytes(1000)
-    file = pa.PythonFile(_ObjectFile(lambda start, size: data[start : start + size], 1000), mode="r")
-    reader = io.BufferedReader(file, buffer)
+
+    def read(start, size):
+        assert size == 0 or start + size <= 1000  # A store may refuse more.
+        return data[start : start + size]
+
+    reader = io.BufferedReader(pa.PythonFile(_ObjectFile(read, 1000), mode="r"), buffer)
     chance, position, parts = random.Random(0), 0, []
     for _ in range(50):
         if chance.random() < 0.3:
@@ -107,7 +91,6 @@ def test_object_file_in_a_buffer_is_the_file(buffer):
 @pytest.mark.parametrize(
     ("address", "folder", "name"),
     [
-        ("s3://b/a.png", "s3://b", "a.png"),
         ("s3://b//a.png", "s3://b", "/a.png"),
         ("s3://b/x///a.png", "s3://b/x", "//a.png"),
         ("gs://b//x//../a b%20.png", "gs://b//x//..", "a b%20.png"),
@@ -120,61 +103,83 @@ def test_object_at_keeps_every_slash_of_a_key(address, folder, name):
     assert Folder(folder).path_of(name) == address
 
 
-@pytest.fixture
-def answers(monkeypatch):
-    """A client whose every write gets the next of some answers: a status, or none for success."""
+class RefusingBucket(MemoryBucket):
+    """A bucket whose writes get the next of some answers: the status of a refusal, ``lost`` for a lost success, or none."""
 
-    class Client:
-        def __init__(self):
-            self.statuses, self.asked, self.writer, self.is_gone = [], [], "", False
+    def __init__(self, answers):
+        super().__init__()
+        self.answers, self.conditions, self.writer = list(answers), [], "another"
 
-        def put_object(self, **asked):
-            self.asked.append({key: asked[key] for key in ("IfMatch", "IfNoneMatch") if key in asked})
-            status = self.statuses.pop(0)
-            if status:
-                self.writer = asked["Metadata"]["imagepivot-writer"] if status == "lost" else ""
-                self.is_gone = status == 404
-                raise answer_of_s3(412 if status == "lost" else status)
-            return {"ETag": "new"}
+    def head(self, key):
+        return None if (info := super().head(key)) is None else info._replace(writer=self.writer)
 
-        def head_object(self, **asked):
-            if self.is_gone:
-                raise answer_of_s3(404)
-            head = {"ContentLength": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC)}
-            return {**head, "ETag": "there", "Metadata": {"imagepivot-writer": self.writer}}
-
-    client = Client()
-    client.bucket = S3Bucket(split_address("s3://b")[0])
-    client.bucket._client = client
-    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
-    return client
+    def write(self, key, file, if_match, writer):
+        self.conditions.append(if_match)
+        answer = self.answers.pop(0)
+        if answer == "lost":
+            self.writer = writer
+        if answer == 404:
+            self.objects.clear()
+        if answer is not None:
+            raise RefusedError("conditionNotMet", 412 if answer == "lost" else answer)
+        return super().write(key, file, object_store.ANY, writer)
 
 
 @pytest.mark.parametrize(
-    ("replaces", "statuses", "tag", "asked"),
+    ("replaces", "answers", "tag", "conditions"),
     [
-        ("", [None], "new", [{}]),
-        (None, [None], "new", [{"IfNoneMatch": "*"}]),
-        ("old", [412], None, [{"IfMatch": "old"}]),
-        ("old", ["lost"], "there", [{"IfMatch": "old"}]),  # Our own write, whose answer was lost.
-        ("old", [404, None], "new", [{"IfMatch": "old"}, {"IfNoneMatch": "*"}]),  # What it replaces was deleted.
-        ("old", [409, 412], None, [{"IfMatch": "old"}] * 2),
-        (None, [501, None], "new", [{"IfNoneMatch": "*"}, {}]),  # A store that knows no conditions.
+        ("", [None], "2", [""]),
+        (None, [None], "2", [None]),
+        ("1", [412], None, ["1"]),
+        ("1", ["lost"], "1", ["1"]),  # Our own write, whose answer was lost.
+        ("1", [404, None], "2", ["1", None]),  # What it replaces was deleted.
+        ("1", [409, 412], None, ["1", "1"]),
+        (None, [501, None], "2", [None, ""]),  # A store that knows no conditions.
     ],
 )
-def test_put_to_s3(answers, replaces, statuses, tag, asked):
-    answers.statuses = list(statuses)
-    assert object_store.put(answers.bucket, "a", b"1", replaces) == tag
-    assert answers.asked == asked
+def test_put_after_refusals(monkeypatch, replaces, answers, tag, conditions):
+    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
+    bucket = RefusingBucket(answers)
+    bucket.objects["a"] = b"0", "1"
+    next(bucket._writes)
+    assert object_store.put(bucket, "a", b"1", replaces) == tag
+    assert bucket.conditions == conditions
 
 
-@pytest.mark.parametrize(
-    ("replaces", "status", "kind"), [(None, 403, StoreAccessError), ("", 404, RefusedError), (None, 404, RefusedError)]
-)
-def test_put_refused_for_other_reasons_is_an_error(answers, replaces, status, kind):
-    answers.statuses = [status]
-    with pytest.raises(kind, match="An error occurred"):
-        object_store.put(answers.bucket, "a", b"1", replaces)
+@pytest.mark.parametrize(("replaces", "status"), [("", 403), ("", 404), ("", 409), (None, 404)])
+def test_put_refused_for_other_reasons_is_an_error(replaces, status):
+    with pytest.raises(RefusedError, match="conditionNotMet"):
+        object_store.put(RefusingBucket([status]), "a", b"1", replaces)
+
+
+def test_writer_of_a_write_to_s3_is_read_again():
+    """Also its conditions, which an emulator may ignore."""
+    stored = {}
+    head = {"ContentLength": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC), "ETag": "e"}
+    client = SimpleNamespace(
+        put_object=lambda **asked: stored.update(asked) or {"ETag": "e"},
+        head_object=lambda **asked: {**head, "Metadata": stored["Metadata"]},
+    )
+    bucket = S3Bucket(split_address("s3://b")[0])
+    bucket._client = client
+    for if_match, condition in ((None, {"IfNoneMatch": "*"}), ("old", {"IfMatch": "old"}), ("", {})):
+        stored.clear()
+        assert bucket.write("a", pa.BufferReader(b"1"), if_match, "me") == "e"
+        assert stored == {"Bucket": "b", "Key": "a", "Body": b"1", "Metadata": {"imagepivot-writer": "me"}, **condition}
+    assert (bucket.head("a").tag, bucket.head("a").writer) == ("e", "me")
+
+
+def test_writer_of_a_write_to_google_is_read_again(monkeypatch):
+    asked = []
+    blob = SimpleNamespace(name="a", metadata=None, generation=7, size=1, updated=datetime(2026, 1, 1, tzinfo=UTC))
+    blob.upload_from_file = lambda file, **options: asked.append(options.get("if_generation_match"))
+    store = SimpleNamespace(blob=lambda key, **options: blob, get_blob=lambda key, **options: blob)
+    monkeypatch.setattr("google.cloud.storage.Client", lambda **options: SimpleNamespace(bucket=lambda name: store))
+    bucket = GoogleBucket(split_address("gs://anonymous@b")[0])
+    assert bucket.head("a").writer == ""
+    assert [bucket.write("a", pa.BufferReader(b"1"), if_match, "me") for if_match in (None, "7", "")] == ["7"] * 3
+    assert asked == [0, 7, None]
+    assert (bucket.head("a").tag, bucket.head("a").writer) == ("7", "me")
 
 
 def answer_of_s3(status: int, code: str = "X"):
@@ -197,6 +202,11 @@ def test_missing_objects_are_not_found_except_in_missing_buckets():
     with pytest.raises(RefusedError, match="NoSuchUpload") as refused, client_errors(RefusedError):
         raise answer_of_s3(404, "NoSuchUpload")
     assert refused.value.status == 404
+    from google.api_core.exceptions import PreconditionFailed
+
+    with pytest.raises(RefusedError, match="conditionNotMet") as refused, client_errors(NoSuchBucketError):
+        raise PreconditionFailed("conditionNotMet")
+    assert refused.value.status == 412
 
 
 def test_failures_of_the_project_are_no_failures_of_a_client():
@@ -259,64 +269,6 @@ def test_answers_of_google_are_errors_by_class():
         with pytest.raises(StoreError, match="x") as caught, client_errors(NoSuchBucketError):
             raise failure
         assert_is(caught.value, kind)
-
-
-@pytest.fixture
-def google(monkeypatch):
-    """A bucket of Google's store with one object, and who wrote it, in which every write gets the next of some answers."""
-    from google.api_core.exceptions import PreconditionFailed
-
-    from schemas.storage.google_storage import GoogleBucket
-
-    class Bucket:
-        def __init__(self):
-            self.failures, self.conditions, self.there = [], [], (7, "another")
-
-    class Blob:
-        name, metadata, generation, size, updated = "a", None, None, 1, datetime(2026, 1, 1, tzinfo=UTC)
-
-        def upload_from_file(self, file, *, if_generation_match=None, **rest):
-            bucket.conditions.append(if_generation_match)
-            failure = bucket.failures.pop(0) if bucket.failures else ""
-            if failure == "lost":
-                bucket.there = (8, self.metadata["imagepivot-writer"])
-            if failure == "deleted":
-                bucket.there = None
-            if failure:
-                raise PreconditionFailed("conditionNotMet")
-            self.generation = 9
-
-    def get_blob(key, **rest):
-        if bucket.there is None:
-            return None
-        blob = Blob()
-        blob.generation, blob.metadata = bucket.there[0], {"imagepivot-writer": bucket.there[1]}
-        return blob
-
-    bucket = Bucket()
-    bucket.blob, bucket.get_blob = lambda key, **rest: Blob(), get_blob
-    client = SimpleNamespace(bucket=lambda name: bucket)
-    monkeypatch.setattr("google.cloud.storage.Client", lambda **options: client)
-    bucket.front = GoogleBucket(split_address("gs://anonymous@b")[0])
-    return bucket
-
-
-@pytest.mark.parametrize(
-    ("replaces", "failures", "tag", "conditions"),
-    [
-        ("", [], "9", [None]),
-        (None, [], "9", [0]),
-        (None, ["there"], None, [0]),
-        ("7", [], "9", [7]),
-        ("6", ["there"], None, [6]),
-        ("7", ["lost"], "8", [7]),  # Our own write, whose answer was lost.
-        ("7", ["deleted"], "9", [7, 0]),  # What it replaces was deleted.
-    ],
-)
-def test_put_to_google(google, replaces, failures, tag, conditions):
-    google.failures = list(failures)
-    assert object_store.put(google.front, "a", b"1", replaces) == tag
-    assert google.conditions == conditions
 
 
 @pytest.fixture
@@ -389,10 +341,6 @@ def test_process_has_one_client_for_a_bucket(no_settings):
     assert len(clients) == 1
 
 
-def test_client_retries_by_itself(no_settings):
-    assert client_of("s3://key:secret@b").meta.config.retries["total_max_attempts"] == s3.ATTEMPTS
-
-
 def test_credentials_of_a_profile(no_settings, monkeypatch, tmp_path):
     (tmp_path / "credentials").write_text(
         "[work]\naws_access_key_id = id\naws_secret_access_key = secret\naws_session_token = t\n"
@@ -403,9 +351,4 @@ def test_credentials_of_a_profile(no_settings, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     open_bucket.cache_clear()
     with pytest.raises(DatasetError, match=r"access denied: check the credentials .* \(nobody\)"):
-        Folder("s3://b").names()
-
-
-def test_without_credentials_access_is_denied(no_settings):
-    with pytest.raises(DatasetError, match=r"access denied: check the credentials .*Unable to locate credentials"):
         Folder("s3://b").names()

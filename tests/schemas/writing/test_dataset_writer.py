@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import tracemalloc
-from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from schemas.writing.dataset_writer import commit, complete_dataset, write_dataset
+from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.locks import lock_folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
@@ -53,29 +52,6 @@ def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_l
         for number, shard in enumerate(shards)
     ]
     assert published == [*chain(*expected), "_manifest.json"]
-
-
-def test_two_runs_give_the_same_bytes(toys, tmp_path):
-    for name, toy in toys.items():
-        again = toy.at(tmp_path / name)
-        again.write()
-        assert tree(again.path) == tree(toy.path)
-
-
-def test_libraries_and_files_of_a_commit(new_features):
-    toy = new_features()
-    for number in range(3):
-        toy.write_shard(number)
-    toy.output.folder.put("_truecaser/en.model", b"model")
-    toy.output.folder.put("_truecaser/de.model", b"Modell")
-    manifest = commit(
-        toy.output,
-        libraries=("pytest",),
-        files=("_truecaser/en.model", "_truecaser/de.model"),
-    )
-    assert sorted(manifest.libraries) == ["imagepivot", "numpy", "pyarrow", "pytest"]
-    assert [(entry.path, entry.bytes) for entry in manifest.files] == [("_truecaser/de.model", 6), ("_truecaser/en.model", 5)]
-    assert validate(toy.path) == []
 
 
 def test_commit_holds_the_sources_of_one_shard(tmp_path):
@@ -152,16 +128,17 @@ def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features)
 def test_files_known_before_the_run_are_committed(copy_toy):
     toy = copy_toy("features")
     before = {path.name: path.read_bytes() for path in toy.path.glob("part-*")}
-    named = replace(toy.output, files={"_names/classes": b"sky\n"})
+    named = replace(toy.output, files={"_names/classes": b"sky\n", "_names/attributes": b"red\n"})
     assert OutputState(toy.output).committed_manifest() is not None
     assert OutputState(named).committed_manifest() is None, "all but the names is there"
     prepare(named, overwrite=False)
-    manifest = commit(named)
-    assert [entry.path for entry in manifest.files] == ["_names/classes"]
+    manifest = commit(named, libraries=("pytest",))
+    assert [(entry.path, entry.bytes) for entry in manifest.files] == [("_names/attributes", 4), ("_names/classes", 4)]
+    assert sorted(manifest.libraries) == ["imagepivot", "numpy", "pyarrow", "pytest"]
     assert OutputState(named).committed_manifest() == OutputState(toy.output).committed_manifest() == manifest
     assert manifest.fingerprint == toy.output.fingerprint
     assert {path.name: path.read_bytes() for path in toy.path.glob("part-*")} == before
-    assert OutputState(replace(named, files={"_names/classes": b"man\n"})).committed_manifest() is None
+    assert OutputState(replace(named, files={**named.files, "_names/classes": b"man\n"})).committed_manifest() is None
     commit(toy.output)
     assert not (toy.path / "_names/classes").exists()
 
@@ -213,29 +190,6 @@ def test_nested_statistics_are_summed(tmp_path):
 
     manifest = write_dataset(OutputDataset(Folder(str(tmp_path)), "captions", {}, shards=2), make)
     assert manifest.statistics == {"captions": {"de": {"tokens": 7}, "only 0": 1, "only 1": 1}, "failed": 1.0}
-
-
-@pytest.mark.parametrize("lost", [(), (1,)], ids=["complete", "resumed"])
-def test_resumed_run_reads_each_footer_once(copy_toy, monkeypatch, lost):
-    toy = copy_toy("features")
-    for number in lost:
-        (toy.path / toy.output.name(number)).unlink()
-    opened = Counter()
-    opening = Folder.open
-    monkeypatch.setattr(Folder, "open", lambda self, name: opened.update([name]) or opening(self, name))
-    output = toy.output
-
-    def make_missing(finished):
-        assert [opened[output.name(number)] for number in finished] == [1] * len(finished)
-        for number in set(range(3)) - finished:
-            toy.write_shard(number)
-        commit(output)
-
-    complete_dataset(output, make_missing)
-    # Before the run, and after one that wrote another.
-    assert opened["_manifest.json"] == (2 if lost else 1)
-    if not lost:
-        assert [opened[output.name(number)] for number in range(3)] == [1] * 3
 
 
 @pytest.mark.parametrize("way", ["resume", "update"])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -60,18 +61,24 @@ def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):
     assert folder.names() == []
 
 
-def test_lock_file_deleted_while_waiting_is_recreated(folder, monkeypatch):
-    # The other run ends between our opening its lock and our locking it: the file we hold is gone, nobody else sees it.
-    flock = locks.fcntl.flock
-    calls = []
+@pytest.mark.parametrize(
+    ("module", "name", "delete"),
+    [
+        # Another run ends between our opening its lock and our locking it: nobody else sees the file that we hold.
+        (locks.fcntl, "flock", lambda path: (path / ".lock").unlink()),
+        (locks.os, "open", Path.rmdir),  # A refused run deletes the folder that it created.
+    ],
+)
+def test_lock_deleted_while_waiting_is_recreated(folder, monkeypatch, module, name, delete):
+    operation, calls = getattr(module, name), []
 
-    def end_other_run(handle, operation):
+    def delete_once(*arguments):
         if not calls:
-            (folder.local_path / ".lock").unlink()
-        calls.append(handle)
-        flock(handle, operation)
+            delete(folder.local_path)
+        calls.append(arguments)
+        return operation(*arguments)
 
-    monkeypatch.setattr(locks.fcntl, "flock", end_other_run)
+    monkeypatch.setattr(module, name, delete_once)
     with lock_folder(folder):
         assert len(calls) == 2
         with pytest.raises(DatasetError, match="is in use"), lock_folder(folder):
@@ -128,19 +135,3 @@ def test_task_waits_while_another_one_deletes_the_lock(folder, monkeypatch):
     monkeypatch.setattr(locks, "_is_last", is_last)
     second.__exit__(None, None, None)
     assert folder.names() == []
-
-
-def test_folder_deleted_by_a_refused_run_is_recreated(folder, monkeypatch):
-    opened = os.open
-    calls = []
-
-    def delete_folder(path, *arguments):
-        if not calls:
-            folder.local_path.rmdir()
-        calls.append(path)
-        return opened(path, *arguments)
-
-    monkeypatch.setattr(locks.os, "open", delete_folder)
-    with lock_folder(folder, shared=True):
-        assert folder.names() == [".lock"]
-    assert len(calls) == 2

@@ -21,7 +21,7 @@ from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import KINDS, flip, prepare
+from tests.schemas.conftest import flip, prepare
 
 
 def cut(path):
@@ -229,54 +229,20 @@ def test_validate_by_shard_status(situation):
             validate(path)
 
 
-# --- each kind of damage, of each kind of dataset --------------------------------------------------------------------
+# --- what is beside the shards ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[True, False], ids=["committed", "killed"])
-def copy_run(copy_toy, request):
-    def copy(name):
-        toy = copy_toy(name)
-        if not request.param:
-            (toy.path / "_manifest.json").unlink()
-        return toy
-
-    return copy
-
-
-def all_but(toy, *numbers):
-    return frozenset(range(toy.output.shards)) - set(numbers)
-
-
-def file_of(toy, what) -> tuple[Path, int]:
-    if what == "failures":
-        number = toy.failure_shard(toy.failures[0])
-        return toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl", number
-    number = min(what, toy.output.shards - 1)
-    return toy.path / toy.output.name(number), number
-
-
-FILES = [*((kind, number) for kind in KINDS for number in (0, 2)), ("captions", "failures"), ("features", "failures")]
-
-
-@pytest.mark.parametrize(("kind", "what"), FILES)
-def test_flipped_byte_is_found_by_its_digest(copy_run, kind, what):
-    toy = copy_run(kind)
-    path, number = file_of(toy, what)
-    flip(path, 60)
-    assert OutputState(toy.output).finished_shards() == all_but(toy)
-    assert OutputState(toy.output, ReusePolicy(verify=True)).finished_shards() == all_but(toy, number)
-    assert OutputState(toy.output, ReusePolicy(verify=True)).intact_shards() == all_but(toy, number)
-
-
-def test_stray_failures_are_deleted(copy_run):
-    toy = copy_run("features")
-    number = next(number for number in range(3) if number not in map(toy.failure_shard, toy.failures))
-    (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").write_bytes(b"{}\n")
-    # Left over by an attempt: it goes, and the shard stays.
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "killed"])
+def test_stray_failures_are_deleted(copy_toy, committed):
+    toy = copy_toy("features16")  # It has no failures.
+    stray = toy.path / f"_failures/{SHARD}.jsonl"
+    toy.output.folder.put(f"_failures/{SHARD}.jsonl", b"{}\n")  # Left over by an attempt: it goes, and the shard stays.
+    if not committed:
+        (toy.path / "_manifest.json").unlink()
     state = OutputState(toy.output)
-    assert (state.finished_shards(), state.committed_manifest()) == (all_but(toy), None)
+    assert (state.finished_shards(), state.committed_manifest()) == ({0, 1, 2}, None)
     state.clear()
-    assert not (toy.path / "_failures" / f"part-0000{number}-of-00003.jsonl").exists()
+    assert not stray.exists()
 
 
 def test_damaged_side_files_are_found(copy_toy):
@@ -322,41 +288,11 @@ def test_damaged_record_is_rewritten_with_verify(copy_toy, toys):
 # --- what a run must not touch ---------------------------------------------------------------------------------------
 
 
-def with_parameters(output: OutputDataset, **parameters) -> OutputDataset:
-    return replace(output, parameters={**output.parameters, **parameters})
-
-
-def feature_with(output: OutputDataset, **values) -> dict:
-    return {**output.parameters["feature"], **values}
-
-
 def refuse(output, match, *, overwrite=False):
     before = tree(output.folder.local_path)
     with pytest.raises(DatasetError, match=match):
         prepare(output, overwrite=overwrite)
     assert tree(output.folder.local_path) == before
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "part-00000.parquet",
-        "part-0-of-1.parquet",
-        "part-00000-of-00003.parquet.bak",
-        "deeper/part-00000-of-00003.parquet",
-        "mine.parquet",
-    ],
-)
-def test_foreign_files_named_like_shards_are_refused(copy_toy, name, overwrite):
-    toy = copy_toy("features")
-    (toy.path / name).parent.mkdir(exist_ok=True)
-    (toy.path / name).write_bytes(b"mine")
-    refuse(
-        toy.output,
-        rf"holds files that do not belong to a dataset, e.g. '{name}': nothing was written\. Choose a new",
-        overwrite=overwrite,
-    )
 
 
 OTHERS = (
@@ -386,15 +322,26 @@ def test_files_of_other_tools_beside_a_dataset_are_left_alone(copy_toy, remarks,
     assert open_dataset(toy.path).manifest == manifest
 
 
+LIKE_SHARDS = (
+    *("part-00000.parquet", "part-0-of-1.parquet", "part-00000-of-00003.parquet.bak"),
+    *("deeper/part-00000-of-00003.parquet", "mine.parquet"),
+)
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", [*OTHERS, "part-00000-of-00001.parquet", "_failures/part-00000-of-00001.parquet"])
-def test_folder_with_other_files_and_no_dataset_is_refused(new_features, name, overwrite):
-    toy = new_features()
-    (toy.path / name).parent.mkdir(parents=True)
-    if name.endswith(".parquet"):  # Of other tools, whatever their name.
+@pytest.mark.parametrize(
+    ("has_dataset", "name"),
+    [
+        *((True, name) for name in LIKE_SHARDS),
+        *((False, name) for name in (*OTHERS, "part-00000-of-00001.parquet", "_failures/part-00000-of-00001.parquet")),
+    ],
+)
+def test_foreign_files_are_refused(copy_toy, new_features, name, has_dataset, overwrite):
+    toy = copy_toy("features") if has_dataset else new_features()
+    (toy.path / name).parent.mkdir(parents=True, exist_ok=True)
+    (toy.path / name).write_bytes(b"mine")
+    if not has_dataset:  # Of other tools, whatever their name.
         pq.write_table(pa.table({"precious": [1, 2, 3]}), toy.path / name)
-    else:
-        (toy.path / name).write_bytes(b"mine")
     refuse(toy.output, rf"holds files that do not belong to a dataset, e.g. '{name}'", overwrite=overwrite)
 
 
@@ -455,52 +402,40 @@ def test_content_of_sources_is_noted_in_the_records_alone(toys, new_features):
     assert OutputState(noted_nothing).committed_manifest() == open_dataset(plain.path).manifest
 
 
+FEATURE = {"name": "resnet50-pool", "shape": (2048,), "dtype": "float32", "source": "He et al. 2016"}
+
+
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("changes", "difference"),
     [
         (
-            lambda output: with_parameters(output, weights="sha256:22", precision="fp32"),
-            r"holds another dataset \(weights: stored nothing, now 'sha256:22'; precision: stored nothing, now 'fp32'\): nothing "
-            r"was written\. Choose another folder, or give --overwrite to replace it",
+            {"parameters": {"feature": FEATURE, "weights": "sha256:22", "precision": "fp32"}},
+            r"weights: stored nothing, now 'sha256:22'; precision: stored nothing, now 'fp32'\): nothing was written",
         ),
-        (  # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
-            lambda output: with_parameters(output, feature=feature_with(output, shape=(2048,)), weights="new"),
-            r"holds another dataset \(weights: stored nothing, now 'new'\)",
-        ),
-        (
-            lambda output: replace(output, kind="captions", parameters={"tokenizer": "moses"}),
-            r"holds another dataset \(kind 'features' instead of 'captions'\)",
-        ),
-        *(
-            (
-                lambda output, change=change: replace(output, **change),
-                "made from other inputs, or with another number of shards",
-            )
-            for change in ({"shards": 4}, {"inputs": ({"name": "images", "sha256": "0"},)})
-        ),
+        # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
+        ({"parameters": {"feature": FEATURE, "weights": "new"}}, r"weights: stored nothing, now 'new'\)"),
+        ({"kind": "captions", "parameters": {"tokenizer": "moses"}}, r"kind 'features' instead of 'captions'\)"),
+        ({"shards": 4}, "made from other inputs, or with another number of shards"),
+        ({"inputs": ({"name": "images", "sha256": "0"},)}, "made from other inputs, or with another number of shards"),
         (  # The nested value, without the fingerprint, says enough.
-            lambda output: with_parameters(output, feature=feature_with(output, dtype="float16"), extractor_fingerprint="34"),
-            r"holds another dataset \(feature\.dtype: stored 'float32', now 'float16'\)",
+            {"parameters": {"feature": {**FEATURE, "dtype": "float16"}, "extractor_fingerprint": "34"}},
+            r"feature\.dtype: stored 'float32', now 'float16'\)",
         ),
         (
-            lambda output: with_parameters(output, notes="0123456789" * 100),
-            r"holds another dataset \(notes: stored nothing, now '0123456789\S{46}\.\.\.\): nothing",
+            {"parameters": {"feature": FEATURE, "notes": "0123456789" * 100}},
+            r"notes: stored nothing, now '0123456789\S{46}\.\.\.\): nothing",
         ),
     ],
 )
-def test_another_dataset_is_refused_with_its_difference(copy_toy, change, match):
-    refuse(change(copy_toy("features").output), match)
+def test_another_dataset_is_refused_with_its_difference(copy_toy, changes, difference):
+    refuse(replace(copy_toy("features").output, **changes), rf"holds another dataset \({difference}")
 
 
 def test_damaged_manifest_is_refused_and_can_be_replaced(copy_toy):
     toy = copy_toy("features")
     (toy.path / "_manifest.json").write_text("{", encoding="utf-8")
     assert OutputState(toy.output).committed_manifest() is None
-    refuse(
-        toy.output,
-        r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it and run the command that wrote the "
-        r"dataset again, which keeps intact shards; or give --overwrite to replace the dataset\. Nothing was written",
-    )
+    refuse(toy.output, r"_manifest\.json is not the manifest of a dataset .*: copy it again, or delete it .*give --overwrite")
     # The advice holds: without the manifest nothing is made again, and with --overwrite everything is.
     manifest = (toy.path / "_manifest.json").read_bytes()
     (toy.path / "_manifest.json").unlink()

@@ -36,13 +36,6 @@ def test_record_round_trip(folder):
     assert folder.names() == [record_name(SHARD)]
 
 
-def test_without_sources(folder):
-    write_record(folder, SHARD, RECORD)
-    record = read_record(folder, SHARD)
-    assert (record.version_digest, record.sources) == ("", None)
-    assert read_record(folder, SHARD, whole=True) == dataclasses.replace(record, sources=[])
-
-
 def test_record_file_is_json_lines_sorted_by_image(folder):
     write_record(folder, SHARD, FULL)
     first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]
@@ -124,23 +117,21 @@ def test_read_record_other_content_is_none(folder, text):
     "line", ["[]", "7", "{}", "", "[", '["a"]', '["a",1,1,"",""]', '[["a"],"",1,"",""]', '["","","","","",""]']
 )
 def test_read_record_with_other_sources_is_none(folder, line):
-    write_record(folder, SHARD, RECORD)
-    content = json.loads(path(folder).read_text(encoding="utf-8"))
-    del content["record_sha256"]
-    content["sources_sha256"] = hashlib.sha256(f"{line}\n".encode()).hexdigest()
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    content["record_sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    path(folder).write_text(f"{json.dumps(content)}\n{line}\n", encoding="utf-8")
+    rewrite(folder, f"{line}\n", sources_sha256=hashlib.sha256(f"{line}\n".encode()).hexdigest())
     assert read_record(folder, SHARD) is not None
     assert read_record(folder, SHARD, whole=True) is None
 
 
 def test_read_record_other_format_is_none(folder):
+    rewrite(folder, "", format="imagepivot record 2")
+    assert read_record(folder, SHARD) is None
+
+
+def rewrite(folder, lines, **changes):
+    """Write a record with other content, as if it had been written so."""
     write_record(folder, SHARD, RECORD)
-    content = json.loads(path(folder).read_text(encoding="utf-8"))
+    content = {**json.loads(path(folder).read_text(encoding="utf-8")), **changes}
     del content["record_sha256"]
-    content["format"] = "imagepivot record 2"
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     content["record_sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    path(folder).write_text(json.dumps(content) + "\n", encoding="utf-8")
-    assert read_record(folder, SHARD) is None
+    path(folder).write_text(f"{json.dumps(content)}\n{lines}", encoding="utf-8")

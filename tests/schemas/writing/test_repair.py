@@ -13,16 +13,9 @@ from tests.schemas.conftest import flip
 SHARD = "part-{:05d}-of-00003"
 
 
-@pytest.mark.parametrize("kind", ["captions", "vocabulary", "encoded", "features", "regions", "embeddings"])
-def test_whole_dataset_is_left_alone(copy_toy, kind):
-    toy = copy_toy(kind)
-    before = tree(toy.path)
-    assert repair(toy.path) == Repair()
-    assert tree(toy.path) == before
-
-
 def test_text_of_a_vocabulary_is_written_from_its_shard(copy_toy, toys):
     toy = copy_toy("vocabulary")
+    assert repair(toy.path) == Repair()
     for break_it in (flip, Path.unlink):
         break_it(toy.path / "_vocabulary.txt")
         assert repair(toy.path) == Repair(mended=("_vocabulary.txt",))
@@ -50,22 +43,14 @@ def test_repair_uses_records_if_the_manifest_is_damaged(copy_toy, toys):
     assert tree(toy.path) == tree(toys["features"].path)
 
 
-def test_temporary_files_are_deleted(copy_toy, toys):
-    toy = copy_toy("captions")
-    (toy.path / f".{SHARD.format(0)}.parquet.tmp-77").write_bytes(b"half")
-    assert repair(toy.path) == Repair(deleted=(f".{SHARD.format(0)}.parquet.tmp-77",))
-    assert tree(toy.path) == tree(toys["captions"].path)
-
-
-def test_files_of_other_tools_stay(copy_toy):
+def test_temporary_files_are_deleted_and_those_of_other_tools_stay(copy_toy, toys):
     toy = copy_toy("captions")
     others = {"index.json": b"{}", "notes.tmp-7": b"mine", "sub/.DS_Store": b"\x00"}
-    for name, data in others.items():
-        (toy.path / name).parent.mkdir(exist_ok=True)
-        (toy.path / name).write_bytes(data)
-    before = tree(toy.path)
-    assert repair(toy.path) == Repair(left_alone=("index.json", "notes.tmp-7", "sub/.DS_Store"))
-    assert tree(toy.path) == before
+    temporary = f".{SHARD.format(0)}.parquet.tmp-77"
+    for name, data in {**others, temporary: b"half"}.items():
+        toy.output.folder.put(name, data)
+    assert repair(toy.path) == Repair(deleted=(temporary,), left_alone=("index.json", "notes.tmp-7", "sub/.DS_Store"))
+    assert tree(toy.path) == {**tree(toys["captions"].path), **others}
 
 
 def test_folder_of_something_else_is_left_alone(tmp_path):

@@ -11,7 +11,7 @@ from schemas.failures import FailuresEntry, failures_name, parse_failures
 from schemas.features import FeatureSpec
 from schemas.fingerprints import canonical_json
 from schemas.footers import inspect_shard
-from schemas.kinds import CAPTIONS, FAILURES, VOCABULARY, schema_of
+from schemas.kinds import CAPTIONS, FAILURES, schema_of
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
 
@@ -59,15 +59,6 @@ def features(spec, count):
 
 
 # --- what a shard holds ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
-def test_columns_keep_their_descriptions(toys, kind):
-    toy = toys[kind]
-    stored = pq.read_schema(next(toy.path.glob("part-*.parquet")))
-    for field in toy.schema:
-        assert stored.field(field.name).metadata[b"description"] == field.metadata[b"description"]
-        assert not stored.field(field.name).nullable
 
 
 @pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
@@ -129,32 +120,27 @@ def test_open_shard_invalid_rows_write_nothing(folder, rows, more, error, match)
 # --- layout ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("width", "dtype", "group_rows"), [(2048, "float32", 512), (2048, "float16", 1024), (4096, "float32", 256)]
+    ("kind", "size", "groups"),
+    [
+        *(("features", size, [512, 512, 76]) for size in (1, 33, 512, 513, 999)),
+        *(("captions", size, [1000]) for size in (1, 999)),
+        pytest.param("many captions", 9_999, [65_536, 4_464], marks=pytest.mark.slow),
+    ],
 )
-def test_row_groups_of_features_hold_4_mib(folder, width, dtype, group_rows):
-    spec = FeatureSpec(name="pool", shape=(width,), dtype=dtype)
-    table = features(spec, 2 * group_rows + 100)
-    write(folder, table.to_batches(max_chunksize=96), "features", {"feature": spec.to_json()})
-    metadata = pq.read_metadata(folder.local_path / NAME)
-    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [group_rows, group_rows, 100]
-    column = metadata.row_group(0).column(1)
-    assert 4 << 20 <= column.total_uncompressed_size < (4 << 20) * 1.02
-    assert column.compression == "UNCOMPRESSED"
-    assert not any("DICTIONARY" in encoding for encoding in column.encodings)
-    assert pq.ParquetFile(folder.local_path / NAME).read().equals(table)
-
-
-@pytest.mark.parametrize("size", [1, 33, 512, 513, 999])
-@pytest.mark.parametrize("kind", ["captions", "features"])
-def test_bytes_do_not_depend_on_batches(folder, kind, size):
-    captions = pa.Table.from_pylist(many_captions(1000), schema=CAPTIONS)
-    table, parameters = (features(POOL, 1100), {"feature": POOL.to_json()}) if kind == "features" else (captions, PARAMETERS)
-    write(folder, [table], kind, parameters)
+def test_bytes_do_not_depend_on_batches(folder, kind, size, groups):
+    if kind == "features":
+        table, parameters = features(POOL, sum(groups)), {"feature": POOL.to_json()}
+    else:
+        table, parameters = pa.Table.from_pylist(many_captions(sum(groups)), schema=CAPTIONS), PARAMETERS
+    write(folder, [table], kind.split()[-1], parameters)
     whole = folder.read(NAME)
-    write(folder, table.to_batches(max_chunksize=size), kind, parameters)
+    write(folder, table.to_batches(max_chunksize=size), kind.split()[-1], parameters)
     assert folder.read(NAME) == whole
+    metadata = pq.read_metadata(folder.local_path / NAME)
+    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == groups
+    stored = pq.ParquetFile(folder.local_path / NAME).read()
+    assert stored.unify_dictionaries().equals(table.unify_dictionaries())
 
 
 def test_bytes_do_not_depend_on_input_dictionaries_and_nullability(folder):
@@ -168,27 +154,6 @@ def test_bytes_do_not_depend_on_input_dictionaries_and_nullability(folder):
         write(folder, [table])
         written.add(folder.read(NAME))
     assert len(written) == 1
-
-
-@pytest.mark.slow
-def test_bytes_of_text_do_not_depend_on_batches_over_several_row_groups(folder):
-    count = 140_000
-    table = pa.table(
-        {
-            "id": np.arange(count, dtype=np.int32),
-            "token": [f"t{n * 7919 % count}" for n in range(count)],
-            "count": np.arange(count)[::-1].copy(),
-            "counts": [[("en", n)] for n in range(count)],
-        },
-        schema=VOCABULARY,
-    )
-    write(folder, [table], "vocabulary", {})
-    whole = folder.read(NAME)
-    write(folder, table.to_batches(max_chunksize=9_999), "vocabulary", {})
-    assert folder.read(NAME) == whole
-    metadata = pq.read_metadata(folder.local_path / NAME)
-    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [65_536, 65_536, 8_928]
-    assert pq.ParquetFile(folder.local_path / NAME).read().equals(table)
 
 
 def test_memory_holds_one_row_group(folder):
