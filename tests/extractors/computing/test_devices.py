@@ -10,7 +10,7 @@ from extractors.base import warn_once
 from extractors.computing.devices import cache_casts, cast_layers, check_request, precision_context
 from schemas.errors import UsageError
 from schemas.process import resources
-from schemas.process.devices import check_precision, resolve_device, upload
+from schemas.process.devices import check_precision, resolve_device
 from tests.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")
@@ -219,16 +219,6 @@ def test_compile_on_gpu_is_close_to_plain():
     assert abs(compiled - plain).max() <= 1e-4 * abs(plain).max()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_upload_keeps_the_pixels(device):
-    if device != "cpu" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    pixels = torch.arange(12, dtype=torch.uint8).view(1, 3, 2, 2)
-    there = upload(pixels, torch.device(device))
-    assert str(there.device) == device
-    assert torch.equal(there.cpu(), pixels)
-
-
 class Mixed(nn.Module):
     """Layers of torch, one of a derived class, one whose weights are used beside its forward, and a block without autocast."""
 
@@ -264,13 +254,6 @@ def test_cache_casts_preserves_results_and_weights(dtype):
     assert model.state_dict().keys() == state.keys()
     assert all(tensor.equal(state[name]) and tensor.dtype == torch.float32 for name, tensor in model.state_dict().items())
     assert model(values).equal(plain(values))
-
-
-def test_cache_casts_without_dtype_changes_nothing():
-    model = nn.Sequential(nn.Linear(2, 2))
-    cache_casts(model, None)
-    assert type(model[0]) is nn.Linear
-    assert not dict(model.named_buffers())
 
 
 def test_cache_casts_launches_fewer_kernels():

@@ -10,7 +10,6 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing import fusion
-from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, trace, trace_and_fold
 
 SHAPE = (2, 8, 9, 7)
@@ -108,11 +107,6 @@ def test_fuse_onednn_residual_with_later_readers_is_not_overwritten(more):
     assert torch.equal(values, kept)
 
 
-@pytest.mark.parametrize("add", [lambda left, right: left + 2, lambda left, right: torch.add(left, right, alpha=2), torch.mul])
-def test_fuse_onednn_other_sums_are_unchanged(add):
-    assert_fused_alike(Residual(add))
-
-
 class Spread(nn.Module):
     """A sum of a map and of a single pixel of another."""
 
@@ -124,8 +118,17 @@ class Spread(nn.Module):
         return self.relu(self.conv(values) + self.whole(values))
 
 
-def test_fuse_onednn_broadcast_sum_is_unchanged():
-    assert_fused_alike(Spread(8, (9, 7)))
+@pytest.mark.parametrize(
+    "model",
+    [
+        Residual(lambda left, right: left + 2),
+        Residual(lambda left, right: torch.add(left, right, alpha=2)),
+        Residual(torch.mul),
+        Spread(8, (9, 7)),
+    ],
+)
+def test_fuse_onednn_other_sums_are_unchanged(model):
+    assert_fused_alike(model)
 
 
 class Norms(nn.Module):
@@ -168,13 +171,6 @@ def test_fuse_onednn_torchvision_networks_are_fused_entirely(name):
         assert counts(merged) == {"Conv2d": 0, "BatchNorm2d": 0, "ReLU": 0, "FusedConv2d": expected_convolutions}
         for other in (shape, (3, 3, 96, 64)):
             assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
-
-
-def test_fused_conv2d_equals_convolution_and_relu():
-    conv = nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False).to(memory_format=torch.channels_last)
-    with torch.inference_mode():
-        expected = conv(images()).relu()
-        assert torch.equal(FusedConv2d(conv, list(SHAPE), relu=True)(images()), expected)
 
 
 def test_trace_drops_identity_layers():

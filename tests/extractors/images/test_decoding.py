@@ -63,11 +63,6 @@ def test_decode_image_lossless_formats_equal_stored_rgb(format):  # noqa: A002
     np.testing.assert_array_equal(pixels(encode(image, format, **options)), np.asarray(image))
 
 
-def test_jpeg_is_decoded_at_full_size_as_pillow_does():
-    data = encode(noise(), "JPEG")
-    np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data))))
-
-
 @pytest.mark.parametrize("mode", ["L", "1"])
 def test_decode_image_grey_is_replicated(mode):
     values = RAMP if mode == "L" else np.where(RAMP > 100, 255, 0).astype(np.uint8)
@@ -361,20 +356,6 @@ def test_decode_image_png_with_another_checksum_of_pixels_is_decode_error():
     assert reason_of(data[:at] + bytes(4) + data[at + 4 :], "checksum of the pixel data differs") == "decode_error"
 
 
-@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
-@pytest.mark.parametrize("format", FORMATS)
-def test_decode_image_random_damage_gives_pixels_or_a_reason(format):  # noqa: A002
-    clean, random = encode(noise(16, 16), format), np.random.default_rng(1)
-    for _ in range(200):
-        data = bytearray(clean)
-        for at in random.integers(0, len(data), 3):
-            data[at] = random.integers(0, 256)
-        try:
-            assert decode_image(bytes(data), max_pixels=10**6).mode == "RGB"
-        except DecodeError as error:
-            assert error.reason != "empty"  # noqa: PT017
-
-
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_decode_image_max_pixels_are_counted_in_the_header():
     bomb = png(10_000, 10_000, 8, 2, b"")  # has no pixels: decoding it would fail for another reason
@@ -424,10 +405,9 @@ def test_image_format_of_files_from_pillow_is_detected(name):
     assert Image.open(io.BytesIO(encode_as(name))).format == name
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-def test_image_format_of_ppm_variants_is_ppm(mode):
-    assert image_format(encode_as("PPM", mode)) == "PPM"
-    assert image_format(b"P1\n# by hand\n1 1\n0\n") == "PPM"
+@pytest.mark.parametrize("data", [encode_as("PPM", "1"), encode_as("PPM", "L"), b"P1\n# by hand\n1 1\n0\n"])
+def test_image_format_of_ppm_variants_is_ppm(data):
+    assert image_format(data) == "PPM"
 
 
 @pytest.mark.parametrize(
