@@ -131,44 +131,25 @@ def test_precision_context_restores_contradicting_switches(gpu, name):
         owner.fp32_precision = before
 
 
-def test_precision_context_sets_gpu_of_thread(gpu):
+def test_precision_context_sets_gpu_of_thread_and_restores_after_error(gpu):
     """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
-    with precision_context("fp32", torch.device("cuda", 3)):
-        assert gpu.device == 3
-    assert gpu.device is None
-
-
-def test_precision_context_restores_after_error(gpu):
     before = switches()
+    with precision_context("tf32", torch.device("cuda", 3)):
+        assert gpu.device == 3
     with pytest.raises(ZeroDivisionError, match="by zero"), precision_context("tf32", GPU):
         1 / 0  # noqa: B018
-    assert switches() == before
+    assert (switches(), gpu.device) == (before, None)
     with precision_context("fp32", CPU):
-        assert switches() == before
-    assert gpu.device is None
+        assert (switches(), gpu.device) == (before, None)
 
 
 @pytest.mark.slow
-def test_precision_context_other_switches_wait(gpu):
-    entered = Event()
-
-    def other() -> None:
-        with precision_context("tf32", GPU):
-            entered.set()
-
-    thread = Thread(target=other)
-    with precision_context("fp32", GPU):
-        thread.start()
-        assert not entered.wait(0.2)
-    thread.join(30)
-    assert entered.is_set()
-
-
-def test_precision_context_equal_switches_run_concurrently(gpu):
+@pytest.mark.parametrize(("precision", "waits"), [("tf32", True), ("bf16", False)])
+def test_precision_context_waits_for_other_switches_only(gpu, precision, waits):
     before, entered, leave = switches(), Event(), Event()
 
     def other() -> None:
-        with precision_context("bf16", torch.device("cuda", 1)):
+        with precision_context(precision, torch.device("cuda", 1)):
             entered.set()
             assert leave.wait(30)
 
@@ -176,11 +157,12 @@ def test_precision_context_equal_switches_run_concurrently(gpu):
     with precision_context("fp32", GPU):
         inside = switches()
         thread.start()
-        assert entered.wait(30)
-    assert switches() == inside != before
+        assert entered.wait(0.2 if waits else 30) != waits
+    assert entered.wait(30)
+    assert (switches() == inside) != waits
     leave.set()
     thread.join(30)
-    assert switches() == before
+    assert switches() == before != inside
 
 
 def test_cast_layers_skips_nested_norm():

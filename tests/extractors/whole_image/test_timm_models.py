@@ -77,6 +77,13 @@ def test_preprocess_all_transforms_equal_timm(change, images, monkeypatch):
         np.testing.assert_array_equal(extractor.preprocessor(image), expected.numpy())
 
 
+def test_extract_float16_is_rounded_float32():
+    whole, half = (extractors.load_extractor(TINY, weights="random:0", dtype=dtype) for dtype in ("float32", "float16"))
+    batch = whole.collate([whole.preprocess(noise(200, 180))])
+    assert half.extract(batch).dtype == half.extract(batch[:0]).dtype == np.float16
+    assert half.extract(batch).tobytes() == whole.extract(batch).astype(np.float16).tobytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("unpooled", [False, True])
 @pytest.mark.parametrize("name", MODELS[:2])
