@@ -190,10 +190,13 @@ def test_decode_image_tga_palette_is_applied():
     assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
 
 
-def test_decode_image_icon_reads_largest_image():
+@pytest.mark.parametrize("bitmap_format", ["png", "bmp"])
+def test_decode_image_icon_reads_largest_image(bitmap_format):
     image = Image.new("RGBA", (48, 48), (10, 20, 30, 0))
-    decoded = decode_image(encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)]))
+    data = encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)], bitmap_format=bitmap_format)
+    decoded = decode_image(data, max_pixels=48 * 48)
     assert (decoded.size, decoded.getpixel((5, 5))) == ((48, 48), (10, 20, 30))
+    assert reason_of(data, max_pixels=48 * 48 - 1) == "too_large"
 
 
 def test_grey_of_jpeg_2000_has_up_to_16_bits():
@@ -348,6 +351,8 @@ def test_decode_image_cut_file_fails(format, part):  # noqa: A002
 
 def test_decode_image_damaged_header_is_decode_error():
     assert reason_of(b"\x89PNG\r\n\x1a\n" + bytes(50), "begin like PNG, but the header cannot be read") == "decode_error"
+    jpeg = encode(noise(), "JPEG")
+    assert reason_of(jpeg[: jpeg.index(b"\xff\xc0")], "begin like JPEG") == "decode_error"
 
 
 def test_decode_image_png_with_another_checksum_of_pixels_is_decode_error():
