@@ -1,14 +1,16 @@
 """The backward pass of the fake GPU: torch's own asks the driver for the streams of the GPU.
 
-It goes through the same nodes and calls them. Hooks, and gradients of gradients, are left out.
+It goes through the same nodes, the last one first, and calls them. Hooks, and gradients of gradients, are left out.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Received = dict[Any, dict[int, Tensor]]
+"""The gradients of the outputs of nodes, by number."""
 
 
 def run_backward(
@@ -26,70 +28,46 @@ def run_backward(
     """
     assert not inputs
     assert not create_graph
-    roots = [output.grad_fn for output in outputs]
-    expected = _edges_into_nodes(roots)
-    received: dict[Any, dict[int, Tensor]] = {}
-    ready = []
-    for output, gradient in zip(outputs, gradients, strict=True):
-        _receive(received, output.grad_fn, output.output_nr, gradient)
-        ready += [output.grad_fn] if not expected[output.grad_fn] else []
+    received: Received = {}
     with torch.no_grad():
-        while ready:
-            node = ready.pop()
-            for (following, number), gradient in _carry_out(node, received.pop(node, {})):
-                if gradient is not None:
-                    _receive(received, following, number, gradient)
-                expected[following] -= 1
-                ready += [] if expected[following] else [following]
+        for output, gradient in zip(outputs, gradients, strict=True):
+            _receive(received, output.grad_fn, output.output_nr, gradient)
+        while received:
+            node = max(received, key=lambda node: node._sequence_nr())
+            for (following, number), result in _carry_out(node, received.pop(node)):
+                if following is not None and result is not None:
+                    _receive(received, following, number, result)
     return ()
 
 
-def _edges_into_nodes(roots: Sequence[Any]) -> Counter[Any]:
-    expected: Counter[Any] = Counter()
-    seen, open_nodes = set(roots), list(dict.fromkeys(roots))
-    while open_nodes:
-        for following, _ in open_nodes.pop().next_functions:
-            if following is not None:
-                expected[following] += 1
-                if following not in seen:
-                    seen.add(following)
-                    open_nodes.append(following)
-    return expected
-
-
-def _receive(received: dict[Any, dict[int, Tensor]], node: Any, number: int, gradient: Tensor) -> None:
-    """Give a node a gradient, of the type and shape that it expects, besides those that it has."""
+def _receive(received: Received, node: Any, number: int, gradient: Tensor) -> None:
+    """Add a gradient, in the type and shape that the node expects, to those of a node, or to that of its leaf."""
     expected = node._input_metadata[number]
     if gradient.shape != expected.shape:
         gradient = gradient.sum_to_size(expected.shape)
     gradient = gradient.to(expected.dtype)
+    leaf = getattr(node, "variable", None)
+    if leaf is not None:
+        leaf.grad = gradient if leaf.grad is None else leaf.grad.add_(gradient)
+        return
     before = received.setdefault(node, {})
     before[number] = before[number] + gradient if number in before else gradient
 
 
-def _carry_out(node: Any, gradients: dict[int, Tensor]) -> list[tuple[tuple[Any, int], Tensor | None]]:
-    """Call a node, and return where its results go."""
-    leaf = getattr(node, "variable", None)
-    if leaf is not None:
-        if gradients and leaf.grad is None:
-            leaf.grad = gradients[0]
-        elif gradients:
-            leaf.grad += gradients[0]
-        return []
-    edges = [edge for edge in node.next_functions if edge[0] is not None]
-    if not gradients:
-        return [(edge, None) for edge in edges]
-    numbers = range(len(node._input_metadata))
+def _carry_out(node: Any, gradients: dict[int, Tensor]) -> Iterator[tuple[tuple[Any, int], Tensor | None]]:
+    """Call a node, and return its results with the nodes and numbers that they go to."""
     if not hasattr(node, "needs_input_grad"):
-        results = node(*(gradients.get(number) for number in numbers))
+        results = node(*(gradients.get(number) for number in range(len(node._input_metadata))))
+        edges = node.next_functions
+    else:  # A function of Python gets zeros for what has no gradient, and returns one for each argument.
+        filled = [
+            gradients[number]
+            if number in gradients
+            else torch.zeros(expected.shape, dtype=expected.dtype, device=expected.device)
+            for number, expected in enumerate(node._input_metadata)
+        ]
+        results = node.apply(*filled)
         results = results if isinstance(results, tuple) else (results,)
-        return [(edge, result) for edge, result in zip(node.next_functions, results, strict=True) if edge[0] is not None]
-    # A function of Python gets zeros for what has no gradient, and returns one for each argument.
-    filled = []
-    for number, expected in zip(numbers, node._input_metadata, strict=True):
-        zeros = torch.zeros(expected.shape, dtype=expected.dtype, device=expected.device) if number not in gradients else None
-        filled.append(gradients[number] if zeros is None else zeros)
-    results = node.apply(*filled)
-    results = results if isinstance(results, tuple) else (results,)
-    wanted = [result for result, needed in zip(results, node.needs_input_grad, strict=True) if needed]
-    return list(zip(edges, wanted, strict=True))
+        results = tuple(result for result, needed in zip(results, node.needs_input_grad, strict=True) if needed)
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+    return zip(edges, results if isinstance(results, tuple) else (results,), strict=True)

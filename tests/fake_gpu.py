@@ -1,18 +1,14 @@
-"""A fake GPU: tensors whose values are in memory and that report ``cuda:0``, to test without a GPU what runs on one.
+"""A fake GPU: tensors whose values are in memory and that report ``cuda:0``, to count without a GPU what code does on one.
 
-Inside the block of `fake_gpu`, and in threads that start there, torch finds one GPU. What is moved to it goes through torch as
-on a real one, down to the operations that a device carries out; these are carried out on the CPU, and counted:
+Inside the block of `fake_gpu`, and in threads that start there, torch finds one GPU. Operations on its tensors go through torch
+as on a real one, are carried out on the CPU, and are counted:
 
 - **launches**: operations that start kernels, by name; views, reserved memory and operations on nothing start none.
 - **waits**: what makes the host wait for the GPU, with the line of the project that does it, as in
-  ``torch.cuda.set_sync_debug_mode``: values, masks or positions of nonzero values that are read, blocking copies.
-- **copies**: copies without a wait. They end when the host waits for the GPU, or for an event behind them: until then what came
-  from the GPU is NaN, and pinned memory that something else is written to is an error.
+  ``torch.cuda.set_sync_debug_mode``: values, masks or positions of nonzero values that are read, blocking copies, events.
+- **copies**: copies without a wait, from pinned memory or to the CPU. One from pageable memory is a wait, as in CUDA.
 
-Tensors of two devices in one operation are a `DeviceMismatchError` with its name and line. A division by a number of the host is
-a multiplication by its reciprocal, as in CUDA's kernels (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
-
-Left out: time, memory, the rounding of CUDA's sums and products, streams, more than one GPU.
+Tensors of two devices in one operation are a `DeviceMismatchError` with its name and line.
 
     with fake_gpu() as gpu:
         extractor = extractors.load_extractor("resnet50-pool", weights="random:0", device="cuda")
@@ -29,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -66,7 +63,6 @@ _ONE_KERNEL = {_aten.scaled_dot_product_attention}
 # Take some of their arguments on the CPU.
 _MIXED = {*_INDEXED, _aten._pack_padded_sequence}
 _TAKES_NUMBERS = {_aten.masked_fill, _aten.masked_fill_, _aten.fill, _aten.fill_, _aten._fused_adam_, _aten._fused_adamw_}
-_DIVISIONS = {_aten.div, _aten.div_}
 _FUSED_CONVOLUTIONS = {_aten.cudnn_convolution_relu, _aten.cudnn_convolution_add_relu}
 
 
@@ -98,25 +94,13 @@ class OnGPU(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return FakeGPU.current.run(func, args, kwargs or {})  # In threads other than that of the block, and inside `run`.
-
-    @property
-    def data(self) -> Tensor:
-        return self.detach()
-
-    @data.setter
-    def data(self, other: OnGPU) -> None:  # Module.to assigns so; torch would take over the shape and leave the value.
-        Tensor.data.__set__(self, other)
-        self.value = other.value
+        return FakeGPU.current.__torch_dispatch__(func, types, args, kwargs)  # In other threads, and inside that method.
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # Files hold what is on the CPU.
         return self.value.detach().__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
-
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"{list(self.shape)} {self.dtype} on the fake GPU"
 
 
 class FakeGPU(TorchDispatchMode):
@@ -136,8 +120,6 @@ class FakeGPU(TorchDispatchMode):
         self.device: int | None = None
         self._home = torch.device("meta") if hollow else _CPU
         self._pinned: dict[int, Tensor] = {}
-        self._copying: list[Callable[[], None]] = []
-        self._ended = 0
 
     def reset(self) -> None:
         """Forget what was counted."""
@@ -152,23 +134,19 @@ class FakeGPU(TorchDispatchMode):
         return "\n".join(lines)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.run(func, args, kwargs or {})
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation."""
-        packet = func.overloadpacket
+        packet, kwargs = func.overloadpacket, kwargs or {}
         # In inference mode nobody has taken composed operations apart yet.
-        if torch.is_inference_mode_enabled() and packet not in _ONE_KERNEL and _is_composed(func):
+        is_composed = packet not in _ONE_KERNEL and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSED)
+        if is_composed and torch.is_inference_mode_enabled():
             with self:
                 return func._op_dk(_COMPOSED, *args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         here = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
         device = kwargs.get("device")
         goes_here = bool(here) if device is None else torch.device(device).type == "cuda"
-        if not here and not goes_here and kwargs.get("pin_memory"):
-            return self._keep_pinned(func(*args, **{**kwargs, "pin_memory": False}))
         if not here and not goes_here:
-            return func(*args, **kwargs)
+            is_pinned = kwargs.get("pin_memory")
+            return self.pin(func(*args, **{**kwargs, "pin_memory": False})) if is_pinned else func(*args, **kwargs)
         if packet is _aten._to_copy:
             return self._move(func, args, kwargs, goes_here)
         self._check_devices(func, tensors)
@@ -190,27 +168,17 @@ class FakeGPU(TorchDispatchMode):
         if was_here == goes_here:
             self._count_launch(func, func.overloadpacket, found)
         else:
-            blocking = not kwargs.get("non_blocking", False)
-            self._count_copy(tensor, to_gpu=goes_here, blocking=blocking)
-            if not blocking and not goes_here:
-                return self._arriving(found)
-            if not blocking and self.is_pinned(tensor):
-                self._copying.append(_unchanged(tensor, _line()))
+            self._count_copy(tensor, to_gpu=goes_here, blocking=not kwargs.get("non_blocking", False))
         return OnGPU(found) if goes_here else found
-
-    def _arriving(self, value: Tensor) -> Tensor:
-        """Return page-locked memory that gets a value when the copy ends."""
-        memory = self._keep_pinned(value.clone().fill_(float("nan") if value.is_floating_point() else 85))
-        self._copying.append(lambda: memory.copy_(value))
-        return memory
 
     def _count_copy(self, source: Tensor, *, to_gpu: bool, blocking: bool) -> None:
         name = "copy to the GPU" if to_gpu else "copy to the CPU"
         if blocking:
             self.wait(name)
+        elif to_gpu and not self.is_pinned(source):
+            self.wait(f"{name} from pageable memory")
         else:
-            staged = to_gpu and not self.is_pinned(source)
-            self.copies[Event(f"{name} from pageable memory" if staged else name, _line())] += 1
+            self.copies[Event(name, _line())] += 1
 
     def _check_devices(self, func: Any, tensors: Sequence[Tensor]) -> None:
         packet = func.overloadpacket
@@ -225,7 +193,7 @@ class FakeGPU(TorchDispatchMode):
 
     def _count_waits(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> None:
         if packet in _READ or (packet is _aten.repeat_interleave and kwargs.get("output_size") is None):
-            self.wait(_name(packet))
+            self.wait(str(packet).removeprefix("aten."))
         if packet is _aten.copy_ and isinstance(args[0], OnGPU) != isinstance(args[1], OnGPU):
             blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             self._count_copy(args[1], to_gpu=isinstance(args[0], OnGPU), blocking=blocking)
@@ -240,10 +208,9 @@ class FakeGPU(TorchDispatchMode):
     def _count_launch(self, func: Any, packet: Any, found: Any) -> None:
         results = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
         if not func.is_view and packet not in _NO_KERNEL and (not results or any(result.numel() for result in results)):
-            self.count_launch(_name(packet))
+            self.launches[str(packet).removeprefix("aten.")] += 1
 
     def _compute(self, func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        divides_by_number = packet in _DIVISIONS and not kwargs.get("rounding_mode") and _is_number(args[1])
         args, kwargs = tree_map(self._inside, (args, kwargs))
         if packet is _aten.equal and self._home != _CPU:
             return True  # A loop that goes on until nothing changes ends.
@@ -251,46 +218,22 @@ class FakeGPU(TorchDispatchMode):
             return (*_aten.native_batch_norm(*args), args[0].new_empty(0, dtype=torch.uint8))  # The last is cuDNN's own.
         if packet in _FUSED_CONVOLUTIONS:
             return _fused_convolution(*args)
-        if divides_by_number and args[0].is_floating_point():
-            wide = torch.float64 if args[0].dtype == torch.float64 else torch.float32
-            reciprocal = torch.ones((), dtype=wide) / torch.as_tensor(args[1], dtype=wide)
-            product = (args[0].to(wide) * reciprocal).to(args[0].dtype)
-            return args[0].copy_(product) if packet is _aten.div_ else product
         return func(*args, **kwargs)
 
     def _inside(self, leaf: Any) -> Any:
         """Return what an operation gets in place of an argument: the value of a tensor, and where such values lie."""
         if isinstance(leaf, torch.device) and leaf.type == "cuda":
             return self._home
-        return value_of(leaf)
+        return leaf.value if isinstance(leaf, OnGPU) else leaf
 
-    def count_launch(self, name: str) -> None:
-        """Count an operation that starts a kernel."""
-        self.launches[name] += 1
-
-    def wait(self, name: str, started: int | None = None) -> None:
-        """Count a wait, after which all copies have ended, or as many as had been started at some time."""
+    def wait(self, name: str) -> None:
+        """Count a wait of the host."""
         self.waits[Event(name, _line())] += 1
-        with torch.inference_mode():
-            while self._copying and (started is None or self._ended < started):
-                self._ended += 1
-                self._copying.pop(0)()
-
-    def started(self) -> int:
-        """Return the number of copies that have been started without waiting."""
-        return self._ended + len(self._copying)
-
-    def _keep_pinned(self, tensor: Tensor) -> Tensor:
-        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Return a copy in memory that is taken for page-locked; what is there already is returned itself."""
-        if self.is_pinned(tensor):
-            return tensor
-        if isinstance(tensor, OnGPU):
-            raise RuntimeError("cannot pin a tensor of the GPU, only dense CPU tensors can be pinned")
-        return self._keep_pinned(tensor.clone(memory_format=torch.preserve_format))
+        """Take the memory of a tensor on the CPU for page-locked."""
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether a tensor is one that `pin` returned, or a view of it."""
@@ -316,16 +259,6 @@ def _fused_convolution(values: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return found.relu_()
 
 
-def _unchanged(memory: Tensor, line: str) -> Callable[[], None]:
-    """Return what checks that page-locked memory holds what it held when its copy was started."""
-    before = memory.clone()
-
-    def check() -> None:
-        assert torch.equal(memory, before), f"page-locked memory was written to before its copy in {line} had ended"
-
-    return check
-
-
 def _line() -> str:
     """Return the innermost line of the project that is being carried out."""
     frame = sys._getframe(1)
@@ -337,30 +270,10 @@ def _line() -> str:
     return "?"
 
 
-def _is_composed(func: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSED)
-
-
-def _name(packet: Any) -> str:
-    return str(packet).removeprefix("aten.")
-
-
-def value_of(leaf: Any) -> Any:
-    return leaf.value if isinstance(leaf, OnGPU) else leaf
-
-
 def _placed(leaf: Any, known: dict[int, OnGPU]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    tensor = known.get(id(leaf))
-    if tensor is None:
-        return OnGPU(leaf)
-    assert tensor.shape == leaf.shape, "an operation changed the shape of its argument, which the fake GPU does not do"
-    return tensor
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, Tensor) and not value.dim() and not isinstance(value, OnGPU))
+    return known[id(leaf)] if id(leaf) in known else OnGPU(leaf)
 
 
 @contextmanager
@@ -381,10 +294,6 @@ def fake_gpu(*, hollow: bool = False) -> Iterator[FakeGPU]:
             stack.enter_context(mock.patch.object(owner, name, value))
         torch._C._set_only_lift_cpu_tensors(True)  # A tensor made of numbers is made on the CPU, and then copied.
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
-        # Module.to gives a module new parameters, instead of new values to old ones of another class.
-        overwritten = torch.__future__.get_overwrite_module_params_on_conversion()
-        torch.__future__.set_overwrite_module_params_on_conversion(True)
-        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwritten)
         stack.enter_context(gpu)
         yield gpu
 
@@ -407,20 +316,20 @@ def _patches(gpu: FakeGPU) -> list[tuple[Any, str, Any]]:
         (cuda, "_exchange_device", gpu.exchange_device),
         (cuda, "_maybe_exchange_device", gpu.exchange_device),
         (cuda, "empty_cache", always(None)),
-        (cuda, "is_current_stream_capturing", always(False)),
         (cuda, "is_bf16_supported", always(True)),
         (cuda, "synchronize", waited("synchronize")),
-        (cuda, "Event", lambda **options: _Event(gpu)),
+        (cuda, "Event", lambda **options: SimpleNamespace(record=always(None), synchronize=waited("event"))),
         (threading.Thread, "run", _with_gpu(gpu, threading.Thread.run)),
-        (torch.cuda.amp.common, "amp_definitely_not_available", always(False)),
         (torch.backends.cudnn, "is_acceptable", always(False)),  # Only asked before weights are put into one piece of memory.
         (torch.utils._foreach_utils, "_foreach_supported_types", foreach),
         (sys.modules["torch.optim.optimizer"], "_foreach_supported_types", foreach),  # The attribute is removed again.
+        # Module.to gives a module new parameters, instead of new values to old ones of another class.
+        (torch.__future__, "_overwrite_module_params_on_conversion", True),
         (torch, "Generator", _Generator),
         (torch.autograd, "_engine_run_backward", _backward(torch.autograd._engine_run_backward)),
         (torch._VF, "lstm", _with_cudnn(torch.lstm)),
         (torch._VF, "gru", _with_cudnn(torch.gru)),
-        (Tensor, "pin_memory", lambda tensor, *args: gpu.pin(tensor)),
+        (Tensor, "pin_memory", lambda tensor, *args: gpu.pin(tensor.clone())),
         (Tensor, "is_pinned", lambda tensor, *args: gpu.is_pinned(tensor)),
     ]
 
@@ -430,20 +339,6 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: object = "cpu") -> torch.Generator:
         return super().__new__(cls)
-
-
-class _Event:
-    """``torch.cuda.Event`` of the only stream."""
-
-    def __init__(self, gpu: FakeGPU) -> None:
-        self._gpu = gpu
-        self._started = 0
-
-    def record(self) -> None:
-        self._started = self._gpu.started()
-
-    def synchronize(self) -> None:
-        self._gpu.wait("event", self._started)
 
 
 def _with_gpu(gpu: FakeGPU, run: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -459,24 +354,24 @@ def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Recurrent(torch.autograd.Function):
-    """A recurrent network of torch as one operation, as which cuDNN carries it out; backward the states are computed again."""
+    """A recurrent network of torch as one operation, as which cuDNN carries it out."""
 
     @staticmethod
     def forward(ctx: Any, read: Callable[..., tuple[Tensor, ...]], places: Any, *leaves: Any) -> tuple[Tensor, ...]:
-        ctx.read, ctx.places, ctx.leaves = read, places, [value_of(leaf) for leaf in leaves]
-        FakeGPU.current.count_launch("recurrent network")
-        return tuple(map(OnGPU, read(*tree_unflatten(ctx.leaves, places))))
+        FakeGPU.current.launches["recurrent network"] += 1
+        values = [
+            leaf.value.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, OnGPU) else leaf for leaf in leaves
+        ]
+        with torch.enable_grad():
+            ctx.results = read(*tree_unflatten(values, places))
+        ctx.inputs = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+        return tuple(OnGPU(result.detach()) for result in ctx.results)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        FakeGPU.current.count_launch("recurrent network backward")
-        wanted = list(ctx.needs_input_grad[2:])
-        leaves = [leaf.detach().requires_grad_() if needed else leaf for leaf, needed in zip(ctx.leaves, wanted, strict=True)]
-        with torch.enable_grad():
-            results = ctx.read(*tree_unflatten(leaves, ctx.places))
-        inputs = [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed]
-        found = iter(torch.autograd.grad(results, inputs, [value_of(gradient) for gradient in gradients]))
-        return (None, None, *(OnGPU(next(found)) if needed else None for needed in wanted))
+    def backward(ctx: Any, *gradients: OnGPU) -> tuple[Tensor | None, ...]:
+        FakeGPU.current.launches["recurrent network backward"] += 1
+        found = iter(torch.autograd.grad(ctx.results, ctx.inputs, [gradient.value for gradient in gradients]))
+        return (None, None, *(OnGPU(next(found)) if needed else None for needed in ctx.needs_input_grad[2:]))
 
 
 def _with_cudnn(read: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:

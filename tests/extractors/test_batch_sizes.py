@@ -63,16 +63,12 @@ def find(monkeypatch):
     return find
 
 
-def test_find_batch_size_doubles_up_to_256_while_faster(find):
-    extractor = Timed()
-    assert find(extractor) == 256
-    assert extractor.sizes == [16, 16, 32, 32, 64, 64, 128, 128, 256, 256]  # Each once to warm up.
-
-
-@pytest.mark.parametrize(("knee", "expected"), [(16, 16), (64, 64), (100, 128), (128, 128)])
-def test_find_batch_size_stops_without_speedup(find, knee, expected):
+@pytest.mark.parametrize(("knee", "expected"), [(1000, 256), (16, 16), (64, 64), (100, 128), (128, 128)])
+def test_find_batch_size_doubles_while_faster_up_to_256(find, knee, expected):
     extractor = Timed(seconds=lambda size: max(1.0, size / knee))
     assert find(extractor) == expected
+    tried = [size for size in (16, 32, 64, 128, 256) if size <= 2 * expected]
+    assert extractor.sizes == [size for size in tried for _ in range(2)]  # Each once to warm up.
 
 
 @pytest.mark.parametrize(("free", "expected"), [(3 * GB, 16), (8 * GB, 32), (17 * GB, 64), (32 * GB, 128), (64 * GB, 256)])

@@ -115,29 +115,6 @@ def test_describe_relative_path_is_resolved_in_working_directory(cache, tmp_path
     assert found[0] != found[1]
 
 
-@pytest.mark.slow
-def test_describe_other_library_or_code_computes_again(cache, weights, hashed, monkeypatch):
-    request(weights).describe()
-    monkeypatch.setattr(description_cache.metadata, "version", lambda name: "99")
-    request(weights).describe()
-    assert len(hashed) == 2
-    monkeypatch.setattr(description_cache, "_sources", lambda: iter(["other code"]))
-    request(weights).describe()
-    assert len(hashed) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"path": null}', '{"path": null, "description": {"spec": {}}}'])
-def test_describe_unreadable_cache_entry_is_replaced(cache, weights, hashed, content):
-    first = request(weights).describe()
-    (file,) = (cache / "descriptions").iterdir()
-    file.write_text(content)
-    assert request(weights).describe() == first
-    assert len(hashed) == 2
-    assert request(weights).describe() == first
-    assert len(hashed) == 2
-
-
 def test_describe_failed_request_is_not_cached(cache, tmp_path):
     (tmp_path / "broken.pth").write_bytes(b"no weights")
     for _ in range(2):
@@ -209,13 +186,8 @@ def test_cached_folder_description_computes_once(cache, folder):
     assert (describing.count, second) == (1, first)
     assert second == describing()
     assert second.fingerprint == first.fingerprint
-
-
-def test_cached_folder_description_other_request_computes_again(cache, folder):
-    describing = Describing(folder)
-    for precision in ("fp32", "bf16"):
-        describing.cached_description(precision=precision)
-    assert describing.count == 2
+    describing.cached_description(precision="bf16")
+    assert describing.count == 3
 
 
 def test_cached_folder_description_changed_files_describe_again(cache, folder, tmp_path):
@@ -232,18 +204,12 @@ def test_cached_folder_description_changed_files_describe_again(cache, folder, t
     assert describing.count == 3
     assert before.fingerprint != written.fingerprint != added.fingerprint
     assert removed == written
-
-
-def test_cached_folder_description_follows_links(cache, folder, tmp_path):
-    """As in Hugging Face's cache, where a name leads to another blob after an update."""
+    # As in Hugging Face's cache, where a name leads to another blob after an update.
     for name in ("old", "new"):
         (tmp_path / name).write_text(name, encoding="utf-8")
-    (folder / "weights").symlink_to(tmp_path / "old")
-    describing = Describing(folder)
-    describing.cached_description()
-    (folder / "weights").unlink()
-    (folder / "weights").symlink_to(tmp_path / "new")
-    assert describing.cached_description() == describing()
+        (folder / "weights").unlink(missing_ok=True)
+        (folder / "weights").symlink_to(tmp_path / name)
+        assert describing.cached_description() == describing()
 
 
 def test_cached_folder_description_other_library_or_code_computes_again(cache, folder, monkeypatch):
@@ -253,20 +219,26 @@ def test_cached_folder_description_other_library_or_code_computes_again(cache, f
         return description_cache.cached_folder_description({}, folder, describing, libraries=("pytest",))
 
     cached_description()
-    versions = {"pytest": "0"}
+    versions = {}
     original = description_cache.metadata.version
     monkeypatch.setattr(description_cache.metadata, "version", lambda name: versions.get(name) or original(name))
-    cached_description()
+    for count, name in enumerate(("pytest", "torch"), 2):
+        versions[name] = "0"
+        cached_description()
+        assert describing.count == count
     monkeypatch.setattr(description_cache, "_sources", lambda: iter(["other code"]))
     cached_description()
-    assert describing.count == 3
+    assert describing.count == 4
 
 
-@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"spec": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "{}", '{"spec": 1}', '{"path": null}', '{"path": null, "description": {"spec": {}}}']
+)
 def test_cached_folder_description_unreadable_entry_is_replaced(cache, folder, content):
     describing = Describing(folder)
     expected = describing.cached_description()
     (file,) = (cache / "descriptions").iterdir()
     file.write_text(content, encoding="utf-8")
-    assert describing.cached_description() == expected
-    assert describing.count == 2
+    for _ in range(2):
+        assert describing.cached_description() == expected
+        assert describing.count == 2

@@ -10,7 +10,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from extractors.networks import RESNET50_WEIGHTS, RESNET152_WEIGHTS, VGG19, VGG19_WEIGHTS, ResNet, resnet50, resnet152
+from extractors.networks import VGG19, ResNet, resnet50, resnet152
+from extractors.whole_image import resnet50 as resnet50_pool
+from extractors.whole_image.conv_grids import ARCHITECTURES
+from extractors.whole_image.vgg19 import VARIANTS
 
 
 def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Tensor]:
@@ -21,21 +24,13 @@ def built(build: Callable[..., nn.Module], seed: int = 3) -> tuple[nn.Module, Te
 
 
 @pytest.mark.slow
-def test_resnet_few_blocks_equals_torchvision():
-    for blocks in ((1, 1, 1, 1), (2, 1, 2, 1)):
-        ours, after = built(lambda blocks=blocks: ResNet(blocks))
-        theirs, expected = built(
-            lambda blocks=blocks: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, list(blocks))
-        )
-        assert_equal(ours, theirs, (2, 3, 65, 50))
-        assert torch.equal(after, expected)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(("build", "name"), [(resnet50, "resnet50"), (resnet152, "resnet152"), (VGG19, "vgg19")])
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(resnet50, "resnet50"), pytest.param(resnet152, "resnet152", marks=pytest.mark.cluster), (VGG19, "vgg19")],
+)
 def test_networks_equal_torchvision(build, name):
     (ours, after), (theirs, expected) = built(build), built(getattr(torchvision.models, name))
-    assert_equal(ours, theirs, (1, 3, 64, 64))
+    assert_equal(ours, theirs, (2, 3, 65, 50))
     assert torch.equal(after, expected)
 
 
@@ -61,16 +56,22 @@ def test_networks_on_meta_device_draw_no_weights(build):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("architecture", "theirs", "refused"),
     [
-        (RESNET50_WEIGHTS, torchvision.models.ResNet50_Weights.IMAGENET1K_V1),
-        (RESNET152_WEIGHTS, torchvision.models.ResNet152_Weights.IMAGENET1K_V1),
-        (VGG19_WEIGHTS, torchvision.models.VGG19_Weights.IMAGENET1K_V1),
+        (resnet50_pool.ARCHITECTURE, "ResNet50", {"11ad3fa6": "IMAGENET1K_V2"}),
+        (ARCHITECTURES["resnet152-grid"], "ResNet152", {"f82ba261": "IMAGENET1K_V2"}),
+        (ARCHITECTURES["vgg19-grid"], "VGG19", {"d01eb7cb": "Oxford's VGG19 weights"}),
+        (VARIANTS["vgg19-10crop"].architecture, "VGG19", {"d01eb7cb": "Use the extractor vgg19-10crop-caffe with them"}),
     ],
-    ids=str,
+    ids=["resnet50-pool", "resnet152-grid", "vgg19-grid", "vgg19-10crop"],
 )
-def test_pretrained_weights_equal_torchvision(ours, theirs):
-    assert (ours.name, ours.url) == (str(theirs), theirs.url)
+def test_default_weights_equal_torchvision(architecture, theirs, refused):
+    weights = getattr(torchvision.models, f"{theirs}_Weights")
+    assert (architecture.default.name, architecture.default.url) == (str(weights.IMAGENET1K_V1), weights.IMAGENET1K_V1.url)
+    assert list(architecture.refused) == list(refused)
+    for prefix, reason in refused.items():
+        assert reason in architecture.refused[prefix]
+        assert reason != "IMAGENET1K_V2" or f"-{prefix}.pth" in weights.IMAGENET1K_V2.url
 
 
 @pytest.mark.cluster

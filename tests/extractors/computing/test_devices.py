@@ -10,7 +10,7 @@ from extractors.base import warn_once
 from extractors.computing.devices import cache_casts, cast_layers, check_request, precision_context
 from schemas.errors import UsageError
 from schemas.process import resources
-from schemas.process.devices import check_precision, resolve_device, upload
+from schemas.process.devices import check_precision, resolve_device
 from tests.fake_gpu import fake_gpu
 
 CPU = torch.device("cpu")
@@ -131,44 +131,25 @@ def test_precision_context_restores_contradicting_switches(gpu, name):
         owner.fp32_precision = before
 
 
-def test_precision_context_sets_gpu_of_thread(gpu):
+def test_precision_context_sets_gpu_of_thread_and_restores_after_error(gpu):
     """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
-    with precision_context("fp32", torch.device("cuda", 3)):
-        assert gpu.device == 3
-    assert gpu.device is None
-
-
-def test_precision_context_restores_after_error(gpu):
     before = switches()
+    with precision_context("tf32", torch.device("cuda", 3)):
+        assert gpu.device == 3
     with pytest.raises(ZeroDivisionError, match="by zero"), precision_context("tf32", GPU):
         1 / 0  # noqa: B018
-    assert switches() == before
+    assert (switches(), gpu.device) == (before, None)
     with precision_context("fp32", CPU):
-        assert switches() == before
-    assert gpu.device is None
+        assert (switches(), gpu.device) == (before, None)
 
 
 @pytest.mark.slow
-def test_precision_context_other_switches_wait(gpu):
-    entered = Event()
-
-    def other() -> None:
-        with precision_context("tf32", GPU):
-            entered.set()
-
-    thread = Thread(target=other)
-    with precision_context("fp32", GPU):
-        thread.start()
-        assert not entered.wait(0.2)
-    thread.join(30)
-    assert entered.is_set()
-
-
-def test_precision_context_equal_switches_run_concurrently(gpu):
+@pytest.mark.parametrize(("precision", "waits"), [("tf32", True), ("bf16", False)])
+def test_precision_context_waits_for_other_switches_only(gpu, precision, waits):
     before, entered, leave = switches(), Event(), Event()
 
     def other() -> None:
-        with precision_context("bf16", torch.device("cuda", 1)):
+        with precision_context(precision, torch.device("cuda", 1)):
             entered.set()
             assert leave.wait(30)
 
@@ -176,11 +157,12 @@ def test_precision_context_equal_switches_run_concurrently(gpu):
     with precision_context("fp32", GPU):
         inside = switches()
         thread.start()
-        assert entered.wait(30)
-    assert switches() == inside != before
+        assert entered.wait(0.2 if waits else 30) != waits
+    assert entered.wait(30)
+    assert (switches() == inside) != waits
     leave.set()
     thread.join(30)
-    assert switches() == before
+    assert switches() == before != inside
 
 
 def test_cast_layers_skips_nested_norm():
@@ -219,16 +201,6 @@ def test_compile_on_gpu_is_close_to_plain():
     assert abs(compiled - plain).max() <= 1e-4 * abs(plain).max()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_upload_keeps_the_pixels(device):
-    if device != "cpu" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    pixels = torch.arange(12, dtype=torch.uint8).view(1, 3, 2, 2)
-    there = upload(pixels, torch.device(device))
-    assert str(there.device) == device
-    assert torch.equal(there.cpu(), pixels)
-
-
 class Mixed(nn.Module):
     """Layers of torch, one of a derived class, one whose weights are used beside its forward, and a block without autocast."""
 
@@ -264,13 +236,6 @@ def test_cache_casts_preserves_results_and_weights(dtype):
     assert model.state_dict().keys() == state.keys()
     assert all(tensor.equal(state[name]) and tensor.dtype == torch.float32 for name, tensor in model.state_dict().items())
     assert model(values).equal(plain(values))
-
-
-def test_cache_casts_without_dtype_changes_nothing():
-    model = nn.Sequential(nn.Linear(2, 2))
-    cache_casts(model, None)
-    assert type(model[0]) is nn.Linear
-    assert not dict(model.named_buffers())
 
 
 def test_cache_casts_launches_fewer_kernels():

@@ -10,7 +10,6 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing import fusion
-from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, trace, trace_and_fold
 
 SHAPE = (2, 8, 9, 7)
@@ -108,11 +107,6 @@ def test_fuse_onednn_residual_with_later_readers_is_not_overwritten(more):
     assert torch.equal(values, kept)
 
 
-@pytest.mark.parametrize("add", [lambda left, right: left + 2, lambda left, right: torch.add(left, right, alpha=2), torch.mul])
-def test_fuse_onednn_other_sums_are_unchanged(add):
-    assert_fused_alike(Residual(add))
-
-
 class Spread(nn.Module):
     """A sum of a map and of a single pixel of another."""
 
@@ -124,8 +118,17 @@ class Spread(nn.Module):
         return self.relu(self.conv(values) + self.whole(values))
 
 
-def test_fuse_onednn_broadcast_sum_is_unchanged():
-    assert_fused_alike(Spread(8, (9, 7)))
+@pytest.mark.parametrize(
+    "model",
+    [
+        Residual(lambda left, right: left + 2),
+        Residual(lambda left, right: torch.add(left, right, alpha=2)),
+        Residual(torch.mul),
+        Spread(8, (9, 7)),
+    ],
+)
+def test_fuse_onednn_other_sums_are_unchanged(model):
+    assert_fused_alike(model)
 
 
 class Norms(nn.Module):
@@ -170,13 +173,6 @@ def test_fuse_onednn_torchvision_networks_are_fused_entirely(name):
             assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
 
 
-def test_fused_conv2d_equals_convolution_and_relu():
-    conv = nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False).to(memory_format=torch.channels_last)
-    with torch.inference_mode():
-        expected = conv(images()).relu()
-        assert torch.equal(FusedConv2d(conv, list(SHAPE), relu=True)(images()), expected)
-
-
 def test_trace_drops_identity_layers():
     class Stem(nn.Module):
         def __init__(self) -> None:
@@ -219,10 +215,6 @@ def computed(model: nn.Module, shape: tuple[int, ...]) -> dict[str, tuple[int, .
     return {name: shape for name, shape in found.items() if name != "output"}
 
 
-def without_output(found: dict[str, torch.Size]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in found.items() if name != "output"}
-
-
 def refuse(*_arguments: object) -> None:
     raise AssertionError("ran on the meta device")
 
@@ -251,31 +243,27 @@ class ByName(nn.Sequential):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 3, 40, 33), (3, 3, 41, 38)])
 @pytest.mark.parametrize(
-    "model",
+    ("build", "is_known"),
     [
-        pytest.param(Sums, id="sums"),
-        pytest.param(lambda: torchvision.models.vgg11(weights=None).features, id="vgg11"),
-        pytest.param(lambda: nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-2]), id="resnet18"),
+        pytest.param(Sums, True, id="sums"),
+        pytest.param(lambda: torchvision.models.vgg11(weights=None).features, True, id="vgg11"),
+        pytest.param(
+            lambda: nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-2]), True, id="resnet18"
+        ),
+        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU()), False, id="padding in words"),
+        pytest.param(lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), False, id="rounded up"),
+        pytest.param(
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), False, id="other layers"
+        ),
+        pytest.param(lambda: ByName(nn.Conv2d(3, 4, 3)), False, id="an input by its name"),
+        pytest.param(Broadcast, False, id="a broadcast sum"),
     ],
 )
-def test_infer_shapes_known_layers_are_not_run(model: Callable[[], nn.Module], shape, monkeypatch):
-    network = model()
-    monkeypatch.setattr(fusion, "_run_on_meta", refuse)
-    assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU()), id="padding in words"),
-        pytest.param(lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), id="rounded up"),
-        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), id="other layers"),
-        pytest.param(lambda: ByName(nn.Conv2d(3, 4, 3)), id="an input by its name"),
-        pytest.param(Broadcast, id="a broadcast sum"),
-    ],
-)
-def test_infer_shapes_other_layers_run_on_meta(model: Callable[[], nn.Module]):
-    network, shape = model(), (2, 3, 9, 11)
-    assert without_output(infer_shapes(traced(network), shape, torch.float32)) == computed(network, shape)
+def test_infer_shapes_equal_computed_and_known_layers_are_not_run(build: Callable[[], nn.Module], is_known, monkeypatch):
+    network = build()
+    if is_known:
+        monkeypatch.setattr(fusion, "_run_on_meta", refuse)
+    for shape in ((1, 3, 40, 33), (3, 3, 41, 38)):
+        found = infer_shapes(traced(network), shape, torch.float32)
+        assert {name: tuple(of) for name, of in found.items() if name != "output"} == computed(network, shape)

@@ -63,11 +63,6 @@ def test_decode_image_lossless_formats_equal_stored_rgb(format):  # noqa: A002
     np.testing.assert_array_equal(pixels(encode(image, format, **options)), np.asarray(image))
 
 
-def test_jpeg_is_decoded_at_full_size_as_pillow_does():
-    data = encode(noise(), "JPEG")
-    np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(data))))
-
-
 @pytest.mark.parametrize("mode", ["L", "1"])
 def test_decode_image_grey_is_replicated(mode):
     values = RAMP if mode == "L" else np.where(RAMP > 100, 255, 0).astype(np.uint8)
@@ -195,10 +190,13 @@ def test_decode_image_tga_palette_is_applied():
     assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
 
 
-def test_decode_image_icon_reads_largest_image():
+@pytest.mark.parametrize("bitmap_format", ["png", "bmp"])
+def test_decode_image_icon_reads_largest_image(bitmap_format):
     image = Image.new("RGBA", (48, 48), (10, 20, 30, 0))
-    decoded = decode_image(encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)]))
+    data = encode(image, "ICO", sizes=[(16, 16), (48, 48), (32, 32)], bitmap_format=bitmap_format)
+    decoded = decode_image(data, max_pixels=48 * 48)
     assert (decoded.size, decoded.getpixel((5, 5))) == ((48, 48), (10, 20, 30))
+    assert reason_of(data, max_pixels=48 * 48 - 1) == "too_large"
 
 
 def test_grey_of_jpeg_2000_has_up_to_16_bits():
@@ -353,26 +351,14 @@ def test_decode_image_cut_file_fails(format, part):  # noqa: A002
 
 def test_decode_image_damaged_header_is_decode_error():
     assert reason_of(b"\x89PNG\r\n\x1a\n" + bytes(50), "begin like PNG, but the header cannot be read") == "decode_error"
+    jpeg = encode(noise(), "JPEG")
+    assert reason_of(jpeg[: jpeg.index(b"\xff\xc0")], "begin like JPEG") == "decode_error"
 
 
 def test_decode_image_png_with_another_checksum_of_pixels_is_decode_error():
     data = encode(noise())
     at = data.index(b"IEND") - 8
     assert reason_of(data[:at] + bytes(4) + data[at + 4 :], "checksum of the pixel data differs") == "decode_error"
-
-
-@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it finds in damaged headers
-@pytest.mark.parametrize("format", FORMATS)
-def test_decode_image_random_damage_gives_pixels_or_a_reason(format):  # noqa: A002
-    clean, random = encode(noise(16, 16), format), np.random.default_rng(1)
-    for _ in range(200):
-        data = bytearray(clean)
-        for at in random.integers(0, len(data), 3):
-            data[at] = random.integers(0, 256)
-        try:
-            assert decode_image(bytes(data), max_pixels=10**6).mode == "RGB"
-        except DecodeError as error:
-            assert error.reason != "empty"  # noqa: PT017
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -399,12 +385,9 @@ def test_decode_image_pillow_tolerating_truncation_raises(monkeypatch):
         decode_image(encode(noise()))
 
 
-def test_decode_error_can_be_pickled():
+def test_decode_error_can_be_pickled_and_has_a_known_reason():
     error = pickle.loads(pickle.dumps(DecodeError("empty", "no bytes")))
     assert (error.reason, str(error)) == ("empty", "no bytes")
-
-
-def test_decode_error_unknown_reason_raises():
     with pytest.raises(ValueError, match="reason is 'other', expected one of"):
         DecodeError("other", "")
 
@@ -424,21 +407,15 @@ def test_image_format_of_files_from_pillow_is_detected(name):
     assert Image.open(io.BytesIO(encode_as(name))).format == name
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-def test_image_format_of_ppm_variants_is_ppm(mode):
-    assert image_format(encode_as("PPM", mode)) == "PPM"
-    assert image_format(b"P1\n# by hand\n1 1\n0\n") == "PPM"
+@pytest.mark.parametrize("data", [encode_as("PPM", "1"), encode_as("PPM", "L"), b"P1\n# by hand\n1 1\n0\n"])
+def test_image_format_of_ppm_variants_is_ppm(data):
+    assert image_format(data) == "PPM"
 
 
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [
-        *((mode, {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")),
-        *((mode, {"compression": "tga_rle"}) for mode in ("L", "LA", "P", "RGB", "RGBA")),
-    ],
-)
-def test_image_format_of_tga_needs_no_footer(mode, options):
-    data = encode_as("TGA", mode, **options)
+@pytest.mark.parametrize("compression", [None, "tga_rle"])
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "RGBA"])
+def test_image_format_of_tga_needs_no_footer(mode, compression):
+    data = encode_as("TGA", mode, compression=compression)
     assert data.endswith(b"TRUEVISION-XFILE.\x00")
     assert image_format(data) == image_format(data[:-26]) == "TGA"
 
@@ -509,9 +486,7 @@ def test_decode_image_missing_codec_is_unsupported(monkeypatch, name, options, c
 def test_decode_image_jpeg_2000_with_a_box_of_64_bits_is_decode_error():
     """Reproduces a file whose box, of 2**64 - 1 bytes, ended a run with an OverflowError."""
     header = b"\0\0\0\x0cjP  \r\n\x87\n" + struct.pack(">I4s4sI4s", 20, b"ftyp", b"jp2 ", 0, b"jp2 ")
-    with pytest.raises(DecodeError, match=r"the JPEG2000 file of 112 bytes is damaged \(OverflowError") as caught:
-        decode_image(header + struct.pack(">I4sQ", 1, b"xxxx", 2**64 - 1) + bytes(64))
-    assert caught.value.reason == "decode_error"
+    assert reason_of(header + struct.pack(">I4sQ", 1, b"xxxx", 2**64 - 1) + bytes(64), "OverflowError") == "decode_error"
 
 
 def test_decode_image_without_memory_for_the_pixels_is_too_large(monkeypatch):
@@ -519,6 +494,4 @@ def test_decode_image_without_memory_for_the_pixels_is_too_large(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(decoding, "_to_rgb", fail)
-    with pytest.raises(DecodeError, match="its pixels do not fit into this process's memory") as caught:
-        decode_image(encode(noise()))
-    assert caught.value.reason == "too_large"
+    assert reason_of(encode(noise()), "its pixels do not fit into this process's memory") == "too_large"

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from extractors.images.decoding import DecodeError, decode_image
-from extractors.images.preprocessing import check_resized, cropped_pixels, resize, ten_crop
+from extractors.images.decoding import DecodeError
+from extractors.images.preprocessing import check_resized, cropped_pixels, resize
 from extractors.whole_image.resnet50 import PREPROCESSING
 
 CPU = torch.device("cpu")
@@ -44,16 +44,6 @@ def test_cropped_pixels_equals_torchvision(size_wh, resize, crop, interpolation)
     found, mode = resize_and_crop(noise(*size_wh), plan), transforms.InterpolationMode(interpolation)
     assert (found.dtype, found.shape) == (torch.uint8, (3, crop, crop))
     assert torch.equal(found, torchvision_crop(noise(*size_wh), resize, crop, mode))
-
-
-@pytest.mark.slow
-def test_cropped_pixels_photographs_equal_torchvision(photos):
-    files = sorted((photos / "images").iterdir())
-    assert len(files) == 18
-    for file in files:
-        with Image.open(file) as image:
-            expected = torchvision_crop(image.convert("RGB"))
-        assert torch.equal(resize_and_crop(decode_image(file.read_bytes()), PREPROCESSING), expected), file.name
 
 
 def test_normalizer_equals_torchvision():
@@ -167,35 +157,3 @@ def test_cropped_pixels_both_sides_equals_torchvision(size_wh):
     assert parameters == {
         key: value for key, value in PREPROCESSING.parameters().items() if key not in ("resize_short", "crop")
     }
-
-
-SIZES_HW = [(224, 224), (256, 256), (224, 225), (225, 224), (227, 226), (229, 228), (224, 231), (256, 384), (341, 256)]
-SIZES_HW += [(256, 25600), (3413, 256)]
-
-
-def numbered(height: int, width: int) -> torch.Tensor:
-    """Pixels whose first channels tell their column, modulo 251, and row, modulo 241."""
-    column, row = torch.arange(width) % 251, torch.arange(height) % 241
-    planes = [column.expand(height, width), row[:, None].expand(height, width), (column + row[:, None]) % 256]
-    return torch.stack(planes).to(torch.uint8)
-
-
-@pytest.mark.parametrize("size_hw", SIZES_HW)
-def test_ten_crop_nearest_equals_torchvision(size_hw):
-    pixels = numbered(*size_hw)
-    expected = torch.stack(transforms.TenCrop(224)(pixels))
-    found = ten_crop(pixels, crop=224, center="nearest")
-    assert found.dtype == torch.uint8
-    assert torch.equal(found[[0, 1, 2, 3, 4, 6, 5, 8, 7, 9]], expected)
-
-
-@pytest.mark.parametrize("size_hw", SIZES_HW)
-def test_ten_crop_floor_equals_caffe_oversample(size_hw):
-    """Cut crops with Caffe's arithmetic: the centre minus half a crop, truncated; then the same five mirrored."""
-    pixels = numbered(*size_hw)
-    image, size = pixels.numpy().transpose(1, 2, 0), np.array(size_hw)
-    corners = [(i, j) for i in (0, size[0] - 224) for j in (0, size[1] - 224)]
-    first = [*corners, tuple((size / 2.0 - 112).astype(int))]
-    crops = [image[i : i + 224, j : j + 224] for i, j in first]
-    crops += [crop[:, ::-1] for crop in crops]
-    np.testing.assert_array_equal(ten_crop(pixels, crop=224, center="floor").numpy(), np.stack(crops).transpose(0, 3, 1, 2))

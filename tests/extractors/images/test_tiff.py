@@ -88,15 +88,13 @@ def test_tiff_sample_value_range_is_ignored(order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_tiff_nonnegative_signed_grey_is_scaled(order):
-    assert row_of(grey(order, RAMP // 2, "i1", t339=2)) == (RAMP // 2).tolist()
-    assert row_of(grey(order, RAMP // 2 * 257, "i2", t339=2)) == (RAMP // 2).tolist()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_tiff_negative_grey_is_unsupported(order):
-    assert "run from -128 to 127, expected 0 to 255" in message_of(grey(order, RAMP - 128, "i1", t339=2))
-    assert "run from -32768 to 32767, expected 0 to 65535" in message_of(grey(order, RAMP * 257 - 32768, "i2", t339=2))
+@pytest.mark.parametrize(
+    ("kind", "factor", "offset", "limits"),
+    [("i1", 1, 128, "from -128 to 127, expected 0 to 255"), ("i2", 257, 32768, "from -32768 to 32767, expected 0 to 65535")],
+)
+def test_tiff_signed_grey_is_scaled_unless_negative(order, kind, factor, offset, limits):
+    assert row_of(grey(order, RAMP // 2 * factor, kind, t339=2)) == (RAMP // 2).tolist()
+    assert limits in message_of(grey(order, RAMP * factor - offset, kind, t339=2))
 
 
 @pytest.mark.parametrize("kind", ["i2", "i4"])

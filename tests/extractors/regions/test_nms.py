@@ -6,7 +6,7 @@ import torch
 import torchvision
 
 from extractors.regions import nms as nms_module
-from extractors.regions.nms import best_scores_after_nms, first_true, nms
+from extractors.regions.nms import best_scores_after_nms, nms
 from tests.extractors.regions import reference_detector
 from tests.extractors.regions.reference_detector import best_scores
 from tests.extractors.regions.test_boxes import random_boxes
@@ -100,14 +100,6 @@ def test_nms_long_chain_converges(device):
     assert keep(boxes, 0.2, count, device) == [*range(0, count, 2)]
     expected = torch.where(torch.arange(count) % 2 == 0, scores[:, 0], 0)
     assert torch.equal(best(boxes, scores, 0.2, device), expected)
-
-
-def test_first_true_positions_and_counts():
-    chosen = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], dtype=torch.bool)
-    positions, counts = first_true(chosen, 2)
-    assert (positions.shape, counts.tolist()) == ((3, 2), [2, 1, 0])
-    assert [row[:count].tolist() for row, count in zip(positions, counts, strict=True)] == [[1, 3], [4], []]
-    assert first_true(chosen, 9)[0].shape == (3, 5)
 
 
 def test_best_scores_after_nms_300_boxes_100_classes_equals_reference(device):

@@ -61,22 +61,19 @@ def columns_of(images, options, spec):
     return columns([(640, 480)] * len(images), gather_regions(together(*images), options), spec)
 
 
-def test_select_indices_within_limits_keeps_order_of_proposals():
-    classes = probabilities([0.3, 0.1, 0.9, 0.2, 0.5], [1, 2, 3, 4, 5])
-    assert select_indices(apart(5), classes, RegionOptions(2, 4)).tolist() == [0, 2, 3, 4]  # 0.2 reaches the threshold
-    assert select_indices(apart(5), classes, RegionOptions(4, 4)).tolist() == [0, 2, 3, 4]
-
-
-def test_select_indices_beyond_limits_orders_by_score():
-    classes = probabilities([0.3, 0.1, 0.9, 0.19, 0.5], [1, 2, 3, 4, 5])
-    assert select_indices(apart(5), classes, RegionOptions(4, 5)).tolist() == [2, 4, 0, 3]
-    assert select_indices(apart(5), classes, RegionOptions(1, 2)).tolist() == [2, 4]
-    assert select_indices(apart(5), classes, RegionOptions(1, 2, score_threshold=0.5)).tolist() == [2, 4]
-
-
-def test_select_indices_equal_scores_prefer_earlier_proposal():
-    classes = probabilities([0.5, 0.5, 0.5, 0.5], [1, 2, 3, 4])
-    assert select_indices(apart(4), classes, RegionOptions(2, 2)).tolist() == [0, 1]
+@pytest.mark.parametrize(
+    ("best", "options", "expected"),
+    [
+        ([0.3, 0.1, 0.9, 0.2, 0.5], RegionOptions(2, 4), [0, 2, 3, 4]),  # 0.2 reaches the threshold.
+        ([0.3, 0.1, 0.9, 0.19, 0.5], RegionOptions(4, 5), [2, 4, 0, 3]),
+        ([0.3, 0.1, 0.9, 0.19, 0.5], RegionOptions(1, 2), [2, 4]),
+        ([0.3, 0.1, 0.9, 0.19, 0.5], RegionOptions(1, 2, score_threshold=0.5), [2, 4]),
+        ([0.5, 0.5, 0.5, 0.5], RegionOptions(2, 2), [0, 1]),
+    ],
+)
+def test_select_indices_keeps_order_within_limits_and_ranks_beyond(best, options, expected):
+    classes = probabilities(best, [*range(1, len(best) + 1)])
+    assert select_indices(apart(len(best)), classes, options).tolist() == expected
 
 
 def test_select_indices_ranks_by_best_surviving_class():

@@ -70,16 +70,13 @@ def test_extract_equals_transformers(folder, no_network, first):
 
 
 def test_read_counts_sub_words(folder):
-    parts, counts = TextRequest(str(folder)).load().read(CAPTIONS)
+    extractor = TextRequest(str(folder)).load()
+    parts, counts = extractor.read(CAPTIONS)
     assert parts[0][0].ids == (2, 5, 12, 13, 14, 10, 17, 3)  # [CLS] a man snow ##board ##s . [SEP]
     # The others: ein, grun ##er, hund; dog; man ' s, [UNK], run ##ning, dog ##s; and a thirty times, in two parts.
     assert counts == {"sub_words": 6 + 4 + 1 + 8 + 30, "unknown_sub_words": 1, "captions_in_parts": 1}
-
-
-def test_read_token_without_sub_words_is_unknown(folder):
-    parts, counts = TextRequest(str(folder)).load().read([["dog", "\u200b", "dog"]])
-    assert parts[0][0].ids == (2, 7, 1, 7, 3)
-    assert counts["unknown_sub_words"] == 1
+    parts, counts = extractor.read([["dog", "\u200b", "dog"]])  # A token without sub-words is unknown.
+    assert (parts[0][0].ids, counts["unknown_sub_words"]) == ((2, 7, 1, 7, 3), 1)
 
 
 def test_extract_does_not_depend_on_batch_and_threads(folder):
@@ -154,28 +151,25 @@ def test_token_request_unknown_name_raises(no_network):
         TextRequest("no such/folder/at all").load()
 
 
-def test_token_request_folder_without_config_raises(tmp_path):
-    with pytest.raises(InputError, match=r"has no config\.json, expected a model as saved by transformers"):
-        TextRequest(str(tmp_path)).load()
-
-
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "missing model.safetensors"])
-def test_token_request_damaged_model_raises(folder, tmp_path, file):
-    copy = shutil.copytree(folder, tmp_path / "broken")
-    if file.startswith("missing"):
-        (copy / file.split()[1]).unlink()
-    else:
-        (copy / file).write_bytes(b"{ no")
-    with pytest.raises(InputError, match=r"transformers cannot read the model in .*broken.* download it again"):
-        TextRequest(str(copy)).load()
-
-
-def test_token_request_other_config_raises(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "broken")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(InputError, match=r"do not match its config\.json: 16 tensors are missing"):
-        TextRequest(str(copy)).load()
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, r"has no config\.json, expected a model as saved by transformers"),
+        ("config.json", "{ no", r"transformers cannot read the model in .*broken.* download it again"),
+        ("model.safetensors", None, r"transformers cannot read the model in .*broken.* download it again"),
+        ("model.safetensors", "{ no", r"transformers cannot read the model in .*broken.* download it again"),
+        ("config.json", {"num_hidden_layers": 3}, r"do not match its config\.json: 16 tensors are missing"),
+    ],
+)
+def test_token_request_damaged_model_raises(folder, tmp_path, name, content, message):
+    file = shutil.copytree(folder, tmp_path / "broken") / name
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(file.read_text()) | content)
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InputError, match=message):
+        TextRequest(str(file.parent)).load()
 
 
 def test_token_request_other_architecture_raises(tmp_path):

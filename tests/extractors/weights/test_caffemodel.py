@@ -1,5 +1,3 @@
-import random
-
 import numpy as np
 import pytest
 
@@ -118,20 +116,6 @@ def test_read_layers_cut_file_raises_or_has_fewer_layers(tmp_path, packed):
         assert all(np.array_equal(a, b) for name in found for a, b in zip(found[name], whole[name], strict=True))
 
 
-def test_read_layers_garbage_raises_input_error_only(tmp_path):
-    chance = random.Random(0)
-    good, refused = net(LAYERS), 0
-    for turn in range(200):
-        data = bytearray(chance.randbytes(chance.randrange(1, 300)) if turn % 2 else good)
-        for _ in range(chance.randrange(1, 4)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        try:
-            read(tmp_path, bytes(data))
-        except InputError:
-            refused += 1
-    assert refused > 90
-
-
 SHAPE_OF_FOUR = message(7, number(1, 4))
 
 
@@ -142,15 +126,11 @@ SHAPE_OF_FOUR = message(7, number(1, 4))
         (message(1, b"only a name"), "has no layer with weights"),
         (b'name: "VGG"\nlayers { name: "conv1_1" }', "cannot be read as a .caffemodel"),
         (layer("x", [SHAPE_OF_FOUR + message(5, bytes(12))]), r"3 numbers for the shape \[4\]"),
-        (layer("x", [SHAPE_OF_FOUR + message(5, bytes(15))]), "cannot be read as a .caffemodel"),
         (layer("x", [SHAPE_OF_FOUR * 2 + message(5, bytes(16))]), r"4 numbers for the shape \[4, 4\]"),
         (layer("x", [message(7, number(1, -4)) + message(5, bytes(16))]), r"4 numbers for the shape \[18446744073709551612\]"),
-        (layer("x", [message(7, number(1, 2**40) * 2) + message(5, bytes(16))]), "4 numbers for the shape"),
         (layer("x", [message(7, number(1, 0) + number(1, 2**63)) + message(5, b"")]), "0 numbers for the shape"),
-        (layer("x", [message(7, number(1, 2**40) * 3 + number(1, 0)) + message(5, b"")]), "0 numbers for the shape"),
         (layer("x", [message(7, message(1, b"\0" + b"\xff" * 9 + b"\x7f"))]), "0 numbers for the shape"),
         (layer("x", [message(7, message(1, b"\xff" * 9 + b"\x01")) + message(5, bytes(4))]), "1 numbers for the shape"),
-        (layer("x", [message(7, number(1, 1) * 40) + message(5, bytes(4))]), "more than 32 sides"),
         (layer("x", [message(7, message(1, varint(1) * 10**6)) + message(5, bytes(4))]), "more than 32 sides"),
         (layer("x", [number(5, 3) + SHAPE_OF_FOUR]), "0 numbers for the shape"),
         (number(100, 1), "has no layer with weights"),

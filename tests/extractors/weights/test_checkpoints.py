@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 import tarfile
 import warnings
 from fractions import Fraction
@@ -61,22 +60,6 @@ def test_read_torch_other_file_raises_without_torchs_advice(tmp_path, write, mes
         read_torch(tmp_path / "w.pth")
     assert not any(word in str(caught.value) for word in ADVICE)
     assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
-
-
-def test_read_torch_flipped_bits_give_tensors_or_input_error(tmp_path):
-    torch.save({"a": torch.zeros(30), "b": torch.ones(2)}, tmp_path / "whole.pth")
-    data, rng = (tmp_path / "whole.pth").read_bytes(), random.Random(1)
-    for _ in range(300):
-        flipped = bytearray(data)
-        flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        (tmp_path / "w.pth").write_bytes(flipped)
-        try:
-            read_torch(tmp_path / "w.pth")
-        except InputError as error:
-            message = str(error)
-        else:
-            continue
-        assert not any(word in message for word in ADVICE), message
 
 
 def test_read_pickle_invalid_tensor_storage_raises(tmp_path):

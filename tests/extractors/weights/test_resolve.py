@@ -1,6 +1,7 @@
 import hashlib
 import pathlib
 import pickle
+import shutil
 import urllib.error
 from collections import OrderedDict
 
@@ -88,6 +89,7 @@ def test_resolve_weights_equal_tensors_have_equal_digest_in_any_format(tmp_path,
     (path,) = tmp_path.iterdir()
     found = resolve_weights(str(path), ARCHITECTURE)
     assert found.parameters() == {"weights": {"sha256": digest(state)}, "untrained": False}
+    assert_same(found, state | ({"bn1.num_batches_tracked": torch.tensor(77)} if name == "other counters" else {}))
 
 
 @pytest.mark.parametrize("name", ["w.pth.tar", "w.bin", "w.ckpt", "w", "w.safetensors", "w.pkl", "w.caffemodel", "w#1.pth"])
@@ -127,11 +129,6 @@ def test_resolve_weights_other_file_names_its_kind(tmp_path, content, kind):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=rf"{name}' is {kind}, expected a file of torch\.save \(such as \.pth"):
         resolve_weights(str(tmp_path / name), ARCHITECTURE)
-
-
-def test_resolve_weights_folder_raises(tmp_path):
-    with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder, expected 'default', 'random:SEED'"):
-        resolve_weights(str(tmp_path), ARCHITECTURE)
 
 
 def several(state, *names: str) -> dict[str, object]:
@@ -195,12 +192,6 @@ def test_resolve_weights_removes_wrappers(tmp_path, state, wrap, prefix):
     assert_same(resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE), state)
 
 
-def test_resolve_weights_adds_missing_batch_counters(tmp_path, state):
-    del state["bn1.num_batches_tracked"]
-    found = resolve_weights(saved(tmp_path / "w.pth", state), ARCHITECTURE)
-    assert_same(found, state | {"bn1.num_batches_tracked": torch.tensor(0)})
-
-
 def test_resolve_weights_16_bit_file_is_widened(tmp_path, state):
     halves = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
     found = resolve_weights(saved(tmp_path / "w.pth", halves), ARCHITECTURE)
@@ -208,10 +199,10 @@ def test_resolve_weights_16_bit_file_is_widened(tmp_path, state):
     assert {name: value.dtype for name, value in found.state.items()} == {name: value.dtype for name, value in state.items()}
 
 
-def test_resolve_weights_missing_file_raises():
-    with pytest.raises(
-        InputError, match=r"there is no weights file '/no/such.pth', expected 'default', 'random:SEED', or the path"
-    ):
+def test_resolve_weights_missing_file_raises(tmp_path):
+    with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder, expected 'default', 'random:SEED'"):
+        resolve_weights(str(tmp_path), ARCHITECTURE)
+    with pytest.raises(InputError, match=r"there is no weights file '/no/such.pth'"):
         resolve_weights("/no/such.pth", ARCHITECTURE)
     with pytest.raises(InputError, match=r"there is no weights file 'random', .*: did you mean 'random:0'\?"):
         resolve_weights("random", ARCHITECTURE)
@@ -271,11 +262,10 @@ def test_resolve_weights_damaged_file_raises(tmp_path, state, suffix, kind, part
         resolve_weights(str(path), ARCHITECTURE)
 
 
-def test_resolve_weights_file_without_state_raises(tmp_path):
-    with pytest.raises(InputError, match=r"holds a list, expected names and tensors"):
-        resolve_weights(saved(tmp_path / "w.pth", [1]), ARCHITECTURE)
-    with pytest.raises(InputError, match=r"holds a dict with 'epoch', expected names and tensors"):
-        resolve_weights(saved(tmp_path / "e.pth", {"epoch": 1}), ARCHITECTURE)
+@pytest.mark.parametrize(("content", "kind"), [([1], "a list"), ({"epoch": 1}, "a dict with 'epoch'")])
+def test_resolve_weights_file_without_state_raises(tmp_path, content, kind):
+    with pytest.raises(InputError, match=f"holds {kind}, expected names and tensors"):
+        resolve_weights(saved(tmp_path / "w.pth", content), ARCHITECTURE)
 
 
 def test_resolve_weights_refused_hash_raises(tmp_path, state):
@@ -313,19 +303,14 @@ def test_resolve_weights_default_downloads_once(monkeypatch, tmp_path, state):
     assert resolve_weights(str(tmp_path / "again.safetensors"), architecture).parameters() == found.parameters()
 
 
-def test_resolve_weights_default_corrupt_cached_file_raises(monkeypatch, tmp_path, state):
+def test_resolve_weights_damaged_cache_raises(monkeypatch, tmp_path, state):
     architecture = offer(monkeypatch, tmp_path, state)
     cached = tmp_path / "hub" / "checkpoints" / f"tiny-{architecture.hash_prefix}.pth"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"half")
-    with pytest.raises(
-        InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is corrupt; delete it"
-    ):
+    with pytest.raises(InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is corrupt"):
         resolve_weights("default", architecture)
-
-
-def test_resolve_weights_unwritable_cache_names_torch_home(monkeypatch, tmp_path, state):
-    architecture = offer(monkeypatch, tmp_path, state)
+    shutil.rmtree(tmp_path / "hub")
     (tmp_path / "hub").write_text("a file")
     with pytest.raises(InputError, match=r"cannot store the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):
         resolve_weights("default", architecture)
@@ -345,22 +330,15 @@ def test_resolve_weights_default_without_network_raises(monkeypatch, tmp_path, e
 
 
 def test_resolve_weights_random_equals_seeded_model():
+    before = torch.random.get_rng_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         expected = build().state_dict()
     found = resolve_weights("random:7", ARCHITECTURE)
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert_same(found, expected)
     assert found.parameters() == {"weights": {"name": "random:7", "sha256": digest(expected)}, "untrained": True}
-
-
-def test_resolve_weights_random_ignores_global_generator():
-    torch.rand(5)
-    before = torch.random.get_rng_state()
-    first = resolve_weights("random:7", ARCHITECTURE)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    torch.rand(5)
-    assert resolve_weights("random:7", ARCHITECTURE).sha256 == first.sha256
-    assert resolve_weights("random:8", ARCHITECTURE).sha256 != first.sha256
+    assert resolve_weights("random:8", ARCHITECTURE).sha256 != found.sha256
 
 
 @pytest.mark.parametrize("request_", ["random:", "random:x", "random:-1", "random:1.5", f"random:{2**63}"])

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 import extractors
-from extractors import ExtractorRequest, catalogue
+from extractors import catalogue
 from extractors.weights.resolve import Architecture, resolve_weights
-from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from tests.extractors.weights.test_resolve import build
 
@@ -55,25 +54,6 @@ def saved(folder: Path, kind: str, seed: int = 0) -> str:
     else:
         torch.save(state, folder / kind, _use_new_zipfile_serialization=not kind.startswith("old"))
     return str(folder / kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_load_file_changed_after_describe_has_another_fingerprint(tmp_path, kind):
-    path = saved(tmp_path, kind, seed=1)
-    before = ExtractorRequest(NAME, weights=path).describe()
-    Path(path).unlink()
-    saved(tmp_path, kind, seed=2)
-    after = extractors.load_extractor(NAME, weights=path)
-    assert after.fingerprint != before.fingerprint
-    assert after.fingerprint == ExtractorRequest(NAME, weights=path).describe().fingerprint
-
-
-def test_load_file_deleted_after_describe_raises(tmp_path):
-    path = saved(tmp_path, "w.pth")
-    ExtractorRequest(NAME, weights=path).describe()
-    Path(path).unlink()
-    with pytest.raises(InputError, match="there is no weights file"):
-        extractors.load_extractor(NAME, weights=path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

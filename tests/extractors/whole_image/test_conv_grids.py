@@ -7,9 +7,6 @@ from safetensors.torch import save_file
 from torchvision import transforms
 
 import extractors
-from extractors import ExtractorRequest
-from extractors.options import ExtractorOptions
-from extractors.weights.resolve import Weights
 from extractors.whole_image.conv_grids import ARCHITECTURES, FeatureMapExtractor
 from tests.threads import threads_of_torch
 
@@ -72,56 +69,9 @@ def test_extract_equals_torchvision_layers(pair, images):
     assert again.tobytes() == found[1:].tobytes()
 
 
-def small(name: str, **options) -> FeatureMapExtractor:
-    """Make an extractor whose network is a pooling: each cell is the mean of its 32×32 pixels, in the first three values."""
-    settings = ExtractorOptions(ExtractorRequest(name, **options).spec())
-    state = {key: torch.zeros(value.shape) for key, value in meta_state(name).items()}
-    extractor = FeatureMapExtractor(settings, Weights(state), torch.device("cpu"))
-    pad = torch.nn.ConstantPad3d((0, 0, 0, 0, 0, WIDTHS[name] - 3), 0.0)
-    extractor._network = torch.nn.Sequential(torch.nn.AvgPool2d(32), pad)
-    return extractor
-
-
 def meta_state(name: str) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         return ARCHITECTURES[name].build().state_dict()
-
-
-@pytest.mark.slow
-def test_preprocess_resizes_both_sides():
-    extractor = small("resnet152-grid")
-    left = Image.new("RGB", (600, 100))
-    left.paste((255, 0, 0), (0, 0, 300, 100))
-    pixels = extractor.preprocess(left)
-    assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 448, 448))
-    assert torch.equal(pixels, transforms.PILToTensor()(transforms.Resize((448, 448))(left)))
-    assert pixels[:, :, :220].float().mean(dim=(1, 2)).tolist() == [255, 0, 0]
-    assert not pixels[:, :, 228:].any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_extract_cells_are_row_major_and_channels_rgb(name):
-    image = Image.new("RGB", (448, 448))
-    image.paste((255, 0, 0), (32 * 5, 32 * 2, 32 * 6, 32 * 3))  # column 5 of row 2
-    extractor = small(name)
-    cells = extractor.extract(extractor.preprocess(image)[None])[0]
-    different = np.flatnonzero((cells != cells[0]).any(axis=1))
-    assert different.tolist() == [2 * 14 + 5]
-    lit, dark = (1 - 0.485) / 0.229, -0.485 / 0.229
-    assert (cells[33, 0], cells[0, 0]) == pytest.approx((lit, dark), abs=1e-4)
-    assert cells[33, 1] == cells[0, 1]
-
-
-@pytest.mark.slow
-def test_extract_float16_is_rounded_float32():
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 70, 3), dtype=np.uint8))
-    whole, half = small("vgg19-grid"), small("vgg19-grid", dtype="float16")
-    batch = whole.preprocess(image)[None]
-    found = half.extract(batch)
-    assert found.dtype == np.float16
-    assert found.tobytes() == whole.extract(batch).astype(np.float16).tobytes()
-    assert half.extract(batch[:0]).dtype == np.float16
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -138,11 +88,3 @@ def test_read_drops_layers_after_feature_map(tmp_path, name, suffix):
     found = ARCHITECTURES[name].read(path)
     assert sorted(found) == sorted(meta_state(name))
     assert all(torch.equal(found[key], state[key]) for key in found)
-
-
-def test_architectures_default_is_v1_and_others_are_refused():
-    defaults = {name: ARCHITECTURES[name].default.url.rpartition("/")[2] for name in NAMES}
-    assert defaults == {"vgg19-grid": "vgg19-dcbb9e9d.pth", "resnet152-grid": "resnet152-394f9c45.pth"}
-    newer = torchvision.models.ResNet152_Weights.IMAGENET1K_V2.url
-    assert [f"resnet152-{prefix}.pth" in newer for prefix in ARCHITECTURES["resnet152-grid"].refused] == [True]
-    assert "Oxford's VGG19 weights" in ARCHITECTURES["vgg19-grid"].refused["d01eb7cb"]

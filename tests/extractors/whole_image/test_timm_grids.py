@@ -49,33 +49,27 @@ def test_unpooled_convolutional_network_is_row_major(images):
     assert np.abs(found.mean(axis=1) - vectors).max() < 1e-5 * np.abs(vectors).max()
 
 
-def test_unpooled_transformer_drops_class_token(images):
-    found, expected = cells(TRANSFORMER, images), unpooled(TRANSFORMER, images).numpy()
-    assert (found.shape, expected.shape) == ((3, 100, 64), (3, 101, 64))
-    assert np.abs(found - expected[:, 1:]).max() < 1e-5 * np.abs(expected).max()
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("name", "first", "grid"),
+    ("name", "first", "shape"),
     [
-        ("deit_tiny_distilled_patch16_224", 2, 14),  # class and distillation
-        ("vit_small_patch16_dinov3", 5, 16),  # class and four registers
-        ("mixer_s32_224", 0, 7),
+        (TRANSFORMER, 1, (101, 64)),
+        *(
+            pytest.param(name, first, shape, marks=pytest.mark.cluster)
+            for name, first, shape in (
+                ("deit_tiny_distilled_patch16_224", 2, (198, 192)),  # Class and distillation.
+                ("vit_small_patch16_dinov3", 5, (261, 384)),  # Class and four registers.
+                ("mixer_s32_224", 0, (49, 512)),
+            )
+        ),
+        pytest.param("swin_tiny_patch4_window7_224", 0, (7, 7, 768), marks=pytest.mark.slow),  # Row-major.
     ],
 )
-def test_unpooled_prefix_tokens_are_dropped(name, first, grid, images):
-    found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
-    assert (found.shape[1], expected.shape[1]) == (grid * grid, first + grid * grid)
-    assert np.abs(found - expected[:, first:]).max() < 1e-5 * np.abs(expected).max()
-
-
-@pytest.mark.slow
-def test_unpooled_channels_last_maps_are_row_major(images):
-    name = "swin_tiny_patch4_window7_224"
-    found, expected = cells(name, images[:1]), unpooled(name, images[:1]).numpy()
-    assert expected.shape == (1, 7, 7, 768)
-    assert np.abs(found - expected.reshape(1, 49, 768)).max() < 1e-5 * np.abs(expected).max()
+def test_unpooled_prefix_tokens_are_dropped(name, first, shape, images):
+    found, expected = cells(name, images[:2]), unpooled(name, images[:2]).numpy()
+    assert expected.shape == (2, *shape)
+    expected = expected.reshape(2, -1, shape[-1])[:, first:]
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_unpooled_changes_spec_and_fingerprint():

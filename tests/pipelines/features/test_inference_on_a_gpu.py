@@ -1,4 +1,4 @@
-"""A shard from a small network on a fake GPU, which has no result before somebody has waited for it."""
+"""A shard from a small network on a fake GPU: its rows, and what the host waits for."""
 
 import io
 from collections import Counter
@@ -63,12 +63,10 @@ def test_shard_of_fake_gpu_equals_cpu(most):
         gpu.reset()
         found = extract(extractor, 26)
         waits = Counter(event.operation for event in gpu.waits.elements())
-        copies = Counter(event.operation for event in gpu.copies.elements())
     assert list(found) == list(expected)
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, atol=1e-6)
-    # Nothing is waited for but the end of each batch's download, and all copies are from or to page-locked memory.
+    # Nothing is waited for but the end of each batch's download.
     assert waits == {"event": 7}, gpu.report()
-    assert set(copies) == {"copy to the GPU", "copy to the CPU"}, gpu.report()
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])

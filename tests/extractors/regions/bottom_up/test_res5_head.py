@@ -134,11 +134,8 @@ def test_pool_bins_boxes_at_and_beyond_edges_equal_torchvision():
     expected = by_torchvision(maps, boxes, 14)
     assert (expected[9:11] == 0).all()
     assert torch.equal(pool_cells(maps, boxes, 14, SCALE), expected)
-
-
-def test_pool_bins_halves_round_up_as_in_torchvision():
-    maps = random_maps(4, 40, 63)
-    half = torch.tensor([16 * cell + 8.0 for cell in range(2, 60)])
+    # Halves are rounded up.
+    half = torch.tensor([16 * cell + 8.0 for cell in range(2, 46)])
     for near in (half, half.nextafter(torch.tensor(0.0)), half.nextafter(torch.tensor(9e9))):
         boxes = torch.stack((near - 24, torch.full_like(near, 24), near, torch.full_like(near, 200)), dim=1)
         assert torch.equal(pool_cells(maps, boxes, 14, SCALE), by_torchvision(maps, boxes, 14))

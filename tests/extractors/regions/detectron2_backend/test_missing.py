@@ -1,5 +1,6 @@
 """Without detectron2, extractors that need it say how to install it, and everything else works."""
 
+import re
 import sys
 
 import pytest
@@ -19,15 +20,17 @@ def _without_detectron2(monkeypatch):
 
 
 @pytest.mark.parametrize("method", [ExtractorRequest.describe, ExtractorRequest.load])
-def test_backend_without_detectron2_raises(method):
-    with pytest.raises(UsageError, match=f"'faster-rcnn-36' with detectron2 needs the package {HOW}"):
-        method(ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(backend="detectron2")))
-
-
-@pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
-def test_detectron2_model_without_detectron2_raises(method):
-    with pytest.raises(UsageError, match=rf"'detectron2:a\.yaml\+b\.pth' with detectron2 needs the package {HOW}"):
-        method(ExtractorRequest("detectron2:a.yaml+b.pth"))
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ExtractorRequest("faster-rcnn-36", weights="random:0", regions=RegionOptions(backend="detectron2")),
+        ExtractorRequest("detectron2:a.yaml+b.pth"),
+    ],
+    ids=["backend", "model"],
+)
+def test_request_without_detectron2_raises(method, request_):
+    with pytest.raises(UsageError, match=f"'{re.escape(request_.name)}' with detectron2 needs the package {HOW}"):
+        method(request_)
 
 
 def test_torchvision_backend_needs_no_detectron2():

@@ -135,13 +135,6 @@ def test_preprocess_resizes_once(backend, size, order):
     assert np.array_equal(values[0].permute(1, 2, 0).numpy(), (channels.astype(np.float32) - 100) / 50)
     assert network.sizes == [size]
     assert (found["width"][0], found["height"][0], found["num_regions"][0]) == (*size, 0)
-
-
-def test_extract_columns_images_keep_their_sizes(backend):
-    network = stock_network(backend, "BGR")
-    extractor = load(backend, network)
-    found = extractor.extract_columns([extractor.preprocess(noise(*size)) for size in SIZES])
-    assert network.sizes == SIZES == list(zip(found["width"], found["height"], strict=True))
     assert extractor.extract([]).shape == (0, 6, 8)
 
 

@@ -163,39 +163,20 @@ def test_describe_depends_on_config_and_weights_only(config, checkpoint, tmp_pat
     assert ExtractorRequest(name(config, checkpoint), regions=KEPT).describe().spec.name == "detectron2:mine-4-20"
     assert ExtractorRequest(name(config, checkpoint)).spec().shape == (36, 128)
     assert not description.parameters["untrained"]
-    assert description.parameters["config"]["INPUT"] == {
-        "FORMAT": description.parameters["config"]["INPUT"]["FORMAT"],
-        "MIN_SIZE_TEST": 90,
-        "MAX_SIZE_TEST": 150,
-    }
+    order = description.parameters["config"]["INPUT"]["FORMAT"]
+    assert description.parameters["config"]["INPUT"] == {"FORMAT": order, "MIN_SIZE_TEST": 90, "MAX_SIZE_TEST": 150}
     text = json.dumps(description.parameters)
-    assert "elsewhere" not in text
-    assert "somewhere" not in text
-    assert str(tmp_path) not in text
+    assert not any(path in text for path in ("elsewhere", "somewhere", str(tmp_path)))
     assert extractors.load_extractor(name(config, checkpoint)).fingerprint == description.fingerprint
-    moved = tmp_path / "moved"
+    moved = tmp_path / "a+b.d"
     moved.mkdir()
     for file in ("base.yaml", "mine.yaml", "model_final.pth"):
         (moved / file).write_bytes((tmp_path / file).read_bytes())
-    assert (
-        ExtractorRequest(name(moved / "mine.yaml", moved / "model_final.pth")).describe().fingerprint == description.fingerprint
-    )
+    request = ExtractorRequest(name(moved / "mine.yaml", moved / "model_final.pth"))
+    assert request.describe().fingerprint == description.fingerprint
     (moved / "base.yaml").write_text(BASE.replace("PRE_NMS_TOPK_TEST: 500", "PRE_NMS_TOPK_TEST: 400"))
-    assert (
-        ExtractorRequest(name(moved / "mine.yaml", moved / "model_final.pth")).describe().fingerprint != description.fingerprint
-    )
+    assert request.describe().fingerprint != description.fingerprint
     assert ExtractorRequest(name(config, "random:5")).describe().parameters["untrained"]
-
-
-def test_describe_path_with_plus(config, checkpoint, tmp_path):
-    folder = tmp_path / "a+b.d"
-    folder.mkdir()
-    for file in ("base.yaml", "mine.yaml", "model_final.pth"):
-        (folder / file).write_bytes((tmp_path / file).read_bytes())
-    found, expected = (
-        ExtractorRequest(name(c, c.with_name("model_final.pth"))).describe() for c in (folder / "mine.yaml", config)
-    )
-    assert (found.fingerprint, found.spec.name) == (expected.fingerprint, expected.spec.name)
 
 
 @pytest.mark.parametrize(
