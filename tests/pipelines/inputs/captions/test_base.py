@@ -25,13 +25,10 @@ KINDS = [("en", "translation", "train"), ("cs", "translation", "train"), ("en", 
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        (Selection(languages=("en", "it")), r"no captions in language 'it' in 'here': there are cs, en; change the selection"),
+        (Selection(languages=("en", "it")), r"no captions in language 'it' in 'here': there are cs, en"),
         (Selection(portions=("task1",)), r"no captions of portion 'task1' in 'here': there are comparable, translation"),
         (Selection(splits=("test",)), r"no captions of split 'test' in 'here': there are train, val"),
-        (
-            Selection(("en", "cs"), ("comparable",)),
-            r"no captions in language 'cs' of portion comparable in 'here': there are en",
-        ),
+        (Selection(("en", "cs"), ("comparable",)), r"in language 'cs' of portion comparable in 'here': there are en"),
         (Selection((), ("comparable",), ("train", "val")), r"of split 'train' of portion comparable in 'here': there are val"),
     ],
 )
@@ -53,6 +50,8 @@ def test_require_selected_accepts_existing_values_only():
         ("flickr", {}, UsageError, r"unknown format of captions 'flickr': use one of multi30k, karpathy, coco, scan, table"),
         ("table", {"columns": {"caption": "a"}}, UsageError, r"unknown column 'caption': ours are image_id, text, language, "),
         ("coco", {"columns": {"text": "a"}}, UsageError, r"only a 'table' has columns"),
+        ("coco", {"delimiter": ";"}, UsageError, r"the format 'coco': only a 'table' has them"),
+        ("coco", {"quoting": "none"}, UsageError, r"the format 'coco': only a 'table' has them"),
         ("karpathy", {"language": "english"}, UsageError, r"'english' is not a language tag"),
         ("multi30k", {"language": "de"}, UsageError, r"its file names say the languages"),
     ],
