@@ -81,22 +81,6 @@ def test_other_names_and_defaults(tmp_path, name):
     ]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({}, r"no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\."),
-        ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
-        ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
-        ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
-    ],
-)
-def test_missing_columns(tmp_path, name, columns, message):
-    path = _save(tmp_path / name, [{"img": "1", "caption": "one", "index": 0}], ["img", "caption"])
-    with pytest.raises(InputError, match=message):
-        read(open_captions("table", path, columns=columns))
-
-
 def _text_table(path, text):
     return open_captions("table", write(path, text))
 
@@ -130,7 +114,6 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
 
 BROKEN_CSV = [
     ("", r"a.csv' is empty: expected a line with the names of the columns"),
-    ("\ufeff", r"a.csv' is empty: expected a line with the names of the columns"),
     ("image_id,text\n", r"a.csv' has no rows below its header"),
     ("image_id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 columns, expected the 2 of the header"),
     ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
@@ -145,7 +128,6 @@ BROKEN_CSV = [
     ("\ufeff\ufeffimage_id,text\n1,a\n", r"has no column 'image_id'; its columns are '\\ufeffimage_id', 'text'"),
     ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
     ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name"),
-    ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
     ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
     ("image_id,text,portion\n1,a,task1/raw\n", r"'portion' is 'task1/raw', expected a name"),
     ("1,a dog\n2,a cat\n", r"its columns are '1', 'a dog': name them, .*, or write a line with names above the rows"),
@@ -167,12 +149,10 @@ BROKEN_LINES = [
     (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
     (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: 'text' is 5, expected a string"),
     (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
-    (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
     (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
     ('{"image_id": "2", "text": "b", "language": 3}\n', r"line 1: 'language' is 3, expected a name"),
 ]
 BROKEN_PARQUET = [
-    ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: 'text' is \['a', 'b', 'c'\]"),
     ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
     ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: 'text' is {'raw': 'a'}"),
     ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
@@ -184,6 +164,13 @@ UNQUOTED = [
     ('image_id,text\n1,"a,b"\n', r"3 columns, .*: leave out --quoting none if values are quoted"),
     ("image_id,text\n1,a\rb\n", r"row 1 \(line 2\): a CR outside quotes"),
 ]
+RENAMED = [("a.csv", "img,caption\n1,a\n"), ("a.jsonl", '{"img": "1", "caption": "a"}\n')]
+MISSING_COLUMNS = [
+    ({}, r"no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\."),
+    ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
+    ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
+    ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
+]
 INDICES = {"tsv": ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000], "jsonl": ["-1", "32768", "1.0", "true", "[]"]}
 WRONG_INDEX = r"line [12]\)?: 'index' is .*, expected an integer from 0 to 32767"
 
@@ -194,6 +181,7 @@ WRONG_INDEX = r"line [12]\)?: 'index' is .*, expected an integer from 0 to 32767
         *(("a.csv", text, {}, message) for text, message in BROKEN_CSV),
         *(("a.csv", text, {"quoting": "none"}, message) for text, message in UNQUOTED),
         ("a.csv", "image_id,text\n1,a\n", {"delimiter": ";"}, r"a single column, 'image_id,text', with ';' as the delimiter"),
+        *((name, text, {"columns": columns}, message) for name, text in RENAMED for columns, message in MISSING_COLUMNS),
         *(("a.jsonl", text, {}, message) for text, message in BROKEN_LINES),
         *(("a.tsv", f"image_id\ttext\tindex\n1\ta\t{index}\n", {}, WRONG_INDEX) for index in INDICES["tsv"]),
         *(("a.jsonl", f'{{"image_id": "1", "text": "a", "index": {index}}}\n', {}, WRONG_INDEX) for index in INDICES["jsonl"]),
@@ -230,10 +218,8 @@ def test_parquet_types(tmp_path):
     ("name", "text", "message"),
     [
         ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n4\n", r"row 4 \(line 5\): 1 columns"),
-        ("a.csv", 'image_id,text\n1,a\n2,b\n3,c\n4,"d', r"row 4 \(line 5\): unexpected end of data"),
         ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n\n,d\n5\n", r"row 4 \(line 6\): the image id is empty"),
         ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n4,\xff\n", r"not UTF-8: line 5, column 3"),
-        ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n,d\n5,\xff\n", r"row 4 \(line 5\): the image id is empty"),
         ("a.jsonl", GOOD * 3 + "[1]\n", r"line 4: found"),
         ("a.jsonl", GOOD * 3 + '\n{"image_id": "", "text": "d"}\n[1]\n', r"line 5: the image id is empty"),
     ],
