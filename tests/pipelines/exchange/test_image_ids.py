@@ -7,6 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -78,7 +79,6 @@ def test_regions_of_tsv_files(tmp_path, karpathy):
 
 
 def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, karpathy):
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "f.h5", "w") as file:
         file["x"], file["ids"] = VALUES, np.array(COCOIDS)
         for number, row in zip(COCOIDS, VALUES, strict=True):

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -364,7 +365,6 @@ NAMED_ARRAYS = [{}, {"array": "image_features"}, {"array": "image_features", "id
 @pytest.fixture
 def hdf5(tmp_path):
     """Write an HDF5 file of named arrays and return a job for it."""
-    h5py = pytest.importorskip("h5py")
 
     def write(arrays, **options) -> ImportJob:
         with h5py.File(tmp_path / "f.h5", "w") as file:
@@ -421,7 +421,6 @@ def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
 def test_unreadable_and_unwritten_hdf5_arrays_are_refused(tmp_path, hdf5):
     values = make_rows(6, 4)
     job = hdf5({"i": list(range(6))}, array="x", id_array="i")
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "f.h5", "a") as file:
         x = file.create_dataset("x", data=values, chunks=(2, 4), fletcher32=True)
         position = x.id.get_chunk_info(1).byte_offset
@@ -440,7 +439,6 @@ def test_unreadable_and_unwritten_hdf5_arrays_are_refused(tmp_path, hdf5):
 @pytest.mark.parametrize("kind", ["raw", "virtual", "link", "group", "soft link", "ids"])
 def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
     """A stranger's file names any file of the user, whose bytes would become features."""
-    h5py = pytest.importorskip("h5py")
     secret, private = tmp_path / "secret.txt", tmp_path / "private.h5"
     secret.write_text("password" * 8)
     with h5py.File(private, "w") as file:
@@ -468,7 +466,6 @@ def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
 @pytest.mark.parametrize("part", [b"HEAP", b"SNOD", b"TREE", b"OHDR"])
 @pytest.mark.parametrize("options", [{"array": "x", "id_array": "i"}, {}])
 def test_hdf5_file_with_damaged_metadata_is_refused(tmp_path, hdf5, part, options):
-    h5py = pytest.importorskip("h5py")
     job = hdf5({}, **options)
     with h5py.File(tmp_path / "f.h5", "w", libver="latest" if part == b"OHDR" else "earliest") as file:
         file["x"], file["i"] = make_rows(2, 4), [1, 2]
@@ -490,7 +487,6 @@ def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeyp
 
 
 def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
-    h5py = pytest.importorskip("h5py")
     job = hdf5({"g/a": np.ones(3)})
     with h5py.File(tmp_path / "f.h5", "a") as file:
         file["b"], file["g/c"] = file["g/a"], h5py.SoftLink("/g/a")
