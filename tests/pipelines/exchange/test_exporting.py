@@ -447,23 +447,3 @@ def test_other_kinds_and_places_are_refused(tmp_path, features, captions):
             export_dataset(ExportJob(str(captions), str(tmp_path / "out"), layout))
     with pytest.raises(DatasetError, match="holds features, expected captions"):
         export_dataset(scan_job(tmp_path, features[0], features[0]))
-
-
-@pytest.mark.parametrize(
-    ("layout", "options", "message"),
-    [
-        ("scan", {}, "give their dataset with --captions"),
-        ("scan", {"captions": "c", "text": "raw"}, "--text is 'raw', expected one of 'text', 'tokens'"),
-        ("scan", {"captions": "c", "captions_per_image": -1}, "--captions-per-image is -1"),
-        ("scan", {"captions": "c", "split_names": {"val": "a/b"}}, "--split-names calls 'val' 'a/b', expected a part of a"),
-        ("tsv", {"columns": "all"}, "--columns is 'all', expected one of 'bottom-up', 'lxmert'"),
-        ("webdataset", {"language": "de"}, "--language, --portion and --splits choose captions"),
-        ("webdataset", {"l2": True}, "--l2 is for scan and mulisera and npy, not for webdataset"),
-        ("npy", {"lists": ("a", "b")}, "npy takes one list for the order of the rows, found 2"),
-        ("mulisera", {}, "give the lists with --lists"),
-        ("zip", {}, "--format is 'zip', expected one of 'scan', 'mulisera', 'tsv', 'webdataset', 'npy'"),
-    ],
-)
-def test_invalid_options_are_refused(layout, options, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        ExportJob("features", "out", layout, **options)
