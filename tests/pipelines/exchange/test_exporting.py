@@ -181,9 +181,7 @@ def test_scan_needs_one_language_and_portion(tmp_path, features):
 
 def test_images_without_features_are_named(tmp_path, captions):
     path, _ = make_features(tmp_path / "few", images=["30", "9", "bild-ä"])
-    with pytest.raises(
-        DatasetError, match=r"3 of 4 images of split 'train' have no row in .*few', e.g. '1000092795', 'x', '猫'"
-    ):
+    with pytest.raises(DatasetError, match=r"3 of 4 images of split 'train' .*few', e.g. '1000092795', 'x', '猫'"):
         export_dataset(scan_job(tmp_path, path, captions))
     assert not (tmp_path / "out").exists()
     export_dataset(scan_job(tmp_path, path, captions, splits=("val",)))

@@ -155,7 +155,7 @@ def test_lists_refuse_unsupported_keys(tmp_path, layout, key):
 
 def write_npy(folder, keys, values):
     np.save(folder / "x.npy", np.stack([values[key] for key in keys]))
-    write_list(folder / "x.txt", keys)
+    write_list(folder / "x.ids", keys)
     return partial(import_, folder, folder / "x.npy")
 
 

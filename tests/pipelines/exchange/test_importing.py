@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.importing import import_features, import_format
+from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
@@ -57,9 +57,9 @@ def tsv_line(image_id, boxes, features, *, width=640, height=480, lxmert=None) -
     return [image_id, height, width, *middle, len(boxes), text(boxes, "<f4"), text(features, "<f4")]
 
 
-def write_tsv(path: Path, lines: list[list], **options) -> str:
+def write_tsv(path: Path, lines: list[list]) -> str:
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, delimiter="\t", **options).writerows(lines)
+        csv.writer(file, delimiter="\t").writerows(lines)
     return str(path)
 
 
@@ -94,22 +94,6 @@ def test_other_layouts_of_numbers_become_float32(tmp_path, dtype, order):
     assert manifest.parameters["imported"]["dtype"] == ("float64" if dtype == "<f8" else "float32")
     stored = open_dataset(tmp_path / "out")
     np.testing.assert_array_equal(stored.get(IDS[2])["feature"], values[2].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("array", "list_"),
-    [
-        ("train-surrogate.npy", "train-surrogate.ids"),
-        ("train.npy", "train.txt"),
-        ("dev_ims.npy", "dev_ids.txt"),
-        ("features.npy", "ids.txt"),
-    ],
-)
-def test_list_beside_an_array_is_found(tmp_path, array, list_):
-    np.save(tmp_path / array, make_rows(2, WIDTH))
-    (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
-    import_features(ImportJob((str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
-    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
 
 
 def test_array_with_boxes_becomes_regions_with_zero_rows_as_padding(tmp_path):
@@ -179,7 +163,6 @@ def header_of(shape: str, *, spaces: int = 0) -> bytes:
     ("content", "flaw"),
     [
         (b"", "the file is empty"),
-        (b"hello", "it is a file of another kind"),
         (pickle.dumps([1, 2]), "it is a file of another kind"),
         (b"PK\x03\x04 no archive", "it is an npz archive, .*"),
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
@@ -230,18 +213,6 @@ def test_inconsistent_files_are_refused(files, monkeypatch, sources, options, er
     with pytest.raises(error, match=message):
         import_features(ImportJob(tuple(sources), "out", "toy", **options))
     assert not Path("out").exists()
-
-
-def test_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
-    names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
-    assert [import_format(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
-    (tmp_path / "data.mdb").write_bytes(b"")
-    unsupported = {"a.npz": "npz archives", "b.lmdb/": "LMDB", "c/data.mdb": "LMDB", str(tmp_path): "LMDB"}
-    for location, kind in unsupported.items():
-        with pytest.raises(UsageError, match=f"import does not support {kind} yet"):
-            import_format(location)
-    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
-        import_format("x.bin")
 
 
 # --- tsv -------------------------------------------------------------------------------------------------------------
@@ -376,7 +347,6 @@ def test_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
         ({"x": np.ones(2), "i": [1, 2]}, XI, InputError, r"f.h5:x has shape \(2,\)"),
         ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
         ({"x": None}, {}, InputError, "f.h5:/ holds no datasets"),
-        ({"x/y": None}, {"array": "x"}, InputError, "f.h5:x holds no datasets"),
         ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
         ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),

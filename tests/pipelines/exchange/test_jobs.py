@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from pipelines.exchange.importing import import_format
 from pipelines.exchange.jobs import ExportJob, ImportJob
 from schemas.errors import UsageError
 
@@ -52,3 +53,15 @@ def test_import_job_refuses_invalid_options(options, message):
 def test_export_job_refuses_invalid_options(layout, options, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         ExportJob("features", "out", layout, **options)
+
+
+def test_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
+    names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
+    assert [import_format(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
+    (tmp_path / "data.mdb").write_bytes(b"")
+    unsupported = {"a.npz": "npz archives", "b.lmdb/": "LMDB", "c/data.mdb": "LMDB", str(tmp_path): "LMDB"}
+    for location, kind in unsupported.items():
+        with pytest.raises(UsageError, match=f"import does not support {kind} yet"):
+            import_format(location)
+    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
+        import_format("x.bin")
