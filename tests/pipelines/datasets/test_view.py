@@ -310,20 +310,6 @@ def test_draw_view_refuses_other_names_and_datasets(photos_here, tmp_path, make,
     assert not (tmp_path / name).exists()
 
 
-# --- command ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_command(regions, photos_here, tmp_path, call):
-    places = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png")
-    arguments = ("view", *places, "--max-regions", "1")
-    assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
-    assert call(*arguments)[0] == 2
-    assert call(*arguments, "--overwrite")[0] == 0
-    with Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())) as image:
-        assert image.size == (800, 600)
-
-
 GREY = (127, 127, 127)
 
 
@@ -334,13 +320,6 @@ def plain(width: int, height: int) -> Image.Image:
 def of_colour(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
     """Return the mask of the pixels of exactly this colour, ``[H, W]``."""
     return (np.asarray(image) == colour).all(axis=2)
-
-
-def test_colours_differ():
-    colours = [colour_of(group) for group in range(1601)]
-    nearest = min(np.abs(np.subtract(a, b)).sum() for n, a in enumerate(colours[:12]) for b in colours[:n])
-    assert nearest > 40
-    assert all(max(colour) > 200 for colour in colours), "strong on any photograph"
 
 
 def test_box_has_four_sides_of_its_colour_and_leaves_the_rest():

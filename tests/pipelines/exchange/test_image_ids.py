@@ -87,17 +87,6 @@ def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, k
         check(stored(job_of(tmp_path / "f.h5", karpathy=karpathy, karpathy_key="cocoid", **options))[0])
 
 
-def test_karpathy_file_and_key_change_the_fingerprint(tmp_path, karpathy):
-    fingerprints = set()
-    for key in ("imgid", "sentid"):
-        job = npy(tmp_path, [0], VALUES[:1], karpathy=karpathy, karpathy_key=key)
-        fingerprints.add(stored(job)[1].fingerprint)
-    path = Path(karpathy)
-    path.write_text(path.read_text() + " ")
-    fingerprints.add(stored(job)[1].fingerprint)
-    assert len(fingerprints) == 3
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
