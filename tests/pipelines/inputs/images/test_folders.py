@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -134,11 +133,6 @@ def test_parallel_reads_of_remote_addresses(tmp_path, uris, threads):
 def test_parallel_reads_of_folders(tmp_path):
     assert open_images(tmp_path).parallel_reads == 1
     assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
-
-
-def test_source_with_access_is_the_same_after_pickling(tmp_path):
-    source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
-    assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
 
 
 def test_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
