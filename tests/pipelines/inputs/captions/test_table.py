@@ -187,6 +187,7 @@ WRONG_INDEX = r"line [12]\)?: 'index' is .*, expected an integer from 0 to 32767
         *(("a.jsonl", f'{{"image_id": "1", "text": "a", "index": {index}}}\n', {}, WRONG_INDEX) for index in INDICES["jsonl"]),
         *(("a.parquet", columns, {}, message) for columns, message in BROKEN_PARQUET),
     ],
+    ids=lambda value: repr(value)[:40],
 )
 def test_broken_tables_are_refused(tmp_path, name, content, options, message):
     if name == "a.parquet":
