@@ -11,7 +11,6 @@ from schemas.errors import UsageError
     ("options", "message"),
     [
         ({"name": "my name"}, "--name is 'my name'"),
-        ({"name": ""}, "--name is ''"),
         ({"shards": 0}, "--shards is 0"),
         ({"sources": ()}, "expected one or more files to import"),
         ({"id_rule": "other"}, "--id-rule is 'other', expected one of 'name', 'path', 'exact'"),
