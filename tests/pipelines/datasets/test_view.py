@@ -226,6 +226,11 @@ def test_unknown_image(regions, photos_here, tmp_path, image, message):
     assert not (tmp_path / "out.png").exists()
 
 
+def test_unknown_image_of_whole_paths_has_no_advice_about_paths(regions, photos_here, tmp_path):
+    with pytest.raises(InputError, match=r"'nowhere' is not among the images in '.*': its ids look like 'cat', 'dog-01'$"):
+        draw_view(regions, open_images(photos_here, id_rule="path"), "nowhere", str(tmp_path / "out.png"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
