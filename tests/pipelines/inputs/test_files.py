@@ -80,11 +80,12 @@ MIDDLE = len(ZIPPED) // 2
     [
         ("a.gz", ZIPPED[:-20], "not a whole gzip file"),
         ("a.gz", ZIPPED[:MIDDLE] + bytes([ZIPPED[MIDDLE] ^ 0xFF]) + ZIPPED[MIDDLE + 1 :], "not a whole gzip file"),
+        ("a.gz", ZIPPED[:10] + b"\xff" + ZIPPED[11:], "not a whole gzip file"),
         ("a.gz", b"plain text\n", "not a whole gzip file"),
         ("a.gz", ZIPPED + b"garbage", "not a whole gzip file"),
         ("a.en", ZIPPED, "compressed with gzip"),
     ],
-    ids=["cut", "flipped", "not gzip", "garbage behind", "another name"],
+    ids=["cut", "flipped", "no deflate", "not gzip", "garbage behind", "another name"],
 )
 def test_broken_gzip(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
