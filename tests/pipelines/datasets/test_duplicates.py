@@ -3,7 +3,6 @@
 import io
 import shutil
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from PIL import Image
 import extractors
 from extractors.request import ExtractorRequest
 from pipelines.datasets import duplicates as search
-from pipelines.datasets.duplicates import count_table, digest_picture, find_duplicates, fold, near_pictures
+from pipelines.datasets.duplicates import count_table, find_duplicates, fold
 from pipelines.demo.run import trained_weights, write_scenes
-from pipelines.demo.scenes import COLOURS, draw, make_scenes
+from pipelines.demo.scenes import draw, make_scenes
 from pipelines.features.extraction import extract_features
 from pipelines.jobs import DuplicatesJob, FeaturesJob
 from pipelines.running.execution import Execution
@@ -162,22 +161,6 @@ def test_digests_of_files_in_records_need_no_pictures(tmp_path):
     assert [(duplicate.image_id, duplicate.kind) for duplicate in duplicates] == [("a", "bytes"), ("b", "bytes")]
 
 
-def test_pictures_of_other_colours_are_not_joined():
-    _, scene = next(make_scenes(1))
-    group = scene.groups[0]
-    others = [colour for colour in COLOURS if colour not in {group.colour for group in scene.groups}]
-    recoloured = [replace(scene, groups=(replace(group, colour=colour), *scene.groups[1:])) for colour in others]
-    pictures = [draw(drawn) for drawn in (scene, *recoloured)]
-    digests = [digest_picture(encode(picture, 90)) for picture in pictures]
-    assert min((digests[0].bits != digest.bits).mean() for digest in digests[1:]) < 0.15  # Hashes alone would join them.
-    grey = digest_picture(encode(pictures[0].convert("L"), 90))
-    found = {
-        (int(a), int(b)) for first, second, _ in near_pictures([*digests, grey]) for a, b in zip(first, second, strict=True)
-    }
-    assert (0, len(digests)) in found
-    assert [pair for pair in found if len(digests) not in pair] == []
-
-
 def test_equal_pixels_in_files_of_other_formats_are_joined(tmp_path):
     features = write_features(tmp_path, random_vectors("abc"))
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
@@ -187,12 +170,6 @@ def test_equal_pixels_in_files_of_other_formats_are_joined(tmp_path):
     noise.transpose(Image.Transpose.TRANSPOSE).save(tmp_path / "photos" / "c.png")
     duplicates = find_duplicates(DuplicatesJob(features, images=str(tmp_path / "photos")))
     assert [(duplicate.image_id, duplicate.kind) for duplicate in duplicates] == [("a", "pixels"), ("b", "pixels")]
-
-
-def test_pictures_of_one_grey_level_have_no_hash():
-    digests = [digest_picture(encode(Image.new("RGB", (40, 30), colour), 90)) for colour in ("black", "white")]
-    assert [digest.bits for digest in digests] == [None, None]
-    assert list(near_pictures(digests)) == []
 
 
 def test_missing_and_undecodable_pictures_are_left_to_the_features(tmp_path):
@@ -303,11 +280,7 @@ def test_unusable_datasets_and_thresholds_are_errors(tmp_path):
         ("a dog", "a cat", False),
         ("का", "की", False),  # Vowel signs are no letters, but no punctuation.
         ("a `big` dog", "a big dog", True),
-        ("a dog ~ running", "a dog running", True),
-        ("a $5 dog", "a 5 dog", True),
-        ("costs $", "costs €", True),
         ("a = b + c | d <e> ^", "a b c d e", True),
-        ("a dog \U0001f436", "a dog", True),
         ("a \u2764\ufe0f dog \U0001f44d\U0001f3fd", "a dog", True),  # With a variation selector, and of a skin colour.
         ("\U0001f468\u200d\U0001f469\u200d\U0001f467 a family", "a family", True),  # Joined.
         ("1\ufe0f\u20e3 dog", "1 dog", True),

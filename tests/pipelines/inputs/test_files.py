@@ -16,19 +16,19 @@ from schemas.storage.storage_errors import StoreError
 from tests.pipelines.inputs.reading import write
 
 TEXT = "plain\ncarriage return\r\n\ufeffa\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh\n\n  spaces \t\nlast, without LF"
+LONG = "é" * 300_000 + "\nb\n" + "c" * 600_001
 
 
 def _write(path, data: bytes):
     return Folder(str(write(path, data).parent)), path.name
 
 
-def count(folder, name) -> list[int]:
-    return [count_lines(folder, name)]
-
-
 @pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("text", [TEXT, TEXT + "\n", "", "\n", "\r\n", "\n\n", "one", "one\r", "\r", "é\r\nß", "a\r\r\nb"])
+@pytest.mark.parametrize(
+    "text",
+    [TEXT, pytest.param(LONG, id="long"), TEXT + "\n", "", "\n", "\r\n", "\n\n", "one", "one\r", "\r", "é\r\nß", "a\r\r\nb"],
+)
 def test_lines_end_at_lf_and_crlf_only(tmp_path, name, mark, text):
     file = _write(tmp_path / name, (mark + text).encode())
     lines = text.replace("\r\n", "\n").split("\n")
@@ -46,38 +46,20 @@ def test_only_one_mark_at_the_very_start_is_dropped(tmp_path):
     assert (list(read_lines(file[0], "a.gz")), count_lines(file[0], "a.gz")) == (["ö", "b"], 2)
 
 
-@pytest.mark.parametrize("reader", [read_lines, count])
-def test_utf16_is_named(tmp_path, reader):
-    file = _write(tmp_path / "a.gz", "one\ntwo\n".encode("utf-16"))
-    with pytest.raises(InputError, match=r"a\.gz' is UTF-16 \(little endian\), expected UTF-8: .*iconv -f UTF-16 -t UTF-8"):
-        list(reader(*file))
-
-
 def test_read_lines_of_a_pipe_fails_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "a.csv")
-    for reader in (read_lines, count):
-        with pytest.raises(InputError, match=r"a\.csv': it is a named pipe, expected a file"):
-            list(reader(Folder(str(tmp_path)), "a.csv"))
+    with pytest.raises(InputError, match=r"a\.csv': it is a named pipe, expected a file"):
+        list(read_lines(Folder(str(tmp_path)), "a.csv"))
     with pytest.raises(InputError, match=r"a\.csv': it is a named pipe, expected a file"):
         kind_of(str(tmp_path / "a.csv"))
     with pytest.raises(InputError, match=r"'/dev/null': it is a device, expected a file"):
         kind_of("/dev/null")
 
 
-def test_lines_longer_than_the_buffer(tmp_path):
-    lines = ["é" * 300_000, "b", "c" * 600_001]
-    file = _write(tmp_path / "a.gz", "\n".join(lines).encode())
-    assert list(read_lines(*file)) == lines
-    assert count_lines(*file) == 3
-
-
 @pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
 def test_bad_utf8_is_placed(tmp_path, name):
     file = _write(tmp_path / name, "größe\nein Café\n".encode() + "zwölf Cafés\n".encode("latin-1"))
-    message = (
-        rf"{name}' is not UTF-8: line 3, column 3 \(byte 3 of the line\) is the byte 0xf6; convert the file to UTF-8: iconv"
-    )
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=rf"{name}' is not UTF-8: line 3, column 3 \(byte 3 of the line\) is the byte 0xf6"):
         list(read_lines(*file))
 
 
@@ -89,28 +71,26 @@ def test_column_counts_characters_and_byte_counts_bytes(tmp_path):
             list(read_lines(*_write(tmp_path / "a", data)))
 
 
-def test_gzip_under_another_name_and_a_missing_file(tmp_path):
-    (tmp_path / "a.en").write_bytes(gzip.compress(b"text\n"))
-    with pytest.raises(InputError, match=r"compressed with gzip: give it a name that ends in '.gz'"):
-        list(read_lines(Folder(str(tmp_path)), "a.en"))
-    with pytest.raises(InputError, match=r"/nothing' does not exist: check the path"):
-        list(read_lines(Folder(str(tmp_path)), "nothing"))
+ZIPPED = gzip.compress("\n".join(map(str, range(10_000))).encode())
+MIDDLE = len(ZIPPED) // 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "garbage behind"])
-@pytest.mark.parametrize("reader", [read_lines, count])
-def test_broken_gzip(tmp_path, damage, reader):
-    data = gzip.compress("\n".join(map(str, range(10_000))).encode())
-    middle = len(data) // 2
-    broken = {
-        "cut": data[:-20],
-        "flipped": data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :],
-        "not gzip": b"plain text\n",
-        "garbage behind": data + b"garbage",
-    }[damage]
-    (tmp_path / "a.gz").write_bytes(broken)
-    with pytest.raises(InputError, match=r"a\.gz' is not a whole gzip file .* fetch it again"):
-        list(reader(Folder(str(tmp_path)), "a.gz"))
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.gz", ZIPPED[:-20], "not a whole gzip file"),
+        ("a.gz", ZIPPED[:MIDDLE] + bytes([ZIPPED[MIDDLE] ^ 0xFF]) + ZIPPED[MIDDLE + 1 :], "not a whole gzip file"),
+        ("a.gz", ZIPPED[:10] + b"\xff" + ZIPPED[11:], "not a whole gzip file"),
+        ("a.gz", b"plain text\n", "not a whole gzip file"),
+        ("a.gz", ZIPPED + b"garbage", "not a whole gzip file"),
+        ("a.en", ZIPPED, "compressed with gzip"),
+    ],
+    ids=["cut", "flipped", "no deflate", "not gzip", "garbage behind", "another name"],
+)
+def test_broken_gzip(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=rf"{name}' is .*{message}"):
+        list(read_lines(Folder(str(tmp_path)), name))
 
 
 @pytest.mark.parametrize(
@@ -147,12 +127,6 @@ def test_json_items(tmp_path, name, mark, ascii_):
     assert [item for _, item in iter_json(*_write(tmp_path / name, data), prefix="images.item", form="a list")] == items
 
 
-def test_iter_json_keeps_lone_surrogates(tmp_path):
-    for text in ("x\ud800y", "\udc00", "a\ud83d"):
-        file = _write(tmp_path / "a.json", json.dumps({"images": [text]}).encode())
-        assert [item for _, item in iter_json(*file, prefix="images.item", form="a list")] == [text]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 13, 64, 1 << 18])
 def test_scan_json_finds_lone_surrogates_at_any_chunk_end(tmp_path, monkeypatch, chunk):
@@ -173,10 +147,19 @@ def test_scan_json_finds_lone_surrogates_at_any_chunk_end(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"images": [{"a": "x"},', b"", b'{"images": [1]} x', b'\xef\xbb\xbf\xef\xbb\xbf{"images": []}', b"{'a'}"]
+    ("data", "message"),
+    [
+        (b'{"images": [{"a": "x"},', r"after 1 items of 'images'"),
+        (b"", r"after 0 items of 'images'"),
+        (b'{"images": [1]} x', r"after 1 items of 'images'"),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"images": []}', r"after 0 items of 'images'"),
+        (b"{'a'}", r"after 0 items of 'images'"),
+        (b'{"text": "a"}\n{"text": "b"}\n', "more than one document"),
+        (b'{"text": "a\\ud800"}\n{"text": "b"}\n', "more than one document"),
+    ],
 )
-def test_iter_json_of_malformed_json_fails(tmp_path, data):
-    with pytest.raises(InputError, match=r"a\.json' is not well-formed JSON: .* after \d items of 'images'"):
+def test_iter_json_of_malformed_json_fails(tmp_path, data, message):
+    with pytest.raises(InputError, match=rf"a\.json' is not well-formed JSON: .*{message}"):
         list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item", form="a list"))
 
 
@@ -204,10 +187,3 @@ def test_iter_json_of_non_utf8_fails(tmp_path):
     (tmp_path / "b.json").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(InputError, match="compressed with gzip"):
         list(iter_json(Folder(str(tmp_path)), "b.json", prefix="images.item", form="a list"))
-
-
-@pytest.mark.parametrize("half", ["", "\\ud800"])
-def test_json_lines_in_place_of_a_document_are_named(tmp_path, half):
-    data = f'{{"text": "a{half}"}}\n{{"text": "b"}}\n'.encode()
-    with pytest.raises(InputError, match=r"more than one document: if these are JSON lines, name the file '\.jsonl' and read"):
-        list(iter_json(*_write(tmp_path / "a.json", data), prefix="images.item", form="a list"))

@@ -37,9 +37,7 @@ def test_joined_tars_give_the_members_of_all(tmp_path, gap):
 def test_other_bytes_after_the_end_mark_are_refused(tmp_path):
     one, two = tars(tmp_path)
     for tail in (b"garbage" * 100, b"x", two[512:], bytes(100) + two):
-        with pytest.raises(
-            InputError, match=r"'x\.tar' holds [\d,]+ bytes after its end mark, at byte 10240, that are no further"
-        ):
+        with pytest.raises(InputError, match=r"'x\.tar' holds [\d,]+ bytes after its end mark, at byte 10240"):
             read(one + tail)
     with pytest.raises(InputError, match=r"is not a whole tar: at byte .* it ends within the member"):
         read(one + two[:2600])

@@ -5,8 +5,10 @@ In all tests ``site``, a server at 127.0.0.1, is on the internet, and all other 
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import socket
+import ssl
 import time
 import tracemalloc
 import zlib
@@ -16,6 +18,7 @@ import pytest
 from pipelines.inputs import web
 from pipelines.inputs.web import FetchError, WebAccess, fetch, web_version
 from tests.pipelines.inputs.test_web import CHUNKED, HEADERS, endless, in_turn, status
+from tests.web_server import serve
 
 pytestmark = pytest.mark.usefixtures("no_proxies", "internet")
 
@@ -28,7 +31,8 @@ TOO_LARGE, BROKEN, PROXY = "larger than 1,000 bytes", "connection broken", "cann
 @pytest.fixture
 def internet(monkeypatch) -> dict[str, list[str]]:
     """Names with their answers in turn, the last one forever: an address each, or several with commas."""
-    names = {"public.test": ["127.0.0.1"], "private.test": ["127.0.0.2"], "both.test": ["127.0.0.1,127.0.0.2"]}
+    names = {"public.test": ["127.0.0.1"], "private.test": ["127.0.0.2"]}
+    names |= {"both.test": ["127.0.0.1,127.0.0.2"], "mixed.test": ["127.0.0.2,127.0.0.1"]}
     look_up, is_public = socket.getaddrinfo, web.is_public
 
     def resolve(host, *arguments, **options):
@@ -54,7 +58,16 @@ def outcome(address: str, access: WebAccess = ACCESS) -> bytes | str:
 
 SPELLINGS = [
     *("127.0.0.2", "127.2", "127.0.2", "2130706434", "0x7f000002", "0x7F.0x0.0x0.0x2", "0x7f.2", "0177.0.0.2", "017700000002"),
-    *("00000177.0.0.2", "0x0000007f.2", "127.0.0.2.", "private.test", "PRIVATE.test", "private.test.", "both.test"),
+    *(
+        "00000177.0.0.2",
+        "0x0000007f.2",
+        "127.0.0.2.",
+        "private.test",
+        "PRIVATE.test",
+        "private.test.",
+        "both.test",
+        "mixed.test",
+    ),
     *("[::1]", "[::]", "[0:0:0:0:0:0:0:1]", "[::127.0.0.2]", "[::ffff:127.0.0.2]"),
     *("[::FFFF:7F00:2]", "[0:0:0:0:0:ffff:7f00:2]"),
     *("[::ffff:0:127.0.0.2]", "[64:ff9b::127.0.0.2]", "[64:ff9b:1::7f00:2]", "[2002:7f00:2::]", "[::1%25lo]", "[::1%lo]"),
@@ -139,6 +152,7 @@ def test_names_with_other_addresses_later_are_checked_again(site, internet, answ
             for text in ("data:image/png;base64,AAAA", "javascript:1", "http:/etc/passwd", "gs://b/a", "s3://b/a")
         ),
         *((text, OTHER_SCHEME) for text in ("ldap://127.0.0.2/", "http+unix://%2Ftmp%2Fs/a")),
+        ("http://[bad", INVALID),
     ],
 )
 def test_chains_of_redirects_end_before_private_hosts_and_other_schemes(site, hops, target, words):
@@ -214,6 +228,7 @@ def answer(head: bytes, body: bytes = b""):
 
 ANSWERS = {
     "endless body": (endless(HEADERS + b"\r\n", bytes(4096)), TOO_LARGE),
+    "endless body of a wrong length": (endless(HEADERS + b"Content-Length: x\r\n\r\n", bytes(4096)), TOO_LARGE),
     "endless chunks": (endless(CHUNKED, b"400\r\n" + bytes(1024) + b"\r\n"), TOO_LARGE),
     "endless small chunks": (endless(CHUNKED, b"1\r\nx\r\n" * 1000), TOO_LARGE),
     "endless chunk extension": (endless(CHUNKED + b"1;", b"x" * 4096), (TOO_LARGE, BROKEN)),
@@ -253,6 +268,7 @@ def test_answers_take_no_more_than_the_limit(site, name):
         tracemalloc.stop()
     assert result in (words if isinstance(words, tuple) else (words,))
     assert peak < 16 << 20
+    assert len(site.requests) == (2 if result == BROKEN else 1)
     assert len(web_version(site.address("/a"), ACCESS)) <= 100
 
 
@@ -273,7 +289,71 @@ def test_contradicting_lengths_stay_within_the_limit(site, second):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [b"", HEADERS, CHUNKED, HEADERS + b"Content-Length: 900\r\n\r\n", b"HTTP/1.1 302 Found\r\n"])
+@pytest.mark.parametrize(
+    "start",
+    [b"", HEADERS, HEADERS + b"Content-Length: 900\r\n\r\n", CHUNKED, CHUNKED + b"400\r\n", b"HTTP/1.1 302 Found\r\n"],
+)
 def test_slow_answers_end_at_the_deadline(site, start):
     site.pages["/a"] = endless(start, b"x", pause=0.05)
     assert outcome(site.address("/a"), WebAccess(total_seconds=0.4, read_seconds=0.2)) == "timed out"
+    assert len(site.requests) == 1
+
+
+def test_fetch_tries_all_addresses_of_a_host(site, internet):
+    assert outcome("http://no-such-host.invalid/a") == UNKNOWN
+    internet["photos.test"] = ["127.0.0.2,127.0.0.1"]
+    assert fetch(site.address("/a", "photos.test"), WebAccess(allow_private_addresses=True)) == b"a"
+    assert site.requests[0][2]["Host"] == f"photos.test:{site.port}"
+
+
+# --- certificates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secure(tmp_path):
+    """A server with a certificate for ``photos.test``, and the file that makes a client trust it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "photos.test")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    certificate = (
+        builder.not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("photos.test")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with serve(context) as site:
+        site.pages["/a"] = bytes(range(256)) * 1000
+        yield site, tmp_path / "cert.pem"
+
+
+def test_fetch_checks_the_certificate_of_the_host_name(secure, internet, monkeypatch):
+    site, trusted = secure
+    internet |= {"photos.test": ["127.0.0.1"], "other.test": ["127.0.0.1"]}
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    for _ in range(2):
+        assert fetch(site.address("/a", "photos.test"), WebAccess()) == bytes(range(256)) * 1000
+    assert (site.names, site.connections) == (["photos.test"], 1)
+    assert outcome(site.address("/a", "other.test"), WebAccess()) == "its certificate is not valid"
+    assert outcome(site.address("/a", "127.0.0.1"), WebAccess()) == "its certificate is not valid"
+
+
+def test_fetch_refuses_untrusted_certificates(secure, internet):
+    site, _ = secure
+    internet["photos.test"] = ["127.0.0.1"]
+    assert outcome(site.address("/a", "photos.test")) == "its certificate is not valid"
+    assert site.requests == []
+
+
+def test_fetch_without_tls_fails(site):
+    assert outcome(site.address("/a").replace("http:", "https:")) == "no secure connection"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import pickle
 import random
 import tracemalloc
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions.base import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection
+from pipelines.inputs.captions.base import EVERYTHING, RawCaption, Selection
 from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write, write_table
@@ -82,22 +81,6 @@ def test_other_names_and_defaults(tmp_path, name):
     ]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({}, r"no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\."),
-        ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
-        ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
-        ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
-    ],
-)
-def test_missing_columns(tmp_path, name, columns, message):
-    path = _save(tmp_path / name, [{"img": "1", "caption": "one", "index": 0}], ["img", "caption"])
-    with pytest.raises(InputError, match=message):
-        read(open_captions("table", path, columns=columns))
-
-
 def _text_table(path, text):
     return open_captions("table", write(path, text))
 
@@ -120,49 +103,6 @@ def test_csv_quoting(tmp_path):
     assert [row.text for row in read(source)] == ["a\u2028b\x0bc\x1c", "None"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"a.csv' is empty: expected a line with the names of the columns"),
-        ("image_id,text\n", r"a.csv' has no rows below its header: check the program that wrote it"),
-        ("image_id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 columns, expected the 2 of the header"),
-        ("image_id,text\n1,a, b\n", r"row 1 \(line 2\): 3 columns, expected the 2"),
-        ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
-        ('image_id,text\n1,a\n2,"open\n3,b\n', r"row 2 \(line 3\): unexpected end of data\. A value that begins with a quote"),
-        ('image_id,text\n1,"a" b\n', r"row 1 \(line 2\): .*expected after"),
-        ("image_id,text\n1,a\rb\n", r"row 1 \(line 2\): a CR outside quotes, .*; if lines end in CR alone, .* convert"),
-        ("image_id,text\n,a\n", r"row 1 \(line 2\): the image id is empty"),
-        ('image_id,text\n"1\n2",a\n', r"row 1 \(line 2\): the image id '1\\n2' has the control character '\\n'"),
-        ("image_id,text,text\n1,a,b\n", r"has 2 columns 'text': rename all but one"),
-        ("image_id,text\ra,b\r", r"row 0 \(line 1\): a CR outside quotes"),
-        ("\ufeff", r"a.csv' is empty: expected a line with the names of the columns"),
-        ("\ufeff\ufeffimage_id,text\n1,a\n", r"has no column 'image_id'; its columns are '\\ufeffimage_id', 'text'"),
-        ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
-        ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name .*fill it in"),
-        ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
-        ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
-        ("image_id,text,portion\n1,a,task1/raw\n", r"'portion' is 'task1/raw', expected a name .* without '/'"),
-        (b"image_id,text\n1,a\n" + b"2,\x22" + b"x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
-    ],
-)
-def test_broken_csv(tmp_path, text, message):
-    with pytest.raises(InputError, match=message):
-        read(_text_table(tmp_path / "a.csv", text))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "indices"),
-    [
-        ("a.tsv", "image_id\ttext\tindex\n1\ta\t{}\n", ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000]),
-        ("a.jsonl", '{{"image_id": "1", "text": "a", "index": {}}}\n', ["-1", "32768", "1.0", "true", "[]"]),
-    ],
-)
-def test_index_is_a_small_number(tmp_path, name, text, indices):
-    for index in indices:
-        with pytest.raises(InputError, match=r"(row 1 \()?line [12]\)?: 'index' is .*, expected an integer from 0 to 32767"):
-            read(_text_table(tmp_path / name, text.format(index)))
-
-
 def test_numbers_as_image_ids_are_taken(tmp_path):
     rows = read(_text_table(tmp_path / "a.jsonl", '{"image_id": 391895, "text": "a"}\n\n  \n{"image_id": "007", "text": "b"}'))
     assert [row.image_id for row in rows] == ["391895", "007"]
@@ -172,31 +112,85 @@ def test_numbers_as_image_ids_are_taken(tmp_path):
 
 GOOD = '{"image_id": "1", "text": "a"}\n'
 
+BROKEN_CSV = [
+    ("", r"a.csv' is empty: expected a line with the names of the columns"),
+    ("image_id,text\n", r"a.csv' has no rows below its header"),
+    ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
+    ("image_id,text\n1,a\n" + '2,"' + "x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
+    ('image_id,text\n1,"a" b\n', r"row 1 \(line 2\): .*expected after.*give --quoting none"),
+    ("image_id,text\ra,b\r", r"row 0 \(line 1\): a CR outside quotes"),
+    ("image_id,text\n,a\n", r"row 1 \(line 2\): the image id is empty"),
+    ('image_id,text\n"1\n2",a\n', r"row 1 \(line 2\): the image id '1\\n2' has the control character '\\n'"),
+    ("image_id,text,text\n1,a,b\n", r"has 2 columns 'text': rename all but one"),
+    ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
+    ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name"),
+    ("image_id,text,portion\n1,a,task1/raw\n", r"'portion' is 'task1/raw', expected a name"),
+    ("1,a dog\n2,a cat\n", r"its columns are '1', 'a dog': name them, .*, or write a line with names above the rows"),
+    ("image_id:text\n1:a\n", r"a single column, 'image_id:text', with ',' as the delimiter"),
+    ("image_id;text\n1;a;b\n", r"row 1 \(line 2\): 3 columns, expected the 2 of the header, with ';' as the delimiter"),
+    ("img|caption\n1|a, b\n", r"has no column 'image_id'; its columns are 'img', 'caption'"),
+]
+BROKEN_LINES = [
+    ("", r"a.jsonl' is empty: expected one JSON object per line"),
+    (GOOD + "[1]\n", r"line 2: found '\[1\]', expected a JSON object"),
+    ('[{"image_id": "1"}]\n', r"line 1: found .*; if the file is one JSON array"),
+    ('[\n{"image_id": "1"}]\n', r"line 1: not JSON, .*; if the file is one JSON array"),
+    (GOOD.replace("\n", "\r") * 2, r"line 1: not JSON, .*; if lines end in CR alone"),
+    (GOOD + '{"image_id":\n', r"line 2: not JSON, .*; each line must hold one whole object"),
+    (GOOD + "\ufeff" + GOOD, r"line 2: not JSON, .*BOM"),
+    (GOOD + '{"image_id": "2"}\n', r"line 2: lacks 'text', unlike the first line"),
+    (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
+    (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
+    (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
+    (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: 'text' is 5, expected a string"),
+    (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
+    (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
+    ('{"image_id": "2", "text": "b", "language": 3}\n', r"line 1: 'language' is 3, expected a name"),
+]
+BROKEN_PARQUET = [
+    ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
+    ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: 'text' is {'raw': 'a'}"),
+    ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
+    ({"index": [0, 40_000]}, r"row 2: 'index' is 40000"),
+    ({"index": [0.0, 1.0]}, r"row 1: 'index' is 0.0, expected an integer"),
+    ({"language": ["en", None]}, r"row 2: 'language' is missing"),
+]
+UNQUOTED = [
+    ('image_id,text\n1,"a,b"\n', r"3 columns, .*: leave out --quoting none if values are quoted"),
+    ("image_id,text\n1,a\rb\n", r"row 1 \(line 2\): a CR outside quotes"),
+]
+RENAMED = [("a.csv", "img,caption\n1,a\n"), ("a.jsonl", '{"img": "1", "caption": "a"}\n')]
+MISSING_COLUMNS = [
+    ({}, r"no column 'image_id'; its columns are 'img', 'caption': name them, .* --columns image_id=\.\.\.,text=\.\.\."),
+    ({"image_id": "img"}, r"has no column 'text'; its columns are 'img', 'caption'"),
+    ({"image_id": "id"}, r"has no column 'id'; its columns are 'img', 'caption': write the columns as image_id=id"),
+    ({"image_id": "img", "text": "caption", "split": "fold"}, r"has no column 'fold'"),
+]
+INDICES = {"tsv": ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000], "jsonl": ["-1", "32768", "1.0", "true", "[]"]}
+WRONG_INDEX = r"line [12]\)?: 'index' is .*, expected an integer from 0 to 32767"
+
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "content", "options", "message"),
     [
-        ("", r"a.jsonl' is empty: expected one JSON object per line"),
-        (GOOD + "[1]\n", r"line 2: found '\[1\]', expected a JSON object"),
-        ('[{"image_id": "1"}]\n', r"line 1: found .*; if the file is one JSON array, .*: jq -c '\.\[\]' OLD > NEW\.jsonl"),
-        ('[\n{"image_id": "1"}]\n', r"line 1: not JSON, .*; if the file is one JSON array"),
-        (GOOD.replace("\n", "\r") * 2, r"line 1: not JSON, .*; if lines end in CR alone, .*: tr "),
-        (GOOD + '{"image_id":\n', r"line 2: not JSON, .*; each line must hold one whole object"),
-        (GOOD + "\ufeff" + GOOD, r"line 2: not JSON, .*BOM"),
-        (GOOD + '{"image_id": "2"}\n', r"line 2: lacks 'text', unlike the first line"),
-        (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
-        (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
-        (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
-        (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: 'text' is 5, expected a string"),
-        (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
-        (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
-        (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
-        ('{"image_id": "2", "text": "b", "language": 3}\n', r"line 1: 'language' is 3, expected a name"),
+        *(("a.csv", text, {}, message) for text, message in BROKEN_CSV),
+        *(("a.csv", text, {"quoting": "none"}, message) for text, message in UNQUOTED),
+        ("a.csv", "image_id,text\n1,a\n", {"delimiter": ";"}, r"a single column, 'image_id,text', with ';' as the delimiter"),
+        *((name, text, {"columns": columns}, message) for name, text in RENAMED for columns, message in MISSING_COLUMNS),
+        *(("a.jsonl", text, {}, message) for text, message in BROKEN_LINES),
+        *(("a.tsv", f"image_id\ttext\tindex\n1\ta\t{index}\n", {}, WRONG_INDEX) for index in INDICES["tsv"]),
+        *(("a.jsonl", f'{{"image_id": "1", "text": "a", "index": {index}}}\n', {}, WRONG_INDEX) for index in INDICES["jsonl"]),
+        *(("a.parquet", columns, {}, message) for columns, message in BROKEN_PARQUET),
     ],
+    ids=lambda value: repr(value)[:40],
 )
-def test_broken_json_lines(tmp_path, text, message):
+def test_broken_tables_are_refused(tmp_path, name, content, options, message):
+    if name == "a.parquet":
+        pq.write_table(pa.table({"image_id": ["1", "2"], "text": ["a", "b"], **content}), tmp_path / name)
+    else:
+        write(tmp_path / name, content)
     with pytest.raises(InputError, match=message):
-        read(_text_table(tmp_path / "a.jsonl", text))
+        read(open_captions("table", tmp_path / name, **options))
 
 
 def test_parquet_types(tmp_path):
@@ -217,31 +211,11 @@ def test_parquet_types(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: 'text' is \['a', 'b', 'c'\], .*explode"),
-        ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
-        ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
-        ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: 'text' is {'raw': 'a'}"),
-        ({"index": [0, 40_000]}, r"row 2: 'index' is 40000"),
-        ({"index": [0.0, 1.0]}, r"row 1: 'index' is 0.0, expected an integer"),
-        ({"language": ["en", None]}, r"row 2: 'language' is missing"),
-    ],
-)
-def test_broken_parquet_rows(tmp_path, columns, message):
-    pq.write_table(pa.table({"image_id": ["1", "2"], "text": ["a", "b"], **columns}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=message):
-        read(open_captions("table", tmp_path / "a.parquet"))
-
-
-@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n4\n", r"row 4 \(line 5\): 1 columns"),
-        ("a.csv", 'image_id,text\n1,a\n2,b\n3,c\n4,"d', r"row 4 \(line 5\): unexpected end of data"),
         ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n\n,d\n5\n", r"row 4 \(line 6\): the image id is empty"),
         ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n4,\xff\n", r"not UTF-8: line 5, column 3"),
-        ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n,d\n5,\xff\n", r"row 4 \(line 5\): the image id is empty"),
         ("a.jsonl", GOOD * 3 + "[1]\n", r"line 4: found"),
         ("a.jsonl", GOOD * 3 + '\n{"image_id": "", "text": "d"}\n[1]\n', r"line 5: the image id is empty"),
     ],
@@ -258,18 +232,6 @@ def test_tables_raises_the_first_error_of_a_file(tmp_path, monkeypatch, name, te
     with pytest.raises(InputError, match=message):
         read_all()
     assert len(seen) == (3 if "empty" not in message else 3 // batch * batch)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 100])
-def test_tables_with_unusual_rows_checks_rows_one_by_one(tmp_path, monkeypatch, batch):
-    """A number and text as image ids make the rows of a batch be looked at one by one."""
-    monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
-    lines = [{"image_id": n if n % 4 else str(n), "text": f"t{n}", "index": n} for n in range(10)]
-    source = _text_table(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    assert read(source) == [RawCaption(str(n), "en", "comparable", n, "train", f"t{n}") for n in range(10)]
-    found = pa.concat_tables(source.tables(source.parts(EVERYTHING)[0], EVERYTHING))
-    assert found.schema.equals(CAPTION_COLUMNS)
-    assert found["text"].to_pylist() == [f"t{n}" for n in range(10)]
 
 
 def test_non_utf8_string_names_column_and_row(tmp_path):
@@ -294,17 +256,22 @@ def test_broken_parquet_file(tmp_path):
         read(source)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.parquet.gz", "a.xlsx"])
-def test_unknown_extension(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *((name, {}, f"the table '{name}': expected") for name in ("a.txt", "a", "a.gz", "a.parquet.gz", "a.xlsx")),
+        ("a.csv", {"delimiter": "ab"}, "--delimiter is 'ab', expected one character"),
+        ("a.csv", {"delimiter": '"'}, r"--delimiter is '\"', expected one character"),
+        ("a.csv", {"quoting": "minimal"}, "--quoting is 'minimal', expected one of 'auto', 'rfc4180', 'none'"),
+        *((name, {"delimiter": ";"}, f"but the table is '{name}'") for name in ("a.jsonl", "a.parquet")),
+        *((name, {"quoting": "none"}, f"but the table is '{name}'") for name in ("a.jsonl", "a.parquet")),
+    ],
+)
+def test_open_captions_refuses_other_tables_and_dialects(tmp_path, name, options, message):
     (tmp_path / name).touch()
-    message = rf"cannot tell how to read the table '{name}': expected .* \.csv, \.tsv, .* \.parquet"
     with pytest.raises(UsageError, match=message):
-        open_captions("table", tmp_path / name)
-
-
-def test_folder(tmp_path):
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(InputError, match=r"is a folder, expected one table; it holds 'a.csv': name the file to read"):
+        open_captions("table", tmp_path / name, **options)
+    with pytest.raises(InputError, match=rf"is a folder, expected one table; it holds '{name}': name the file to read"):
         open_captions("table", tmp_path)
 
 
@@ -391,11 +358,7 @@ def test_quoted_value_over_rows_is_refused(tmp_path, kind):
     text = QUOTES if kind == "tsv" else QUOTES.replace("\t", ",")
     delimiter = "\t" if kind == "tsv" else ","
     path = tmp_path / f"a.{kind}"
-    message = (
-        r"row 1 \(line 2\): a value in quotes holds the delimiter '(\\t|,)' and a line end, and the 9 lines of this row would be "
-        r"9 rows without the quotes: give --quoting none .*, or --quoting rfc4180 if the value is right"
-    )
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"row 1 \(line 2\): a value in quotes holds .* 9 lines .* 9 rows .* --quoting none"):
         read(_text_table(path, text))
     lines = _pairs(open_captions("table", path, quoting="none"))
     assert len(lines) == 10
@@ -430,7 +393,6 @@ def test_quoted_prose_over_several_lines(tmp_path, value):
         ("a.csv", "|", ""),
         ("a.csv", "\t", ""),
         ("a.tsv", ",", ""),
-        ("a.tsv", ";", ""),
         ("a.csv", ":", ":"),
         ("a.csv.gz", "¦", "¦"),
         ("a.csv", "\t", "tab"),
@@ -460,57 +422,6 @@ def test_sep_line_names_the_delimiter(tmp_path, line, stated):
     path.write_text(f'{line}\nimg;caption\n1;"a; b"\n2;c, d\n')
     source = open_captions("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)
     assert _pairs(source) == [("1", "a; b"), ("2", "c, d")]
-
-
-def test_delimiter_detection_uses_renamed_columns(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("img|caption\n1|a, b\n")
-    with pytest.raises(InputError, match=r"has no column 'image_id'; its columns are 'img', 'caption': name them"):
-        read(open_captions("table", path))
-    source = open_captions("table", path, columns={"image_id": "img", "text": "caption"})
-    assert _pairs(source) == [("1", "a, b")]
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("image_id:text\n1:a\n", {}, r"a single column, 'image_id:text', with ',' as the delimiter: .* --delimiter ':'"),
-        ("image_id,text\n1,a\n", {"delimiter": ";"}, r"has a single column, 'image_id,text', with ';' as the delimiter"),
-        ("1,a dog\n2,a cat\n", {}, r"its columns are '1', 'a dog': name them, .*, or write a line with names above the rows"),
-        ("image_id;text\n1;a;b\n", {}, r"row 1 \(line 2\): 3 columns, expected the 2 of the header, with ';' as the delimiter"),
-        ('image_id,text\n1,"a,b"\n', {"quoting": "none"}, r"3 columns, .*: leave out --quoting none if values are quoted"),
-        ('image_id,text\n1,"a" b\n', {}, r"if quotes are ordinary characters in this file, give --quoting none"),
-        ("image_id,text\n1,a\rb\n", {"quoting": "none"}, r"row 1 \(line 2\): a CR outside quotes"),
-    ],
-)
-def test_wrong_dialects_are_refused(tmp_path, text, options, message):
-    (tmp_path / "a.csv").write_text(text, newline="")
-    with pytest.raises(InputError, match=message):
-        read(open_captions("table", tmp_path / "a.csv", **options))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"delimiter": "ab"}, r"--delimiter is 'ab', expected one character, e\.g\. ';' or 'tab'"),
-        ({"delimiter": '"'}, r"--delimiter is '\"', expected one character"),
-        ({"quoting": "minimal"}, r"--quoting is 'minimal', expected one of 'auto', 'rfc4180', 'none'"),
-    ],
-)
-def test_invalid_dialects(tmp_path, options, message):
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(UsageError, match=message):
-        open_captions("table", tmp_path / "a.csv", **options)
-
-
-@pytest.mark.parametrize("options", [{"delimiter": ";"}, {"quoting": "none"}])
-def test_only_csv_and_tsv_have_a_dialect(tmp_path, options):
-    for name in ("a.jsonl", "a.parquet"):
-        (tmp_path / name).touch()
-        with pytest.raises(UsageError, match=rf"--delimiter and --quoting are for CSV and TSV, but the table is '{name}'"):
-            open_captions("table", tmp_path / name, **options)
-    with pytest.raises(UsageError, match=r"--delimiter or --quoting was given for the format 'coco': only a 'table' has them"):
-        open_captions("coco", tmp_path, **options)
 
 
 def test_parameters_hold_dialects_with_an_effect(tmp_path):

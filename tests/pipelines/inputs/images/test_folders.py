@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -77,14 +76,16 @@ def test_backslash_of_an_address_is_a_character_and_named_if_nothing_is_there(tm
 @pytest.mark.parametrize(
     ("uri", "fault"),
     [
-        *((uri, "it holds a NUL character") for uri in ("a\0b.png", "/a\0/b.png", "~a\0", "s3://b\0/a.png")),
-        *((uri, "it is not UTF-8") for uri in ("\udcff.png", "file:///a%FFb.png")),
-        ("s3:///a.png", "it names no bucket"),
+        *((uri, "use the location .* NUL character") for uri in ("a\0b.png", "/a\0/b.png", "~a\0", "s3://b\0/a.png")),
+        *((uri, "use the location .* not UTF-8") for uri in ("\udcff.png", "file:///a%FFb.png")),
+        ("s3:///a.png", "use the location .* names no bucket"),
+        ("file://other/a.png", "understand the location 'file://other/a.png'"),
+        ("ftp://h/a.png", "uri is 'ftp://h/a.png', expected a path, file://, or one of http://"),
     ],
 )
 def test_impossible_addresses_are_named_with_their_row(tmp_path, uri, fault):
     (tmp_path / "t.jsonl").write_text(json.dumps({"image_id": "a", "uri": uri}) + "\n")
-    with pytest.raises(InputError, match=rf"t.jsonl', line 1: cannot use the location .*: {fault}"):
+    with pytest.raises(InputError, match=rf"t.jsonl', line 1: .*{fault}"):
         list(open_images(tmp_path / "t.jsonl").refs())
 
 
@@ -134,29 +135,12 @@ def test_parallel_reads_of_folders(tmp_path):
     assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
 
 
-def test_source_with_access_is_the_same_after_pickling(tmp_path):
-    source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
-    assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
-
-
 def test_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     path = table(tmp_path / "t.csv", {"a": "a.png", "b": "http://h.test/b.png"})
     with pytest.raises(UsageError, match=r"cannot fetch 'http://h.test/b.png': the environment names a proxy"):
         list(open_images(path).refs())
     assert len(list(open_images(path, allow_private_addresses=True).refs())) == 2
-
-
-@pytest.mark.parametrize(
-    ("uri", "message"),
-    [
-        ("ftp://h/a.png", r"row 1 \(line 2\): uri is 'ftp://h/a.png', expected a path, file://, or one of http://"),
-        ("file://other/a.png", r"row 1 \(line 2\): cannot understand the location 'file://other/a.png'"),
-    ],
-)
-def test_refs_refuses_unsupported_addresses(tmp_path, uri, message):
-    with pytest.raises(InputError, match=message):
-        list(open_images(table(tmp_path / "t.csv", {"a": uri})).refs())
 
 
 # --- local paths -----------------------------------------------------------------------------------------------------
@@ -180,14 +164,3 @@ def test_file_addresses_and_home_folders_in_a_table(tmp_path, monkeypatch):
     found = {ref.image_id: (ref.uri, source.read(ref)) for ref in source.refs()}
     expected = {"address": b"1", "host": b"1", "upper": b"2", "home": b"2", "tilde": b"3", "path": b"1"}
     assert found == {name: (rows[name], data) for name, data in expected.items()}
-
-
-@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "~/i", "FILE://{}/"])
-def test_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "i"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"1")
-    source = open_images(form.format(folder))
-    assert source == open_images(folder)
-    assert [(ref.image_id, source.read(ref)) for ref in source.refs()] == [("a", b"1")]

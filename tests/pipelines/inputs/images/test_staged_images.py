@@ -48,14 +48,6 @@ def values_of(images) -> dict[str, bytes | None]:
     return found
 
 
-def test_groups_equal_row_groups(source):
-    groups = list(source.groups(source.refs()))
-    assert [[ref.image_id for ref in group] for group in groups] == [
-        [f"{name}{row:02d}" for row in range(start, min(start + 10, ROWS))] for name in "ab" for start in range(0, ROWS, 10)
-    ]
-    assert list(source.read_group(groups[1][3:5])) == [VALUES["a13"], VALUES["a14"]]
-
-
 @pytest.mark.parametrize("size", [1, 4000, 1 << 20])
 def test_staging_reads_each_row_group_once(source, read, tmp_path, monkeypatch, size):
     monkeypatch.setattr(staged_images, "_FILE_BYTES", size)
