@@ -15,7 +15,6 @@ from schemas.errors import UsageError
 
 GROUP = typer.main.get_command(cli.app)
 BOUND = GROUP.commands
-NO_PLAN = {"build", "demo", "doctor", "inspect", "validate", "extractors"}
 
 # What an option needs beside it, and values of those whose form is their own.
 NEEDS = {

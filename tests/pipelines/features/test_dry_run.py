@@ -51,6 +51,10 @@ def test_plan_of_everything(images, tmp_path):
     assert {shard.shard: shard.images for shard in plan.todo} == expected
     assert (plan.images, plan.finished, plan.bytes) == (30, 0, 30 * 3 * 4)
     assert not (tmp_path / "f").exists(), "a plan writes nothing"
+    table = plan_table(plan)
+    assert table.title == "4 shards to do, 0 finished; 8 images a shard"
+    assert [row[0] for row in table.values] == [0, 1, 2, 3, "all"]
+    assert table.rows[-1] == ("all", 30, 0, 0, "0.0")
 
 
 def test_dry_run_of_finished_and_missing_shards(images, tmp_path):
@@ -123,13 +127,6 @@ def test_run_and_plan_are_refused_before_writing(images, tmp_path, monkeypatch, 
         with pytest.raises(error, match=match):
             act(job)
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_plan_is_shown(images, tmp_path):
-    table = plan_table(plan_of(job_of(images, tmp_path / "f")))
-    assert table.title == "4 shards to do, 0 finished; 8 images a shard"
-    assert [row[0] for row in table.values] == [0, 1, 2, 3, "all"]
-    assert table.rows[-1] == ("all", 30, 0, 0, "0.0")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import hashlib
 import os
 import random
 import shutil
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +13,15 @@ from extractors import Description, ExtractorRequest, RegionOptions
 from pipelines.features.extraction import FeaturesPlan, extract_features
 from pipelines.features.planning import list_images, plan_features
 from pipelines.features.transforms import ExtractFeatures
-from pipelines.inputs.images import listing
-from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder
-from pipelines.inputs.images.listing import Listing, ListingPart
+from pipelines.inputs.images.listing import Listing
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter, counts_of
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import InputError, UsageError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -39,30 +36,26 @@ ONE = Execution(workers=1)
 
 
 class FakeExtractor(ColourExtractor):
-    """The feature of an image of one colour is its red, green and blue, plus the number that stands for the weights."""
+    """Counts how often it is loaded."""
 
     loaded = 0
 
     def __init__(self, name: str, weights: str):
-        super().__init__(describe(name, weights=weights))
-        self._more = int(weights)
+        super().__init__(describe(name, weights))
         FakeExtractor.loaded += 1
 
     def sample(self):
         return np.ones(3)  # Counts as no batch.
 
-    def extract(self, batch):
-        return super().extract(batch) + self._more
 
-
-def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> Description:
-    return Description(SPEC, {"name": name, "weights": weights, "precision": precision})
+def describe(name: str, weights: str) -> Description:
+    return Description(SPEC, {"name": name, "weights": weights, "precision": "fp32"})
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
     """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
-    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: describe(request.name, weights=request.weights))
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: describe(request.name, request.weights))
     monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, request.weights))
     monkeypatch.setattr(FakeExtractor, "loaded", 0)
 
@@ -86,8 +79,8 @@ def images(colours, tmp_path) -> Path:
     return tmp_path / "images"
 
 
-def job_of(images, output, *, weights: str = "0", **more) -> FeaturesJob:
-    request = ExtractorRequest("resnet50-pool", weights=weights)
+def job_of(images, output, **more) -> FeaturesJob:
+    request = ExtractorRequest("resnet50-pool", weights="0")
     options = with_policy({"shards": 4, "device": "cpu", **more})
     return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
@@ -161,24 +154,6 @@ def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
     assert len(pipelines) == 2
 
 
-@pytest.mark.slow
-def test_listing_in_parts_gives_the_same_bytes(images, tmp_path, monkeypatch):
-    extract_features(job_of(images, tmp_path / "one"), ONE)
-    monkeypatch.setattr(listing, "_PART_REFS", 15)
-    sizes = []
-    listed = ListingPart.refs
-
-    def refs(part, source):
-        part_refs = list(listed(part, source))
-        sizes.append(len(part_refs))
-        return part_refs
-
-    monkeypatch.setattr(ListingPart, "refs", refs)
-    extract_features(job_of(images, tmp_path / "parts"), Execution(beam_flags=("--runner=BundleBasedDirectRunner",)))
-    assert tree(tmp_path / "parts") == tree(tmp_path / "one")
-    assert sorted(sizes) == [10, 15, 15]
-
-
 @pytest.mark.parametrize("execution", [ONE, IN_BEAM])
 def test_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(images, tmp_path, monkeypatch, execution):
     extract, calls = FakeExtractor.extract, []
@@ -197,14 +172,6 @@ def test_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(im
     assert left == ["part-00000-of-00004.parquet"]
     assert not list((tmp_path / "f").glob("*.tmp*"))
     assert extract_features(job_of(images, tmp_path / "f"), execution).rows == 40
-
-
-def test_shards_without_images_are_written(images, tmp_path):
-    manifest = extract_features(job_of(images / "more" / "image001.png", tmp_path / "f", shards=7), ONE)
-    rows = [shard.rows for shard in manifest.shards]
-    assert sorted(rows) == [0] * 6 + [1]
-    assert rows[shard_of("image001", 7)] == 1
-    assert validate(tmp_path / "f") == []
 
 
 def test_failures_are_rows_of_their_own_and_the_meter_counts_them(images, colours, tmp_path, monkeypatch):
@@ -234,17 +201,6 @@ def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
     path.write_bytes(picture(*colour).ljust(size, b"\0"))
     assert path.stat().st_size == size
     os.utime(path, ns=(STAMP + 10**9, STAMP + 10**9))
-
-
-def test_update_detects_a_replaced_image_of_the_same_size(images, extracted, tmp_path):
-    before = tree(extracted)
-    replace_image(images / "image000.png", (1, 2, 3))
-    with pytest.raises(DatasetError, match=r"in 1 of 4 shards images are new, gone, .* Give --update"):
-        extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert tree(extracted) == before
-    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
-    assert tree(extracted) == fresh(images, tmp_path)
 
 
 def test_overwrite_makes_everything_again_though_nothing_seems_to_have_changed(images, extracted, tmp_path):
@@ -384,14 +340,6 @@ def test_policy_contradicting_options_are_refused(images, tmp_path):
         job_of(images, tmp_path / "f", overwrite=True, update=True)
 
 
-def test_other_weights_replace_every_shard(images, colours, extracted):
-    with pytest.raises(DatasetError, match="holds another dataset"):
-        extract_features(job_of(images, extracted, weights="5"), ONE)
-    extract_features(job_of(images, extracted, weights="5", overwrite=True), ONE)
-    dataset = open_dataset(extracted)
-    assert dataset.numpy().tolist() == [[part + 5.0 for part in colours[image_id]] for image_id in dataset.image_ids()]
-
-
 @pytest.mark.slow
 def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
@@ -517,23 +465,3 @@ def test_oversized_shards_are_refused_before_writing(images, tmp_path, monkeypat
     with pytest.raises(UsageError, match=message):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert not (tmp_path / "f").exists()
-
-
-class _ManyImages(ImagesInFolder):
-    """Images that are made up while they are listed."""
-
-    def refs(self):
-        return (ImageRef(f"COCO_train2014_{n:012d}", f"train2014/COCO_train2014_{n:012d}.jpg", n, "1") for n in range(60_000))
-
-
-@pytest.mark.cluster
-def test_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
-    list_images(job_of(images, tmp_path / "f", shards="auto"))  # Whatever is kept from a first call.
-    job = FeaturesJob(images=_ManyImages(Folder("photos")), output=str(tmp_path / "f"))
-    tracemalloc.start()
-    try:
-        listing, peak = list_images(job), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert listing.count == 60_000
-    assert peak / listing.count < 100

@@ -15,7 +15,7 @@ from pipelines.datasets.inspection import describe_dataset as inspect
 from pipelines.datasets.region_names import RegionNames
 from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features
-from pipelines.features.planning import list_images, plan_features
+from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -180,17 +180,6 @@ def test_update_with_another_batch_size_equals_a_fresh_run(images, extracted, tm
     extract_features(job_of(images, tmp_path / "s", batch_size=5), ONE)
     assert max(FakeRegions.batches) == 5
     assert tree(extracted) == tree(tmp_path / "s")
-
-
-def test_options_reach_the_extractor_and_the_fingerprint(images, tmp_path):
-    def fingerprint(**more) -> str:
-        job = job_of(images, tmp_path / "r", **more)
-        return plan_features(job, list_images(job)).fingerprint
-
-    plain = fingerprint()
-    assert fingerprint(regions=RegionOptions()) == plain
-    assert fingerprint(regions=RegionOptions(min_regions=10, max_regions=100)) != plain
-    assert fingerprint(compile=True) != plain
 
 
 def test_plan_knows_the_size_of_all_columns(images, tmp_path):

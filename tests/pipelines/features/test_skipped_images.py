@@ -56,12 +56,6 @@ def job_of(images: Path, output: Path, **options) -> FeaturesJob:
     return FeaturesJob(str(images), str(output), **with_policy({"shards": 4, "device": "cpu", **options}))
 
 
-@pytest.mark.parametrize("execution", [ONE, IN_BEAM], ids=["process", "pipeline"])
-def test_dataset_is_that_of_a_folder_without_the_images(images, tmp_path, expected, execution):
-    extract_features(job_of(images, tmp_path / "f", skip=SKIPPED), execution)
-    assert tree(tmp_path / "f") == expected
-
-
 @pytest.mark.parametrize("flags", [(), ("--shared-disk", "--", "--runner=FlinkRunner", "--job_endpoint=localhost:1")])
 def test_command_takes_ids_and_a_file_and_names_unknown_ones(call, images, tmp_path, expected, monkeypatch, flags):
     local = runner.run_pipeline

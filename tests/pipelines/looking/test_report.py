@@ -215,6 +215,8 @@ def test_report_disarms_hostile_captions(tmp_path):
     page = report([open_dataset(tmp_path / "captions")], tmp_path / "report.html", photos)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not page.all("script")
+    [policy] = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert not [image for image in page.all("img") if not image["src"].startswith("data:")]
     assert not set("\u202e\u2066\x00") & set(html)
     assert page.text.count(r"<script>alert(1)</script>") == 9, "eight pictures and the list of tokens"

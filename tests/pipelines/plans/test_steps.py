@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ import typer
 from pipelines.commands import build as commands
 from pipelines.commands.app import app
 from pipelines.plans.plan import COMMANDS
-from schemas.dataset import open_dataset
 from schemas.storage.folder import TEMPORARY_MARK
-from tests.integration.processes import ForkedSteps, start, wait_for
+from tests.integration.processes import ForkedSteps
 from tests.pipelines.plans.conftest import ENCODED
 from tests.tiny_bert import make_tiny_bert
 from tests.train.conftest import write_toy
@@ -196,78 +193,3 @@ def test_second_build_runs_every_command_and_writes_nothing(first):
     before = files(first)
     assert sorted(build(first, ForkedSteps())) == sorted(COMMANDS)
     assert files(first) == before
-
-
-class KilledStep(ForkedSteps):
-    """Kills the process of one command as soon as something is in its folder."""
-
-    def __init__(self, command: str, output: Path) -> None:
-        super().__init__()
-        self.command, self.output = command, output
-
-    def __call__(self, words, environment) -> int:
-        if words[0] != self.command:
-            return super().__call__(words, environment)
-        with start(*words, folder=self.output.parent / "killed") as process:
-            wait_for(lambda: any(path.is_file() for path in self.output.rglob("*")) or not process.runs)
-            process.send(signal.SIGKILL)
-            return 128 - process.wait().returncode
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [("run", "train"), ("embeddings", "embed"), ("drawings", "figures"), ("arrays", "export"), ("imported", "import")],
-)
-def test_killed_step_resumes_to_the_same_result(first, tmp_path, name, command):
-    folder = tmp_path / "copy"
-    shutil.copytree(first, folder)
-    before = files(folder / "build/plan")
-    shutil.rmtree(folder / "build/plan" / name)
-    with pytest.raises(typer.Exit) as end:
-        build(folder, KilledStep(command, folder / "build/plan" / name), targets=[name])
-    assert end.value.exit_code == 128 + signal.SIGKILL
-    shutil.rmtree(folder / "build/plan/killed")
-    build(folder, ForkedSteps(), targets=[name])
-    after = files(folder / "build/plan")
-    assert after.keys() == before.keys()
-    same = {key for key in before if key.startswith(name) and not key.endswith((".jsonl", ".pt", ".csv"))}
-    assert {key: after[key][0] for key in same} == {key: before[key][0] for key in same}
-    assert {key: data for key, data in after.items() if not key.startswith(name)} == {
-        key: data for key, data in before.items() if not key.startswith(name)
-    }
-
-
-def test_changed_features_stop_the_build_until_overwrite(first, tmp_path, capsys):
-    folder = tmp_path / "copy"
-    shutil.copytree(first, folder)
-    images = tmp_path / "images"
-    shutil.copytree(folder / "build/plan/scenes/images", images)
-    shutil.copy(images / "scene-00001.jpg", images / "scene-00000.jpg")
-    options = {"targets": ["arrays"], "settings": {"steps.features.images": str(images)}}
-    before = files(folder / "build/plan/arrays")
-    with pytest.raises(typer.Exit) as end:
-        build(folder, ForkedSteps(), **options)
-    assert end.value.exit_code == 1
-    assert "holds 'features.npy' already (dataset changed)" in " ".join(capsys.readouterr().err.split())
-    assert files(folder / "build/plan/arrays") == before
-    build(folder, ForkedSteps(), **options, overwrite=["arrays"])
-    after = files(folder / "build/plan/arrays")
-    assert after["features.npy"][0] != before["features.npy"][0]
-    build(folder, ForkedSteps(), **options)
-    assert files(folder / "build/plan/arrays") == after
-    options["targets"] = ["run"]
-    with pytest.raises(typer.Exit) as end:
-        build(folder, ForkedSteps(), **options)
-    assert end.value.exit_code == 1
-    assert "the content of features has changed since step 4" in " ".join(capsys.readouterr().err.split())
-
-
-def test_results_can_be_used(first):
-    folder = first / "build/plan"
-    assert {open_dataset(folder / name).kind for name in ("words", "tokens")} == {"word-vectors", "token-features"}
-    assert open_dataset(folder / "imported").numpy().tobytes() == open_dataset(folder / "features").numpy().tobytes()
-    assert open_dataset(folder / "embeddings/captions").kind == "embeddings"
-    assert (folder / "drawings/retrieval.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((folder / "evaluation/evaluation.json").read_text())["scores"]
-    assert json.loads((folder / "similarity/sts.json").read_text())["systems"]
-    assert "VSE" in (folder / "rows/gella2017.md").read_text()

@@ -18,7 +18,6 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
-from schemas.process.resources import usable_cores
 from tests.beam import BEAM_FLAGS, IN_BEAM
 
 MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
@@ -163,11 +162,6 @@ def test_submitted_job_stages_the_package(monkeypatch, image, brought):
     assert len(wheels) == brought
     for data in wheels.values():
         assert {"imagepivot.py", "schemas/__init__.py"} <= set(ZipFile(io.BytesIO(data)).namelist())
-
-
-def test_workers_default_to_one_per_core():
-    assert Execution(workers=3).local_workers == 3
-    assert Execution().local_workers == usable_cores()
 
 
 def test_keyboard_interrupts_a_pipeline():

@@ -7,7 +7,6 @@ import pytest
 from pipelines.inputs.captions import base
 from pipelines.text.caption_shards import (
     BLOCK_SCHEMA,
-    CaptionStatistics,
     block_forms,
     blocks_of,
     caption_rows,
@@ -114,26 +113,3 @@ def test_rows_have_the_schema_and_one_dictionary(monkeypatch):
     assert rows["tokens"].to_pylist() == [text.split() for text in table["text"].to_pylist()]
     assert all(column.num_chunks == 1 for column in rows.columns)
     assert caption_rows([]).equals(CAPTIONS.empty_table())
-
-
-@pytest.mark.parametrize("step", [1, 7, 64, 300])
-def test_statistics_equal_a_plain_loop_for_any_batch(step):
-    table = sort_captions([block(*random_captions(9))])
-    rows = caption_rows([tokenize_captions(table, RAW)[0]])
-    counted: dict[str, dict[str, int]] = defaultdict(lambda: {"captions": 0, "tokens": 0})
-    images = defaultdict(set)
-    for row in rows.to_pylist():
-        kind = counted[f"{row['portion']}/{row['split']}/{row['language']}"]
-        kind["captions"] += 1
-        kind["tokens"] += len(row["tokens"])
-        images[row["split"]].add(row["image_id"])
-    statistics = CaptionStatistics()
-    for start in range(0, rows.num_rows, step):
-        statistics.add(rows.slice(start, step))
-    assert statistics.to_json() == {"captions": counted, "images": {split: len(ids) for split, ids in images.items()}}
-
-
-def test_statistics_without_rows_are_empty():
-    statistics = CaptionStatistics()
-    statistics.add(CAPTIONS.empty_table())
-    assert statistics.to_json() == {}

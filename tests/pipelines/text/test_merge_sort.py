@@ -4,13 +4,11 @@ import random
 import re
 import tempfile
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.running.spill_files import from_ipc, spill_folder, to_ipc
 from pipelines.text import merge_sort
 from pipelines.text.caption_shards import BLOCK_SCHEMA
 from pipelines.text.merge_sort import (
@@ -24,7 +22,6 @@ from pipelines.text.merge_sort import (
 )
 from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
-from schemas.storage.folder import Folder
 from tests.pipelines.text.captions import block, caption, random_captions, runs_of, sort_captions
 
 
@@ -97,10 +94,6 @@ def test_merge_runs_holds_overlapping_runs_only(monkeypatch):
     largest = max(read_run(run).num_rows for run in runs)
     assert num_yielded == 4000
     assert max_held <= 12 * largest < 4000 / 8 * 2
-
-
-def test_merge_runs_without_runs():
-    assert list(number_captions(merge_runs([]))) == []
 
 
 # --- order and numbers -----------------------------------------------------------------------------------------------
@@ -203,15 +196,6 @@ def rows_by_shard(made) -> dict[int, list[dict]]:
     return {number: sorted(rows, key=lambda row: row["position"]) for number, rows in found.items()}
 
 
-def test_ipc_round_trip():
-    table = block(*random_captions(2))
-    assert from_ipc(to_ipc(table)).equals(table)
-    assert from_ipc(to_ipc(BLOCK_SCHEMA.empty_table())).equals(BLOCK_SCHEMA.empty_table())
-    sliced = table.slice(5, 10)
-    assert from_ipc(to_ipc(sliced)).equals(sliced)
-    assert len(to_ipc(sliced)) < len(to_ipc(table))
-
-
 @pytest.mark.parametrize("on_a_disk", [False, True])
 @pytest.mark.parametrize(("gathered", "files"), [(1, 6), (1 << 20, 1)])
 def test_make_sorted_runs_equals_a_plain_loop(blocks, monkeypatch, tmp_path, on_a_disk, gathered, files):
@@ -259,17 +243,6 @@ def test_spill_to_disk_deletes_its_file(blocks, tmp_path, monkeypatch):
 
 
 # --- staging ----------------------------------------------------------------------------------------------------------
-
-
-def test_staging_for_a_store_uses_temporary_folders(blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with spill_folder(Folder("s3://bucket/a")) as folder, spill_folder(Folder("s3://bucket/a")) as other:
-        assert Path(folder).parent == Path(other).parent == tmp_path
-        assert folder != other
-        list(make_sorted_runs(blocks, 2, folder=folder))
-        assert len(list(Path(folder).glob(".captions-*"))) == 1
-        assert list(Path(other).iterdir()) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

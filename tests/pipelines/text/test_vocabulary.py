@@ -205,15 +205,6 @@ def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
 
 
 @pytest.mark.slow
-def test_second_run_changes_nothing(captions, built, tmp_path):
-    shutil.copytree(built(), tmp_path / "v")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")}
-    assert build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE) == open_dataset(built()).manifest
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")} == before
-    assert tree(tmp_path / "v") == tree(built())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [["_manifest.json"], ["_manifest.json", "part-00000-of-00001.parquet"]])
 def test_resumed_run_restores_lost_files(captions, built, tmp_path, lost):
     shutil.copytree(built(), tmp_path / "v")
