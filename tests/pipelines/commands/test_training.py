@@ -320,10 +320,10 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
 def reproduce(command, toy_2016, tmp_path):
     """Train rows of small models for two steps; return standard output and standard error."""
 
-    def run(*options: object, corpus=toy_2016, paper: str = "gella2017", output: object = tmp_path / "o") -> tuple[str, str]:
+    def run(*options: object, paper: str = "gella2017", output: object = tmp_path / "o") -> tuple[str, str]:
         return command(
             *("reproduce", paper, output, "--seeds", "1", "--workers", "1"),
-            *(*data_of(corpus), "--vocabulary", corpus.vocabulary),
+            *(*data_of(toy_2016), "--vocabulary", toy_2016.vocabulary),
             *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
             *options,
         )
@@ -420,11 +420,9 @@ def test_sts_without_runs_measures_vectors_and_the_baseline(command, pairs, tmp_
     monkeypatch.setattr(events, "record", lambda **values: recorded.update(values))
     words = tmp_path / "words.vec"
     words.write_text("en1 1 0\nen2 0 1\nen5 1 1\nen20 2 1\n")
-    (tmp_path / "equal.vec").write_text("".join(f"en{n} 1 1\n" for n in range(30)))
-    report = json.loads(command("sts", pairs, "--vectors", words, "--vectors", tmp_path / "equal.vec", "--json")[0])
-    assert [system["name"] for system in report["systems"]] == ["word overlap", str(words), str(tmp_path / "equal.vec")]
-    assert report["systems"][2]["scores"]["pairs"] == {"pearson": None, "spearman": None}
-    assert recorded["counts"] == {"pairs": 4, "systems": 3}
+    report = json.loads(command("sts", pairs, "--vectors", words, "--json")[0])
+    assert [system["name"] for system in report["systems"]] == ["word overlap", str(words)]
+    assert recorded["counts"] == {"pairs": 4, "systems": 2}
 
 
 def test_output_of_sts_holds_numbers_pairs_and_a_picture(command, pairs, tmp_path):
@@ -445,15 +443,6 @@ def test_sentences_go_through_the_recipe_of_a_run(command, tokenizer, write_run,
     pairs.write_text("1\t1 2\t2 3\n2\t1\t4\n")
     command("sts", write_run(), pairs, "--language", "de", "--truecaser", "models", "--device", "cpu")
     assert set(tokenizer) == {("de", "models")}
-
-
-def test_mistakes_of_sts_are_named(command, write_run, pairs, tmp_path):
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "log.jsonl").touch()
-    with pytest.raises(DatasetError, match=r"begun' is not a run: it holds no best\.pt"):
-        command("sts", pairs, tmp_path / "begun")
-    with pytest.raises(DatasetError, match=r"cannot use '.*pairs\.tsv/out'"):
-        command("sts", tmp_path / "nothing", "--output", pairs / "out")
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.process.shutdown import DetachedError
 from schemas.writing.reuse_policy import ArrayTask
-from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import use_colours
 from tests.reuse import with_policy
@@ -82,14 +81,6 @@ def image_of(images: Path, task: int) -> Path:
 
 
 # --- as a plain run --------------------------------------------------------------------------------------------------
-
-
-def test_tasks_equal_a_plain_run(images, tmp_path):
-    assert run(images, tmp_path / "t", 1) == "2 of 5 shards are done; missing 0,2,4: run task 0 of 2 again"
-    manifest = extract_features(job_of(images, tmp_path / "t", 0), ONE)
-    assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
-    assert validate(tmp_path / "t") == []
-    assert (manifest.rows, manifest.failure_reasons) == (20, {"empty": 1})
 
 
 # --- images that change ----------------------------------------------------------------------------------------------
