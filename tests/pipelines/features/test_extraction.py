@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from extractors import Description, ExtractorRequest, RegionOptions
+from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import FeaturesPlan, extract_features
 from pipelines.features.planning import list_images, plan_features
+from pipelines.features.ref_chunks import listed_refs
 from pipelines.features.transforms import ExtractFeatures
+from pipelines.inputs.ids import read_skipped
 from pipelines.inputs.images.folders import ImagesInFolder
 from pipelines.inputs.images.listing import Listing
 from pipelines.inputs.images.opening import open_images
@@ -21,7 +24,7 @@ from pipelines.running import runner
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter, counts_of
 from schemas.dataset import open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -80,7 +83,7 @@ def images(colours, tmp_path) -> Path:
 
 
 def job_of(images, output, **more) -> FeaturesJob:
-    request = ExtractorRequest("resnet50-pool", weights="0")
+    request = ExtractorRequest("resnet50-pool")
     options = with_policy({"shards": 4, "device": "cpu", **more})
     return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
@@ -126,7 +129,7 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
     assert validate(tmp_path / "f") == []
     assert (manifest.rows, manifest.failed) == (40, 0)
     assert not (tmp_path / "f" / "_failures").exists()
-    assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
+    assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "default", "precision": "fp32"}
     assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
     whole = Listing.of(open_images(images).refs(), 1)
     content = sum(
@@ -381,7 +384,7 @@ def test_unsupported_device_is_refused_before_replacing(images, extracted, devic
 
 def test_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
     monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, "1"))
-    with pytest.raises(InputError, match="a worker's extractor differs from the launcher's \\(weights '0'"):
+    with pytest.raises(InputError, match="a worker's extractor differs from the launcher's \\(weights 'default'"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert not list((tmp_path / "f").glob("part-*"))
 
@@ -418,6 +421,89 @@ def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch)
     (tmp_path / "away").rename(images)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
     assert validate(tmp_path / "f") == []
+
+
+# --- skipped images --------------------------------------------------------------------------------------------------
+
+
+SKIPPED = ("image003", "image011")
+
+
+@pytest.fixture
+def without_skipped(images, tmp_path) -> dict[str, bytes]:
+    """The dataset of a folder without the skipped images."""
+    shutil.copytree(images, tmp_path / "fewer")
+    for image_id in SKIPPED:
+        next((tmp_path / "fewer").rglob(f"{image_id}.png")).unlink()
+    return fresh(tmp_path / "fewer", tmp_path)
+
+
+@pytest.mark.parametrize("flags", [(), ("--shared-disk", "--", "--runner=FlinkRunner", "--job_endpoint=localhost:1")])
+def test_command_takes_ids_and_a_file_and_names_unknown_ones(call, images, tmp_path, without_skipped, monkeypatch, flags):
+    local = runner.run_pipeline
+    monkeypatch.setattr(runner, "run_pipeline", lambda build, _execution, **_: local(build, IN_BEAM))
+    (tmp_path / "skip.txt").write_bytes("\ufeffimage011\r\n\r\nä b,c\r\n".encode())
+    options = ("--device", "cpu", "--shards", "4", "--skip", f"image003,@{tmp_path / 'skip.txt'}")
+    code, out, err = call("features", images, tmp_path / "f", *options, *flags)
+    assert (code, "38 rows in 4 shards" in out) == (0, True), err
+    assert f"--skip names 1 image that '{images}' lacks, e.g. 'ä b,c'" in err
+    assert tree(tmp_path / "f") == without_skipped
+    with pytest.raises(InputError, match=r"absent.txt' does not exist: check the path"):
+        read_skipped((f"@{tmp_path / 'absent.txt'}",))
+
+
+def test_run_that_an_image_ended_goes_on_without_it(images, colours, tmp_path, without_skipped, monkeypatch):
+    last, seen = shard_of("image003", 4), []
+    preprocess = FakeExtractor.preprocess
+
+    def crash(self, image):
+        seen.append(image.getpixel((0, 0)))
+        if seen[-1] == colours["image003"]:
+            raise MemoryError
+        return preprocess(self, image)
+
+    monkeypatch.setattr(FakeExtractor, "preprocess", crash)
+    with pytest.raises(MemoryError):
+        extract_features(job_of(images, tmp_path / "f", skip=("image011",)), ONE)
+    finished = {f"part-0000{shard}-of-00004.parquet" for shard in range(last)}
+    assert finished == {path.name for path in (tmp_path / "f").glob("*.parquet")}
+    seen.clear()
+    extract_features(job_of(images, tmp_path / "f", skip=SKIPPED), ONE)
+    assert tree(tmp_path / "f") == without_skipped
+    assert set(seen) == {colours[name] for name in {*colours} - {*SKIPPED} if shard_of(name, 4) >= last}
+
+
+def test_image_that_the_dataset_has_needs_an_update_which_drops_or_keeps_it(images, extracted):
+    complete = tree(extracted)
+    with pytest.raises(DatasetError, match=r"was made from other images: .* Give --update"):
+        extract_features(job_of(images, extracted, skip=SKIPPED), ONE)
+    assert tree(extracted) == complete
+    for keep in ("keep_removed", "only_add"):
+        extract_features(job_of(images, extracted, skip=SKIPPED, update=True, **{keep: True}), ONE)
+        assert len(open_dataset(extracted).image_ids()) == 40
+    fingerprint = open_dataset(extracted).fingerprint
+    extract_features(job_of(images, extracted, skip=SKIPPED, update=True), ONE)
+    assert not {*SKIPPED} & {*open_dataset(extracted).image_ids()}
+    assert open_dataset(extracted).fingerprint == fingerprint
+    extract_features(job_of(images, extracted, update=True), ONE)
+    assert {name: data for name, data in tree(extracted).items() if name.endswith("parquet")} == {
+        name: data for name, data in complete.items() if name.endswith("parquet")
+    }
+
+
+def test_listings_of_any_kind_and_the_dry_run_leave_the_images_out(images, colours, tmp_path):
+    job = job_of(images, tmp_path / "f", skip=SKIPPED).opened()
+    listing = list_images(job, keep=True)
+    assert listing.count == plan_dry_run(job, listing).images == 38
+    shared = listing.cached.share(Folder(str(tmp_path / "f")))
+    (tmp_path / "f" / shared[0].name).unlink()  # Then the images are listed again.
+    for kept in (listing, listing.cached.parts(), shared, ()):
+        assert sorted(ref.image_id for ref in listed_refs(job, kept)) == sorted({*colours} - {*SKIPPED})
+
+
+def test_skipping_all_images_is_an_error(images, colours, tmp_path):
+    with pytest.raises(InputError, match="no images found in"):
+        list_images(job_of(images, tmp_path / "f", skip=tuple(colours)))
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------
