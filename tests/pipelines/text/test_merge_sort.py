@@ -32,40 +32,12 @@ def key(row: dict) -> tuple:
 # --- partitions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shards", [1, 3, 50])
-@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_partition_captions_equals_a_plain_loop(monkeypatch, shards, size):
-    monkeypatch.setattr(merge_sort, "RUN_BYTES", size)
-    table = block(*random_captions(3))
-    expected: dict[int, list[dict]] = defaultdict(list)
-    for row in sorted(table.to_pylist(), key=key):
-        expected[shard_of(row["image_id"], shards)].append(row)
-    found: dict[int, list[dict]] = defaultdict(list)
-    numbers = []
-    for number, rows in partition_captions(table, shards):
-        assert rows.num_rows == 1 or rows.nbytes <= 1.5 * size
-        assert row_key(rows) == key(rows.to_pylist()[0])
-        found[number] += rows.to_pylist()
-        numbers.append(number)
-    assert found == expected
-    assert numbers == sorted(numbers)
-    assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
-
-
 def test_partition_captions_into_more_shards_adds_few_runs(monkeypatch):
     monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
     table = block(*(caption(image_id=f"img{n}", text="a dog runs " * 3) for n in range(3000)))
     few, many = (len(list(partition_captions(table, shards))) for shards in (1, 50))
     assert few > 100
     assert many <= few + 50
-
-
-def test_partition_captions_drops_skipped_shards():
-    table = block(*random_captions(4))
-    numbers = {number for number, _ in partition_captions(table, 5)}
-    assert {number for number, _ in partition_captions(table, 5, frozenset({0, 3}))} == numbers - {0, 3}
-    assert list(partition_captions(table, 5, frozenset(range(5)))) == []
-    assert list(partition_captions(BLOCK_SCHEMA.empty_table(), 5)) == []
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -122,14 +94,6 @@ def test_number_captions_follows_source_order_for_any_block_order(monkeypatch, s
     expected = brute_sort(blocks)
     generator.shuffle(blocks)
     assert sort_captions(blocks).to_pylist() == expected
-
-
-@pytest.mark.parametrize("step", [1, 2, 7, 299])
-def test_number_captions_continues_across_tables(step):
-    table = block(*random_captions(8))
-    rows = pa.Table.from_pylist(sorted(table.to_pylist(), key=key), schema=BLOCK_SCHEMA)
-    numbered = number_captions(rows.slice(start, step) for start in range(0, 300, step))
-    assert pa.concat_tables(numbered).to_pylist() == brute_sort([table])
 
 
 def test_number_captions_keeps_indices_of_the_source():
