@@ -79,12 +79,6 @@ def test_starting_loads_nothing_heavy():
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_version(call):
-    code, out, _ = call("--version")
-    assert code == 0
-    assert out.startswith("imagepivot 0.")
-
-
 def test_no_command_shows_first_steps(call):
     code, out, err = call()
     assert (code, err) == (0, "")

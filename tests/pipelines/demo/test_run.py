@@ -3,7 +3,6 @@ import csv
 import pytest
 
 from pipelines.demo.run import write_scenes
-from pipelines.demo.scene_captions import captions_of_scene
 from pipelines.demo.scenes import make_scenes
 from schemas.errors import UsageError
 
@@ -32,15 +31,6 @@ def test_folder(folder):
     assert len(rows) == 30 * 14
     splits = {row["image_id"]: row["split"] for row in rows}
     assert [list(splits.values()).count(split) for split in ("train", "val", "test")] == [24, 3, 3]
-
-
-def test_table_holds_the_captions(folder):
-    made = {
-        (image_id, caption.language, caption.portion, str(caption.index)): caption.text
-        for image_id, scene in make_scenes(30)
-        for caption in captions_of_scene(scene)
-    }
-    assert {(row["image_id"], row["language"], row["portion"], row["index"]): row["text"] for row in rows_of(folder)} == made
 
 
 def test_two_runs_are_byte_equal_and_a_smaller_one_is_the_beginning(folder, tmp_path):

@@ -80,9 +80,6 @@ def image_of(images: Path, task: int) -> Path:
     return next(path for path in sorted(images.glob("image*")) if shard_of(path.stem, SHARDS) % TASKS == task)
 
 
-# --- as a plain run --------------------------------------------------------------------------------------------------
-
-
 # --- images that change ----------------------------------------------------------------------------------------------
 
 

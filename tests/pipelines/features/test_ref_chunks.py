@@ -40,12 +40,3 @@ def test_finished_shards_are_left_out(folder):
     refs = [reference(number) for number in range(200)]
     found = {shard for shard, _ in chunk_refs(refs, SHARDS, skip_shards=frozenset({0, 5}), folder=folder)}
     assert found == {1, 2, 3, 4, 6}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("folder", "most"), [("file", 10), ("bytes", 100)])
-def test_few_bytes_travel_for_an_image(tmp_path, folder, most):
-    count = 100_000
-    pieces = chunk_refs(map(reference, range(count)), 64, folder=str(tmp_path) if folder == "file" else None)
-    travelling = sum(len(pickle.dumps(piece)) for piece in pieces)
-    assert 0 < travelling / count < most

@@ -20,25 +20,10 @@ from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
 from tests.beam import BEAM_FLAGS, IN_BEAM
 
-MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
-
-
-@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError])
-def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, caplog):
-    def fail(_):
-        raise kind(MESSAGE)
-
-    caplog.set_level(logging.DEBUG)
-    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
-    with pytest.raises(kind) as caught:
-        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(fail), IN_BEAM)
-    assert str(caught.value) == MESSAGE
-    assert type(caught.value) is kind
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert {name: logging.getLogger(name).level for name in before} == before
-
-
-HARD = f"{MESSAGE}\nsecond line: caf\u00e9 \u4e2d \\n \\\\ 100% [while running 'Y'] {'long ' * 2000}"
+HARD = (
+    "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one\n"
+    f"second line: caf\u00e9 \u4e2d \\n \\\\ 100% [while running 'Y'] {'long ' * 2000}"
+)
 
 
 class FailingFn(beam.DoFn):
@@ -63,21 +48,28 @@ class FailingFn(beam.DoFn):
 
 
 @pytest.mark.parametrize(
-    ("flags", "step"),
+    ("flags", "step", "kind"),
     [
-        *((BEAM_FLAGS, step) for step in ("setup", "process", "finish_bundle")),
+        (BEAM_FLAGS, "setup", InputError),
+        (BEAM_FLAGS, "process", DatasetError),
+        (BEAM_FLAGS, "finish_bundle", UsageError),
         pytest.param(
             ("--runner=DirectRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"),
             "process",
+            DatasetError,
             marks=[pytest.mark.cluster, pytest.mark.timeout(120)],
         ),
     ],
 )
-def test_error_of_any_step_of_a_worker_keeps_its_class_and_whole_message(flags, step):
-    failing = beam.ParDo(FailingFn(step, DatasetError))
-    with pytest.raises(DatasetError) as caught:
+def test_error_of_any_step_of_a_worker_keeps_its_class_and_whole_message_and_is_not_logged(flags, step, kind, caplog):
+    caplog.set_level(logging.DEBUG)
+    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
+    failing = beam.ParDo(FailingFn(step, kind))
+    with pytest.raises(kind) as caught:
         run_pipeline(lambda p: p | beam.Create([1]) | failing | beam.Map(str), Execution(beam_flags=flags))
-    assert (type(caught.value), str(caught.value)) == (DatasetError, HARD)
+    assert (type(caught.value), str(caught.value)) == (kind, HARD)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert {name: logging.getLogger(name).level for name in before} == before
 
 
 def test_error_that_is_not_ours_names_the_runner_and_its_log():

@@ -24,11 +24,6 @@ from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
 from tests.pipelines.text.captions import block, caption, random_captions, runs_of, sort_captions
 
-
-def key(row: dict) -> tuple:
-    return tuple(row[name] for name in ("image_id", "language", "portion", "index", "position"))
-
-
 # --- partitions ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,9 +199,6 @@ def test_spill_to_disk_deletes_its_file(blocks, tmp_path, monkeypatch):
         assert list(map(read_run, spilled)) == [read_run(run) for run in (*in_memory, *in_files)]
         assert spilled[len(in_memory) :] == in_files
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
-
-
-# --- staging ----------------------------------------------------------------------------------------------------------
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
