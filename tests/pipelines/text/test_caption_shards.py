@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.inputs.captions import base
-from pipelines.text.caption_shards import (
-    blocks_of,
-    caption_rows,
-    tokenize_captions,
-)
+from pipelines.text.caption_shards import block_forms, blocks_of, caption_rows, tokenize_captions
 from pipelines.text.moses import RECIPES
 from pipelines.text.truecasing import TruecaseModel
 from schemas.errors import InputError
@@ -15,9 +11,6 @@ from schemas.kinds import CAPTIONS
 from tests.pipelines.text.captions import block, caption, random_captions, sort_captions
 
 RAW, LC, TRUECASE = RECIPES["raw"], RECIPES["multi30k-lc"], RECIPES["moses-truecase"]
-
-
-# --- blocks ----------------------------------------------------------------------------------------------------------
 
 
 def test_blocks_stream():
@@ -28,10 +21,9 @@ def test_blocks_stream():
     assert next(blocks_of(base.tables_of(endless()), 0)).num_rows == base.TABLE_ROWS
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
+def test_missing_captions_have_no_forms():
+    captions = [caption(text=None), caption(text="a Dog"), caption(split="val", text="a Cat")]
+    assert block_forms(block(*captions), TRUECASE, frozenset({"train"})) == {"en": {"Dog": 10}}
 
 
 @pytest.mark.parametrize("recipe", [RAW, LC, TRUECASE], ids=["raw", "lc", "truecase"])
