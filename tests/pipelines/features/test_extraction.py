@@ -78,7 +78,7 @@ def images(colours, tmp_path) -> Path:
     for number, (name, colour) in enumerate(colours.items()):
         path = tmp_path / "images" / ("more" if number % 3 else "") / f"{name}.png"
         path.write_bytes(picture(*colour))
-        os.utime(path, ns=(STAMP, STAMP))  # The features of `extracted` were made from these images, as far as times tell.
+        os.utime(path, ns=(STAMP, STAMP))
     return tmp_path / "images"
 
 
@@ -88,17 +88,11 @@ def job_of(images, output, **more) -> FeaturesJob:
     return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("extract")
-
-
 @pytest.fixture
-def extracted(images, shared, tmp_path) -> Path:
-    """Folder ``f`` with the features of ``images``: the first test that asks for it extracts, all get a copy."""
-    if not (shared / "_manifest.json").exists():
-        extract_features(job_of(images, shared), ONE)
-    return shutil.copytree(shared, tmp_path / "f")
+def extracted(images, tmp_path) -> Path:
+    """Folder ``f`` with the features of ``images``."""
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    return tmp_path / "f"
 
 
 def fresh(images: Path, tmp_path: Path) -> dict[str, bytes]:

@@ -1,8 +1,5 @@
 import random
-import shutil
 from collections import Counter, defaultdict
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -48,22 +45,6 @@ def captions(rows, tmp_path_factory) -> str:
     job = CaptionsJob(str(table), str(folder / "captions"), "table", recipe="raw", shards=3)
     prepare_captions(job, ONE)
     return str(folder / "captions")
-
-
-@pytest.fixture(scope="module")
-def built(captions, tmp_path_factory):
-    """Function that returns the folder of a vocabulary, built once per set of options; tests that change it take a copy."""
-    folders: dict[VocabularyJob, Path] = {}
-
-    def build(**options) -> Path:
-        job = VocabularyJob(captions, "", **options)
-        if job not in folders:
-            folder = tmp_path_factory.mktemp("vocabulary") / "v"
-            build_vocabulary(replace(job, output=str(folder)), ONE)
-            folders[job] = folder
-        return folders[job]
-
-    return build
 
 
 def brute_counts(rows, *, splits=("train",), languages=(), portions=()) -> dict[str, Counter]:
@@ -161,9 +142,10 @@ def test_statistics_by_hand_with_the_joint_scope():
         ({"splits": ("train", "val")}, 4, "language"),
     ],
 )
-def test_build_vocabulary_equals_a_plain_loop(rows, captions, built, selection, min_count, scope):
-    folder = built(min_count=min_count, count_scope=scope, **selection)
-    manifest = open_dataset(folder).manifest
+def test_build_vocabulary_equals_a_plain_loop(rows, captions, tmp_path, selection, min_count, scope):
+    folder = tmp_path / "v"
+    job = VocabularyJob(captions, str(folder), min_count=min_count, count_scope=scope, **selection)
+    manifest = build_vocabulary(job, ONE)
     counts = brute_counts(rows, **selection)
     tokens = brute_vocabulary(counts, min_count, scope)
     table = open_dataset(folder).table().to_pylist()
@@ -181,13 +163,15 @@ def test_build_vocabulary_equals_a_plain_loop(rows, captions, built, selection, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [["_manifest.json"], ["_manifest.json", "part-00000-of-00001.parquet"]])
-def test_resumed_run_restores_lost_files(captions, built, tmp_path, lost):
-    shutil.copytree(built(), tmp_path / "v")
+def test_resumed_run_restores_lost_files(captions, tmp_path, lost):
+    job = VocabularyJob(captions, str(tmp_path / "v"))
+    build_vocabulary(job, ONE)
+    before = tree(tmp_path / "v")
     for name in lost:
         (tmp_path / "v" / name).unlink()
     (tmp_path / "v" / "_vocabulary.txt").write_text("half")
-    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
-    assert tree(tmp_path / "v") == tree(built())
+    build_vocabulary(job, ONE)
+    assert tree(tmp_path / "v") == before
 
 
 @pytest.mark.parametrize(
