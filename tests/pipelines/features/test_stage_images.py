@@ -14,7 +14,7 @@ import pytest
 from extractors import ExtractorRequest
 from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features
-from pipelines.features.ref_chunks import RefChunk, from_chunks
+from pipelines.features.ref_chunks import RefChunk, chunk_refs, from_chunks
 from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
@@ -215,3 +215,40 @@ def test_few_bytes_travel_for_an_image(tmp_path):
     assert found == count
     assert len(by_portion) == 2
     assert 0 < travelling / count < 50
+
+
+# --- references --------------------------------------------------------------------------------------------------------
+
+
+REF_SHARDS = 7
+
+
+def reference(number: int) -> ImageRef:
+    name = f"année/{number:06d}-猫"
+    return ImageRef(name, f"{name}.jpg", 10_000 + number, number % 3 - 1, f"{1_700_000_000 + number}.5" if number % 2 else "")
+
+
+@pytest.fixture(params=[True, False], ids=["file", "bytes"])
+def chunk_folder(request, tmp_path) -> str | None:
+    return str(tmp_path) if request.param else None
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("count", [0, 1, 100, 140_000])
+def test_each_shard_gets_its_references_in_their_order(chunk_folder, count):
+    refs = [reference(number) for number in range(count)]
+    by_shard: dict[int, list] = {}
+    for shard, piece in chunk_refs(iter(refs), REF_SHARDS, folder=chunk_folder):
+        by_shard.setdefault(shard, []).append(pickle.loads(pickle.dumps(piece)))  # Workers are other processes.
+    found = {shard: from_chunks(pieces)[0] for shard, pieces in by_shard.items()}
+    expected: dict[int, list[ImageRef]] = {}
+    for ref in refs:
+        expected.setdefault(shard_of(ref.image_id, REF_SHARDS), []).append(ref)
+    assert found == expected
+    assert from_chunks([]) == ([], [])
+
+
+def test_finished_shards_are_left_out(chunk_folder):
+    refs = [reference(number) for number in range(200)]
+    found = {shard for shard, _ in chunk_refs(refs, REF_SHARDS, skip_shards=frozenset({0, 5}), folder=chunk_folder)}
+    assert found == {1, 2, 3, 4, 6}

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import signal
 from pathlib import Path
-from zipfile import ZipFile
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import SetupOptions
-from apache_beam.portability.api import beam_runner_api_pb2
-from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
@@ -128,32 +123,6 @@ def test_check_locations_local_path_of_remote_workers_is_refused():
     expected = r"OUTPUT 'my out' is a path on this machine, and the workers of FlinkRunner run on .* --shared-disk if all"
     with pytest.raises(UsageError, match=expected):
         Execution(beam_flags=flink).check_locations(locations)
-
-
-@pytest.mark.parametrize(("image", "brought"), [((), True), (("--sdk_container_image=my/image",), False)])
-def test_submitted_job_stages_the_package(monkeypatch, image, brought):
-    submitted = []
-
-    class Result:
-        def wait_until_finish(self) -> None:
-            pass
-
-    def submit(runner, pipeline, options) -> Result:
-        for environment in pipeline.components.environments.values():
-            for artifact in environment.dependencies:
-                staged = beam_runner_api_pb2.ArtifactStagingToRolePayload.FromString(artifact.role_payload).staged_name
-                file = Path(beam_runner_api_pb2.ArtifactFilePayload.FromString(artifact.type_payload).path)
-                submitted.append((staged, file.read_bytes()))
-        assert options.view_as(SetupOptions).beam_plugins == ["imagepivot"]
-        return Result()
-
-    monkeypatch.setattr(PortableRunner, "run_portable_pipeline", submit)
-    flags = ("--runner=PortableRunner", "--experiments=disable_logging_submission_environment", *image)
-    run_pipeline(lambda pipeline: pipeline | beam.Create([1]), Execution(beam_flags=flags))
-    wheels = {name: data for name, data in submitted if name.startswith("imagepivot-")}
-    assert len(wheels) == brought
-    for data in wheels.values():
-        assert {"imagepivot.py", "schemas/__init__.py"} <= set(ZipFile(io.BytesIO(data)).namelist())
 
 
 def test_keyboard_interrupts_a_pipeline():
