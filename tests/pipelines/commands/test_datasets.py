@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -107,3 +108,14 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
     ]
     shown = json.loads(call("duplicates", tmp_path / "features", tmp_path / "captions", "--json")[1])
     assert [(row["split"], row["and split"], row["groups"]) for row in shown] == [("val", "val", 1), ("test", "train", 1)]
+
+
+def test_duplicates_names_its_extra(call, folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["imagepivot", "duplicates"])
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    monkeypatch.delitem(sys.modules, "pipelines.datasets.duplicates", raising=False)
+    code, _, err = call("duplicates", folder)
+    assert (code, " ".join(err.split())) == (
+        1,
+        "Error: this command needs scipy.sparse, which is not installed: pip install 'imagepivot[duplicates]'",
+    )

@@ -145,6 +145,7 @@ def test_search_names_captions_of_other_images(command, tokenizer, write_run, to
     others = write_captions(tmp_path / "others", ["other"])
     query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--output", tmp_path / "f.html")
     assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", others)[1])
+    assert Page(tmp_path / "f.html").text.count("no picture") == 10
     assert "no captions" not in command(*query, "--captions", captions)[1]
 
 
@@ -178,7 +179,8 @@ def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy
 def test_report_shows_what_a_run_and_its_vectors_find(command, finished_run, toy, tmp_path):
     """The vectors that a run wrote find the same images and captions as the run."""
     run, _ = finished_run
-    command("embed", run, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    out, _ = command("embed", run, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    assert f"features: {len(open_dataset(toy.features))} rows in 3 shards in {tmp_path}/e/images" in out.replace("\n", "")
     chapters = []
     for name, places in {
         "run.html": (toy.features, toy.captions, run),

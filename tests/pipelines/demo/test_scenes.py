@@ -121,6 +121,10 @@ def test_outlines_are_within_the_unit_circle():
         assert max(math.hypot(x, y) for outline in outlines for x, y in outline) <= 1 + 1e-9, name
 
 
+def test_picture_sizes_vary():
+    assert {draw(single(variant=variant)).size for variant in range(6)} == {(320, 240), (240, 320), (300, 300)}
+
+
 def test_scenes_are_distinct_and_numbered():
     made = list(make_scenes(2000))
     assert [image_id for image_id, _ in made[:2]] == ["scene-00000", "scene-00001"]
