@@ -136,7 +136,8 @@ DATA = "--captions c --features f --vocabulary v"
     ],
 )
 def test_ctrl_c_reports_kept_work(call, monkeypatch, words, place, says):
-    importlib.import_module("pipelines.text.encoding")  # It would keep the replaced function for other tests.
+    for module in ("pipelines.text.encoding", "train.reports.reproduce"):  # They would keep replaced functions for other tests.
+        importlib.import_module(module)
     monkeypatch.setattr(place, raising(KeyboardInterrupt()))
     code, out, err = call(*words.split())
     assert (code, out) == (130, "")

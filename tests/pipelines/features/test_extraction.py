@@ -16,8 +16,9 @@ from pipelines.features.planning import list_images, plan_features
 from pipelines.features.ref_chunks import listed_refs
 from pipelines.features.transforms import ExtractFeatures
 from pipelines.inputs.ids import read_skipped
+from pipelines.inputs.images import listing
 from pipelines.inputs.images.folders import ImagesInFolder
-from pipelines.inputs.images.listing import Listing
+from pipelines.inputs.images.listing import Listing, ListingPart
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running import runner
@@ -149,6 +150,24 @@ def test_one_process_writes_the_bytes_of_beam(images, tmp_path, monkeypatch):
         assert tree(tmp_path / name) == made[name]
     assert made["here"] == made["beam"]
     assert len(pipelines) == 2
+
+
+@pytest.mark.slow
+def test_listing_in_parts_gives_the_same_bytes(images, tmp_path, monkeypatch):
+    extract_features(job_of(images, tmp_path / "one"), ONE)
+    monkeypatch.setattr(listing, "_PART_REFS", 15)
+    sizes = []
+    listed = ListingPart.refs
+
+    def refs(part, source):
+        part_refs = list(listed(part, source))
+        sizes.append(len(part_refs))
+        return part_refs
+
+    monkeypatch.setattr(ListingPart, "refs", refs)
+    extract_features(job_of(images, tmp_path / "parts"), Execution(beam_flags=("--runner=BundleBasedDirectRunner",)))
+    assert tree(tmp_path / "parts") == tree(tmp_path / "one")
+    assert sorted(sizes) == [10, 15, 15]
 
 
 @pytest.mark.parametrize("execution", [ONE, IN_BEAM])
