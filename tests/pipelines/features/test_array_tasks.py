@@ -162,6 +162,14 @@ def test_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     assert tree(tmp_path / "t") == before
 
 
+def test_dry_run_refuses_like_the_task(images, tmp_path):
+    run(images, tmp_path / "t", 0)
+    with pytest.raises(DatasetError, match=r"holds another dataset .*number of shards"):
+        planned(images, tmp_path / "t", 1, shards=6)
+    with pytest.raises(UsageError, match="the task that commits must see which tasks"):
+        planned(images, tmp_path / "t", 1, update=True, only_add=True)
+
+
 # --- wrong usage -----------------------------------------------------------------------------------------------------
 
 
