@@ -64,6 +64,13 @@ def test_validate_as_json(call, folder):
     assert any("part-" in problem for problem in found["problems"])
 
 
+def test_diff_ends_with_code_1_for_differences_beyond_the_tolerance(call, folder, tmp_path):
+    code, out, _ = call("diff", folder, folder)
+    assert (code, f"{folder} and {folder} hold the same rows" in out) == (0, True)
+    write_rows(tmp_path / "g", "features", [{"image_id": "a", "feature": np.full(2, 0.5, np.float32)}], SPEC)
+    assert [call("diff", folder, tmp_path / "g", *options)[0] for options in ((), ("--tolerance", "0.6"))] == [1, 0]
+
+
 def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
     features, key = (
         np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32),

@@ -1,5 +1,4 @@
 import json
-import os
 
 import pytest
 from PIL import Image
@@ -7,8 +6,6 @@ from typer.testing import CliRunner
 
 import extractors
 from pipelines.commands import app as cli
-from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from tests.fake_extractors import use_colours
 
 OPTIONS = ("--device", "cpu", "--shards", "2", "--workers", "1")
@@ -51,24 +48,6 @@ def test_skipped_files_are_named(features, images, options):
     assert "skipped: " not in out
 
 
-def test_features_pipe_becomes_a_failure(features, images, tmp_path):
-    os.mkfifo(images / "pipe.jpg")
-    code, _, err = features(images)
-    assert code == 3
-    assert "1 inputs failed: 1 unreadable" in err
-    dataset = open_dataset(tmp_path / "f")
-    assert sorted(dataset.image_ids()) == ["a", "b"]
-
-
-def test_folder_without_images_is_an_error(features, tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.psd").touch()
-    code, _, err = features(tmp_path / "images")
-    assert code == 1
-    assert "it holds 1 file (.psd 1), and images are known by .apng, .avif, .bmp" in err
-    assert not (tmp_path / "f").exists()
-
-
 def test_update_counts_new_changed_and_removed_images(features, images):
     features(images)
     Image.new("RGB", (2, 2), (7, 8, 9)).save(images / "c.png")
@@ -109,9 +88,3 @@ def test_extractors_are_listed(monkeypatch):
     assert "│ makes │ regions, 36×2048, float32 │" in squeezed
     assert "│ mean │ 103.939, 116.779, 123.68 │" in squeezed
     assert "│ makes │ features, shape depends on the model, float32 │" in squeezed
-
-
-def test_gpu_without_a_runner_is_refused():
-    result = CliRunner().invoke(cli.app, ["features", "photos", "out", "--gpu", "nvidia-l4", "--task", "0/2"])
-    assert isinstance(result.exception, UsageError)
-    assert "--gpu is 'nvidia-l4'" in str(result.exception)

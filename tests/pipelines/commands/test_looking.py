@@ -27,20 +27,21 @@ def photos(toy, tmp_path):
     return write_photos(tmp_path / "photos of all", open_dataset(toy.features).image_ids())
 
 
-HOSTILE = "<script>alert(1)</script> \u202eevil\x1b[31m &amp; " + "word " * 20_000
+def write_captions(folder, image_ids):
+    """Write raw captions, an English and a German one of each image."""
+    rows = [
+        {"image_id": image_id, "language": language, "portion": "comparable", "index": 0, "split": "test"}
+        | {"text": f"{word} {image_id}", "tokens": ["a"]}
+        for image_id in image_ids
+        for language, word in (("de", "Straße"), ("en", "street"))
+    ]
+    write_rows(folder, "captions", rows, parameters={})
+    return folder
 
 
 @pytest.fixture
 def captions(toy, tmp_path):
-    """Write raw captions: a hostile English one and a German one of each image."""
-    rows = [
-        {"image_id": image_id, "language": language, "portion": "comparable", "index": 0, "split": "test"}
-        | {"text": text, "tokens": ["a"]}
-        for image_id in open_dataset(toy.features).image_ids()
-        for language, text in (("de", f"Straße {image_id}"), ("en", HOSTILE))
-    ]
-    write_rows(tmp_path / "captions", "captions", rows, parameters={})
-    return tmp_path / "captions"
+    return write_captions(tmp_path / "captions", open_dataset(toy.features).image_ids())
 
 
 @pytest.mark.slow
@@ -100,23 +101,6 @@ def test_sheet_shows_queries_in_their_languages(command, tokenizer, write_run, t
 
 
 @pytest.mark.slow
-def test_sheet_disarms_hostile_captions(command, tokenizer, write_run, toy, captions, tmp_path):
-    target = tmp_path / "found.html"
-    query = ("search", write_run(), "1 <b>&amp;</b>", "--language", "en", "--features", toy.features)
-    command(*query, "--captions", captions, "--output", target)
-    html, page = target.read_text(encoding="utf-8"), Page(target)
-    assert not page.all("script")
-    assert "\u202e" not in html
-    assert "\x1b" not in html
-    assert page.text.count(r"<script>alert(1)</script> \u202eevil\x1b[31m &amp; word") == 10
-    assert "1 <b>&amp;</b>" in page.text
-    assert len(html) < 30_000
-    [policy] = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
-    assert page.text.count("no picture") == 10
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "start"), [("found.png", b"\x89PNG"), ("found.pdf", b"%PDF")])
 def test_sheet_is_drawn_as_a_picture(command, tokenizer, write_run, toy, photos, tmp_path, name, start):
     folder = write_run()
@@ -157,34 +141,12 @@ def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_pat
 
 
 @pytest.mark.slow
-def test_search_names_images_of_other_ids(command, tokenizer, write_run, toy, tmp_path):
-    Image.new("RGB", (4, 4)).save(tmp_path / "other.png")
-    with pytest.raises(InputError, match=r"has no image of the ids wanted, e.g. '.*': its ids look like 'other'"):
-        command("search", write_run(), "1", "--language", "en", "--features", toy.features, "--images", tmp_path / "*.png")
-
-
-@pytest.mark.slow
 def test_search_names_captions_of_other_images(command, tokenizer, write_run, toy, captions, tmp_path):
-    row = {
-        "image_id": "other",
-        "language": "en",
-        "portion": "comparable",
-        "index": 0,
-        "split": "test",
-        "text": "a",
-        "tokens": ["a"],
-    }
-    write_rows(tmp_path / "others", "captions", [row], parameters={})
+    others = write_captions(tmp_path / "others", ["other"])
     query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--output", tmp_path / "f.html")
-    assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", tmp_path / "others")[1])
+    assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", others)[1])
+    assert Page(tmp_path / "f.html").text.count("no picture") == 10
     assert "no captions" not in command(*query, "--captions", captions)[1]
-
-
-@pytest.mark.slow
-def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
-    query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
-    rows = json.loads(command(*query)[0])
-    assert [(row["query"], row["language"]) for row in rows] == [("1", "en")] * 2 + [("2", "en")] * 2
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -217,7 +179,8 @@ def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy
 def test_report_shows_what_a_run_and_its_vectors_find(command, finished_run, toy, tmp_path):
     """The vectors that a run wrote find the same images and captions as the run."""
     run, _ = finished_run
-    command("embed", run, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    out, _ = command("embed", run, tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
+    assert f"features: {len(open_dataset(toy.features))} rows in 3 shards in {tmp_path}/e/images" in out.replace("\n", "")
     chapters = []
     for name, places in {
         "run.html": (toy.features, toy.captions, run),
@@ -243,11 +206,6 @@ def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
     for name in ("a.html", "b.html"):
         command("report", toy.vocabulary, toy.features, "--output", tmp_path / name)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-
-
-def test_report_into_a_folder_of_the_kernel_is_an_error(command, toy):
-    with pytest.raises(DatasetError, match=r"cannot use '/proc': its file system, such as /proc, does not allow it"):
-        command("report", toy.vocabulary, "--output", "/proc/r.html")
 
 
 @pytest.mark.slow

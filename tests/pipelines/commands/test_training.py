@@ -89,15 +89,13 @@ def test_run_from_a_file(train, tmp_path):
     assert from_toml((tmp_path / "run" / "config.toml").read_text(), "run") == run.config
 
     assert train("run", *settings, "--max-steps", "12")[0].splitlines()[-1] == output.splitlines()[-1]
-    with pytest.raises(UsageError, match="holds a run"):
-        train("run", *settings, "--max-steps", "13")
     assert "20 steps in" in train("run", *settings[:6], "--max-steps", "20", "--resume")[0]
     assert (tmp_path / "run" / "tensorboard").is_dir()
     assert (tmp_path / "run" / "curves.png").is_file()
 
 
 @pytest.mark.slow
-def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeypatch):
+def test_training_at_chance(command, with_equal_features, toy, tmp_path):
     (tmp_path / "small.toml").write_text(SMALL.replace('en = ["comparable"]', 'en = ["comparable"], de = ["comparable"]'))
     equal = with_equal_features(toy)
     given = ("train", tmp_path / "small.toml", *data_of(equal), "--vocabulary", toy.vocabulary)
@@ -106,13 +104,8 @@ def test_training_at_chance(command, with_equal_features, toy, tmp_path, monkeyp
     both = [chance(captions, language).sum_of_recalls for language in ("en", "de")]
     assert re.search(rf"of 1,200 \(chance {sum(both):.1f}\) at step \d+; this is not better than chance\n$", out)
     assert f"of 1,200 (chance {sum(both):.1f})" in notes
-    figures = []
-    monkeypatch.setattr("train.reports.comparison_plot.save", lambda figure, folder, name: figures.append(figure))
-    out, notes = command("compare", tmp_path / "run", "--output", tmp_path)
-    assert [line.split()[-1] for line in out.splitlines() if line.startswith(" chance")] == [f"{score:.1f}" for score in both]
+    _, notes = command("compare", tmp_path / "run")
     assert f"run: the recalls on en comparable val are not better than chance ({both[0]:.1f})" in notes
-    titles = [panel.get_title(loc="right") for panel in figures[0].axes[1:3]]
-    assert titles == [f"chance: {score:.1f}" for score in both]
 
 
 def test_presets_are_listed(command):
@@ -130,33 +123,12 @@ def test_configuration_is_shown_in_full(command):
     ("arguments", "message"),
     [
         ("", "name a preset or a TOML file"),
-        ("vsep", "there is no preset 'vsep': did you mean vsepp"),
         ("vsepp out --captions c --features f", "--captions needs --vocabulary: give --vocabulary, too"),
-        ("vsepp out --set loss.marign=3", r"vsepp: unknown key loss.marign: did you mean 'loss.margin'\?"),
     ],
 )
 def test_wrong_usage_of_train(command, arguments, message):
     with pytest.raises(UsageError, match=message):
         command("train", *arguments.split())
-
-
-@pytest.mark.slow
-def test_train_reports_missing_features(train, gappy, tmp_path):
-    given = ("run", "--features", gappy.features, "--max-steps", "3", "--no-tensorboard")
-    with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .* with --allow-missing-features"):
-        train(*given)
-    _, notes = train(*given, "--allow-missing-features")
-    assert "left out of split 'train': 21 captions of 7 images without features: train-003, train-005, train-007, " in notes
-    assert "left out of split 'val': 6 captions of 2 images without features: val-002, val-009\n" in notes
-    assert open_run(tmp_path / "run").missing_features["val"]["images"] == 2
-
-
-@pytest.mark.slow
-def test_train_starts_from_another_run(train, tmp_path):
-    train("first", "--no-tensorboard", "--max-steps", "3")
-    _, notes = train("second", "--no-tensorboard", "--max-steps", "3", "--init-from", tmp_path / "first")
-    assert f"started from '{tmp_path / 'first'}' (best.pt, step 3)" in notes
-    assert open_run(tmp_path / "second").started_from["run"] == str(tmp_path / "first")
 
 
 # --- evaluate, compare, embed, search ----------------------------------------------------------------------------------
@@ -169,9 +141,6 @@ def test_evaluate_prints_the_scores(command, write_run, toy):
     scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"])
     assert scores_of(command(*arguments, "--json")[0]) == evaluation_report(scores)
     assert json.loads(command(*arguments, "--json", "--portions", "translation")[0])["scores"] == [scores[-1].to_dict()]
-    assert json.loads(command(*arguments, "--json", "--languages", "de")[0])["scores"] == [
-        score.to_dict() for score in scores if score.language == "de"
-    ]
     table, _ = command(*arguments)
     for score in scores:
         line, right_items = (line for line in table.splitlines() if f"{score.language} {score.portion}" in line)
@@ -270,20 +239,13 @@ def test_compare_evaluations_and_runs(command, finished_run, train_toy, toy, tmp
     write_ranks(Folder(str(tmp_path / "wide")), read_ranks(tmp_path / "wide"), {"step": str(best + 1)})
     assert compare_runs([runs[0], runs[2]]).tests == ()
     assert "not tested, without ranks.parquet of the best step or of other queries: " in compare_runs(runs).notes[-1]
-    out, _ = command("compare", *folders)
-    assert "differences in percentage points" in out
-
-
-@pytest.mark.slow
-def test_compare(command, finished_run, train_toy, tmp_path):
-    train_toy(CONFIG.replace("word_dim = 4", "word_dim = 5"), "wide")
-    folders = (finished_run[0], tmp_path / "wide")
     comparison = compare_runs([str(folder) for folder in folders])
     out, notes = command("compare", *folders, "--json", "--output", tmp_path / "pictures")
     assert json.loads(out) == comparison.to_dict()
     assert notes.splitlines() == [*comparison.notes, f"written: {tmp_path}/pictures/comparison.png"]
     assert (tmp_path / "pictures" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     out, notes = command("compare", *folders)
+    assert "differences in percentage points" in out
     assert re.search(r"model\.word_dim +4 +5 *\n", out)
     assert notes.splitlines() == list(comparison.notes)
     with pytest.raises(UsageError, match=r"--output is '.*/a\.jpg', expected a folder, or a file that ends in \.png"):
@@ -349,10 +311,10 @@ def test_commands_of_runs_count_embedded_vectors(command, write_run, toy, tmp_pa
 def reproduce(command, toy_2016, tmp_path):
     """Train rows of small models for two steps; return standard output and standard error."""
 
-    def run(*options: object, corpus=toy_2016, paper: str = "gella2017", output: object = tmp_path / "o") -> tuple[str, str]:
+    def run(*options: object, paper: str = "gella2017", output: object = tmp_path / "o") -> tuple[str, str]:
         return command(
             *("reproduce", paper, output, "--seeds", "1", "--workers", "1"),
-            *(*data_of(corpus), "--vocabulary", corpus.vocabulary),
+            *(*data_of(toy_2016), "--vocabulary", toy_2016.vocabulary),
             *("--max-steps", "2", "--set", "model.embed_dim=6", "--set", "model.word_dim=4", "--set", "schedule.batch_size=8"),
             *options,
         )
@@ -420,27 +382,6 @@ def test_evaluate_reports_missing_features(command, write_run, gappy):
     assert {score["missing_features"]["images"] for score in json.loads(out)["scores"]} == {1}
 
 
-def test_embed_takes_splits_and_languages(command, write_run, toy, tmp_path):
-    arguments = ("embed", write_run("my-run"), tmp_path / "e", "--features", toy.features, "--captions", toy.captions)
-    out, _ = command(*arguments, "--splits", "test, val", "--languages", "de")
-    images, captions = (open_dataset(tmp_path / "e" / name) for name in ("images", "captions"))
-    assert f"features: {len(images)} rows in 3 shards" in out
-    assert f"embeddings: {len(captions)} rows in 3 shards" in out
-    assert images.spec.name == captions.spec.name == "my-run"
-    assert captions.manifest.parameters["selection"] == {"splits": ["test", "val"], "languages": ["de"]}
-    assert images.manifest.parameters["selection"] == {"splits": ["test", "val"]}
-    assert len(images) == 21
-    with pytest.raises(DatasetError, match="holds another dataset"):
-        command(*arguments, "--splits", "val")
-
-
-def test_embed_reports_missing_images(command, write_run, gappy, tmp_path):
-    data = ("--features", gappy.features, "--captions", gappy.captions, "--splits", "test")
-    arguments = ("embed", write_run(), tmp_path / "e", *data)
-    _, notes = command(*arguments, "--allow-missing-features")
-    assert notes == "not embedded for lack of features: 1 of 9 images of split 'test': test-004\n"
-
-
 # --- sts -------------------------------------------------------------------------------------------------------------
 
 ROWS = ["3.5\ten1 en2\ten2 en1", "1.0\ten7 en9\ten20", "\ten1\ten2", "0.5\ten12\ten3 en4", "4.8\ten5\ten5 en6"]
@@ -470,11 +411,9 @@ def test_sts_without_runs_measures_vectors_and_the_baseline(command, pairs, tmp_
     monkeypatch.setattr(events, "record", lambda **values: recorded.update(values))
     words = tmp_path / "words.vec"
     words.write_text("en1 1 0\nen2 0 1\nen5 1 1\nen20 2 1\n")
-    (tmp_path / "equal.vec").write_text("".join(f"en{n} 1 1\n" for n in range(30)))
-    report = json.loads(command("sts", pairs, "--vectors", words, "--vectors", tmp_path / "equal.vec", "--json")[0])
-    assert [system["name"] for system in report["systems"]] == ["word overlap", str(words), str(tmp_path / "equal.vec")]
-    assert report["systems"][2]["scores"]["pairs"] == {"pearson": None, "spearman": None}
-    assert recorded["counts"] == {"pairs": 4, "systems": 3}
+    report = json.loads(command("sts", pairs, "--vectors", words, "--json")[0])
+    assert [system["name"] for system in report["systems"]] == ["word overlap", str(words)]
+    assert recorded["counts"] == {"pairs": 4, "systems": 2}
 
 
 def test_output_of_sts_holds_numbers_pairs_and_a_picture(command, pairs, tmp_path):
@@ -495,15 +434,6 @@ def test_sentences_go_through_the_recipe_of_a_run(command, tokenizer, write_run,
     pairs.write_text("1\t1 2\t2 3\n2\t1\t4\n")
     command("sts", write_run(), pairs, "--language", "de", "--truecaser", "models", "--device", "cpu")
     assert set(tokenizer) == {("de", "models")}
-
-
-def test_mistakes_of_sts_are_named(command, write_run, pairs, tmp_path):
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "log.jsonl").touch()
-    with pytest.raises(DatasetError, match=r"begun' is not a run: it holds no best\.pt"):
-        command("sts", pairs, tmp_path / "begun")
-    with pytest.raises(DatasetError, match=r"cannot use '.*pairs\.tsv/out'"):
-        command("sts", tmp_path / "nothing", "--output", pairs / "out")
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -545,18 +475,3 @@ def test_missing_package_shows_before_the_figures(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(ImportError, match="sklearn"):
         command("figures", "r", "o", "--captions", "c", "--features", "f")
-
-
-@pytest.mark.slow
-def test_module_of_import_receives_the_lines_of_the_log(toy, command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("train.runs.log._sinks", [])
-    Path("lines.py").write_text("import imagepivot\nlines = []\nimagepivot.register_log_sink(lines.append)\n")
-    Path("c.toml").write_text(CONFIG.replace("max_steps = 44", "max_steps = 20"))
-    corpus = ("--vocabulary", toy.vocabulary, "--no-curves")
-    command("train", "c.toml", "run", *data_of(toy), *corpus, "--import", "lines")
-    lines = sys.modules.pop("lines").lines
-    logged = [json.loads(line) for line in Path("run/log.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [{"event": line.event, "step": line.step, **line.values} for line in lines] == logged
-    assert len(logged) > 4

@@ -20,7 +20,6 @@ from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.process.shutdown import DetachedError
 from schemas.writing.reuse_policy import ArrayTask
-from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import use_colours
 from tests.reuse import with_policy
@@ -79,17 +78,6 @@ def fresh(images: Path, folder: Path) -> dict[str, bytes]:
 def image_of(images: Path, task: int) -> Path:
     """An image whose shard belongs to a task."""
     return next(path for path in sorted(images.glob("image*")) if shard_of(path.stem, SHARDS) % TASKS == task)
-
-
-# --- as a plain run --------------------------------------------------------------------------------------------------
-
-
-def test_tasks_equal_a_plain_run(images, tmp_path):
-    assert run(images, tmp_path / "t", 1) == "2 of 5 shards are done; missing 0,2,4: run task 0 of 2 again"
-    manifest = extract_features(job_of(images, tmp_path / "t", 0), ONE)
-    assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
-    assert validate(tmp_path / "t") == []
-    assert (manifest.rows, manifest.failure_reasons) == (20, {"empty": 1})
 
 
 # --- images that change ----------------------------------------------------------------------------------------------
@@ -205,13 +193,6 @@ def test_task_that_writes_shards_says_that_they_are_few(images, tmp_path, monkey
         run(images, tmp_path / "features", index)
         assert [text.partition(":")[0] for text in remarks if "fewer" in text] == written
         remarks.clear()
-
-
-def test_task_on_a_remote_runner(images, tmp_path):
-    job = job_of(images, tmp_path / "t", 0)
-    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
-        extract_features(job, Execution(beam_flags=("--runner=DataflowRunner",)))
-    assert not (tmp_path / "t").exists()
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------

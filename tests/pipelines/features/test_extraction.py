@@ -2,7 +2,6 @@ import hashlib
 import os
 import random
 import shutil
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,13 @@ import numpy as np
 import pytest
 
 from extractors import Description, ExtractorRequest, RegionOptions
+from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import FeaturesPlan, extract_features
 from pipelines.features.planning import list_images, plan_features
+from pipelines.features.ref_chunks import listed_refs
 from pipelines.features.transforms import ExtractFeatures
+from pipelines.inputs.ids import read_skipped
 from pipelines.inputs.images import listing
-from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder
 from pipelines.inputs.images.listing import Listing, ListingPart
 from pipelines.inputs.images.opening import open_images
@@ -39,30 +40,26 @@ ONE = Execution(workers=1)
 
 
 class FakeExtractor(ColourExtractor):
-    """The feature of an image of one colour is its red, green and blue, plus the number that stands for the weights."""
+    """Counts how often it is loaded."""
 
     loaded = 0
 
     def __init__(self, name: str, weights: str):
-        super().__init__(describe(name, weights=weights))
-        self._more = int(weights)
+        super().__init__(describe(name, weights))
         FakeExtractor.loaded += 1
 
     def sample(self):
         return np.ones(3)  # Counts as no batch.
 
-    def extract(self, batch):
-        return super().extract(batch) + self._more
 
-
-def describe(name: str, *, weights: str = "0", precision: str = "fp32", **_) -> Description:
-    return Description(SPEC, {"name": name, "weights": weights, "precision": precision})
+def describe(name: str, weights: str) -> Description:
+    return Description(SPEC, {"name": name, "weights": weights, "precision": "fp32"})
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch):
     """Puts the fake in place of all extractors; this reaches no worker process, so one worker runs here."""
-    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: describe(request.name, weights=request.weights))
+    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: describe(request.name, request.weights))
     monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, request.weights))
     monkeypatch.setattr(FakeExtractor, "loaded", 0)
 
@@ -82,27 +79,21 @@ def images(colours, tmp_path) -> Path:
     for number, (name, colour) in enumerate(colours.items()):
         path = tmp_path / "images" / ("more" if number % 3 else "") / f"{name}.png"
         path.write_bytes(picture(*colour))
-        os.utime(path, ns=(STAMP, STAMP))  # The features of `extracted` were made from these images, as far as times tell.
+        os.utime(path, ns=(STAMP, STAMP))
     return tmp_path / "images"
 
 
-def job_of(images, output, *, weights: str = "0", **more) -> FeaturesJob:
-    request = ExtractorRequest("resnet50-pool", weights=weights)
+def job_of(images, output, **more) -> FeaturesJob:
+    request = ExtractorRequest("resnet50-pool")
     options = with_policy({"shards": 4, "device": "cpu", **more})
     return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **options)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("extract")
-
-
 @pytest.fixture
-def extracted(images, shared, tmp_path) -> Path:
-    """Folder ``f`` with the features of ``images``: the first test that asks for it extracts, all get a copy."""
-    if not (shared / "_manifest.json").exists():
-        extract_features(job_of(images, shared), ONE)
-    return shutil.copytree(shared, tmp_path / "f")
+def extracted(images, tmp_path) -> Path:
+    """Folder ``f`` with the features of ``images``."""
+    extract_features(job_of(images, tmp_path / "f"), ONE)
+    return tmp_path / "f"
 
 
 def fresh(images: Path, tmp_path: Path) -> dict[str, bytes]:
@@ -133,7 +124,7 @@ def test_each_image_has_its_feature_in_the_shard_of_its_id_and_the_model_is_load
     assert validate(tmp_path / "f") == []
     assert (manifest.rows, manifest.failed) == (40, 0)
     assert not (tmp_path / "f" / "_failures").exists()
-    assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "0", "precision": "fp32"}
+    assert manifest.parameters["extractor"] == {"name": "resnet50-pool", "weights": "default", "precision": "fp32"}
     assert manifest.parameters["feature"] == {"name": "fake", "shape": [3], "dtype": "float32", "source": ""}
     whole = Listing.of(open_images(images).refs(), 1)
     content = sum(
@@ -199,14 +190,6 @@ def test_failure_in_the_middle_keeps_finished_shards_and_nothing_half_written(im
     assert extract_features(job_of(images, tmp_path / "f"), execution).rows == 40
 
 
-def test_shards_without_images_are_written(images, tmp_path):
-    manifest = extract_features(job_of(images / "more" / "image001.png", tmp_path / "f", shards=7), ONE)
-    rows = [shard.rows for shard in manifest.shards]
-    assert sorted(rows) == [0] * 6 + [1]
-    assert rows[shard_of("image001", 7)] == 1
-    assert validate(tmp_path / "f") == []
-
-
 def test_failures_are_rows_of_their_own_and_the_meter_counts_them(images, colours, tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.running.meter._WRITE_SECONDS", -1.0)
     (tmp_path / "meter").mkdir()
@@ -234,17 +217,6 @@ def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
     path.write_bytes(picture(*colour).ljust(size, b"\0"))
     assert path.stat().st_size == size
     os.utime(path, ns=(STAMP + 10**9, STAMP + 10**9))
-
-
-def test_update_detects_a_replaced_image_of_the_same_size(images, extracted, tmp_path):
-    before = tree(extracted)
-    replace_image(images / "image000.png", (1, 2, 3))
-    with pytest.raises(DatasetError, match=r"in 1 of 4 shards images are new, gone, .* Give --update"):
-        extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert tree(extracted) == before
-    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
-    assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
-    assert tree(extracted) == fresh(images, tmp_path)
 
 
 def test_overwrite_makes_everything_again_though_nothing_seems_to_have_changed(images, extracted, tmp_path):
@@ -384,14 +356,6 @@ def test_policy_contradicting_options_are_refused(images, tmp_path):
         job_of(images, tmp_path / "f", overwrite=True, update=True)
 
 
-def test_other_weights_replace_every_shard(images, colours, extracted):
-    with pytest.raises(DatasetError, match="holds another dataset"):
-        extract_features(job_of(images, extracted, weights="5"), ONE)
-    extract_features(job_of(images, extracted, weights="5", overwrite=True), ONE)
-    dataset = open_dataset(extracted)
-    assert dataset.numpy().tolist() == [[part + 5.0 for part in colours[image_id]] for image_id in dataset.image_ids()]
-
-
 @pytest.mark.slow
 def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
@@ -433,7 +397,7 @@ def test_unsupported_device_is_refused_before_replacing(images, extracted, devic
 
 def test_worker_with_other_weights_than_planned_writes_nothing(images, tmp_path, monkeypatch):
     monkeypatch.setattr(ExtractorRequest, "load", lambda request, device: FakeExtractor(request.name, "1"))
-    with pytest.raises(InputError, match="a worker's extractor differs from the launcher's \\(weights '0'"):
+    with pytest.raises(InputError, match="a worker's extractor differs from the launcher's \\(weights 'default'"):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert not list((tmp_path / "f").glob("part-*"))
 
@@ -470,6 +434,89 @@ def test_folder_removed_while_reading_is_an_error(images, tmp_path, monkeypatch)
     (tmp_path / "away").rename(images)
     assert extract_features(job_of(images, tmp_path / "f"), ONE).failed == 0
     assert validate(tmp_path / "f") == []
+
+
+# --- skipped images --------------------------------------------------------------------------------------------------
+
+
+SKIPPED = ("image003", "image011")
+
+
+@pytest.fixture
+def without_skipped(images, tmp_path) -> dict[str, bytes]:
+    """The dataset of a folder without the skipped images."""
+    shutil.copytree(images, tmp_path / "fewer")
+    for image_id in SKIPPED:
+        next((tmp_path / "fewer").rglob(f"{image_id}.png")).unlink()
+    return fresh(tmp_path / "fewer", tmp_path)
+
+
+@pytest.mark.parametrize("flags", [(), ("--shared-disk", "--", "--runner=FlinkRunner", "--job_endpoint=localhost:1")])
+def test_command_takes_ids_and_a_file_and_names_unknown_ones(call, images, tmp_path, without_skipped, monkeypatch, flags):
+    local = runner.run_pipeline
+    monkeypatch.setattr(runner, "run_pipeline", lambda build, _execution, **_: local(build, IN_BEAM))
+    (tmp_path / "skip.txt").write_bytes("\ufeffimage011\r\n\r\nä b,c\r\n".encode())
+    options = ("--device", "cpu", "--shards", "4", "--skip", f"image003,@{tmp_path / 'skip.txt'}")
+    code, out, err = call("features", images, tmp_path / "f", *options, *flags)
+    assert (code, "38 rows in 4 shards" in out) == (0, True), err
+    assert f"--skip names 1 image that '{images}' lacks, e.g. 'ä b,c'" in err
+    assert tree(tmp_path / "f") == without_skipped
+    with pytest.raises(InputError, match=r"absent.txt' does not exist: check the path"):
+        read_skipped((f"@{tmp_path / 'absent.txt'}",))
+
+
+def test_run_that_an_image_ended_goes_on_without_it(images, colours, tmp_path, without_skipped, monkeypatch):
+    last, seen = shard_of("image003", 4), []
+    preprocess = FakeExtractor.preprocess
+
+    def crash(self, image):
+        seen.append(image.getpixel((0, 0)))
+        if seen[-1] == colours["image003"]:
+            raise MemoryError
+        return preprocess(self, image)
+
+    monkeypatch.setattr(FakeExtractor, "preprocess", crash)
+    with pytest.raises(MemoryError):
+        extract_features(job_of(images, tmp_path / "f", skip=("image011",)), ONE)
+    finished = {f"part-0000{shard}-of-00004.parquet" for shard in range(last)}
+    assert finished == {path.name for path in (tmp_path / "f").glob("*.parquet")}
+    seen.clear()
+    extract_features(job_of(images, tmp_path / "f", skip=SKIPPED), ONE)
+    assert tree(tmp_path / "f") == without_skipped
+    assert set(seen) == {colours[name] for name in {*colours} - {*SKIPPED} if shard_of(name, 4) >= last}
+
+
+def test_image_that_the_dataset_has_needs_an_update_which_drops_or_keeps_it(images, extracted):
+    complete = tree(extracted)
+    with pytest.raises(DatasetError, match=r"was made from other images: .* Give --update"):
+        extract_features(job_of(images, extracted, skip=SKIPPED), ONE)
+    assert tree(extracted) == complete
+    for keep in ("keep_removed", "only_add"):
+        extract_features(job_of(images, extracted, skip=SKIPPED, update=True, **{keep: True}), ONE)
+        assert len(open_dataset(extracted).image_ids()) == 40
+    fingerprint = open_dataset(extracted).fingerprint
+    extract_features(job_of(images, extracted, skip=SKIPPED, update=True), ONE)
+    assert not {*SKIPPED} & {*open_dataset(extracted).image_ids()}
+    assert open_dataset(extracted).fingerprint == fingerprint
+    extract_features(job_of(images, extracted, update=True), ONE)
+    assert {name: data for name, data in tree(extracted).items() if name.endswith("parquet")} == {
+        name: data for name, data in complete.items() if name.endswith("parquet")
+    }
+
+
+def test_listings_of_any_kind_and_the_dry_run_leave_the_images_out(images, colours, tmp_path):
+    job = job_of(images, tmp_path / "f", skip=SKIPPED).opened()
+    listing = list_images(job, keep=True)
+    assert listing.count == plan_dry_run(job, listing).images == 38
+    shared = listing.cached.share(Folder(str(tmp_path / "f")))
+    (tmp_path / "f" / shared[0].name).unlink()  # Then the images are listed again.
+    for kept in (listing, listing.cached.parts(), shared, ()):
+        assert sorted(ref.image_id for ref in listed_refs(job, kept)) == sorted({*colours} - {*SKIPPED})
+
+
+def test_skipping_all_images_is_an_error(images, colours, tmp_path):
+    with pytest.raises(InputError, match="no images found in"):
+        list_images(job_of(images, tmp_path / "f", skip=tuple(colours)))
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------
@@ -517,23 +564,3 @@ def test_oversized_shards_are_refused_before_writing(images, tmp_path, monkeypat
     with pytest.raises(UsageError, match=message):
         extract_features(job_of(images, tmp_path / "f"), ONE)
     assert not (tmp_path / "f").exists()
-
-
-class _ManyImages(ImagesInFolder):
-    """Images that are made up while they are listed."""
-
-    def refs(self):
-        return (ImageRef(f"COCO_train2014_{n:012d}", f"train2014/COCO_train2014_{n:012d}.jpg", n, "1") for n in range(60_000))
-
-
-@pytest.mark.cluster
-def test_listing_takes_less_than_100_bytes_an_image(images, tmp_path):
-    list_images(job_of(images, tmp_path / "f", shards="auto"))  # Whatever is kept from a first call.
-    job = FeaturesJob(images=_ManyImages(Folder("photos")), output=str(tmp_path / "f"))
-    tracemalloc.start()
-    try:
-        listing, peak = list_images(job), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert listing.count == 60_000
-    assert peak / listing.count < 100

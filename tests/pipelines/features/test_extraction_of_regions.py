@@ -1,8 +1,6 @@
 """Kind ``regions`` through the pipeline, with a tiny extractor whose regions can be computed by hand."""
 
-import os
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from pipelines.datasets.inspection import describe_dataset as inspect
 from pipelines.datasets.region_names import RegionNames
 from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features
-from pipelines.features.planning import list_images, plan_features
+from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
@@ -105,9 +103,7 @@ def colours() -> dict[str, tuple[int, int, int]]:
 def images(colours, tmp_path) -> Path:
     (tmp_path / "images").mkdir()
     for number, (name, colour) in enumerate(colours.items()):
-        path = tmp_path / "images" / f"{name}.png"
-        path.write_bytes(picture(*colour, size_wh=(4 + number % 3, 3)))
-        os.utime(path, (1_700_000_000, 1_700_000_000))  # Datasets of other tests are copied, as if made from these images.
+        (tmp_path / "images" / f"{name}.png").write_bytes(picture(*colour, size_wh=(4 + number % 3, 3)))
     return tmp_path / "images"
 
 
@@ -125,25 +121,11 @@ def job_of(images, output, **more) -> FeaturesJob:
     return FeaturesJob(images=open_images(images), output=str(output), extractor=request, **with_policy(options))
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("regions")
-
-
 @pytest.fixture
-def extracted(images, shared, tmp_path) -> Path:
-    """Folder ``r`` with the regions of ``images``: the first test that asks for it extracts, all get a copy."""
-    if not (shared / "r" / "_manifest.json").exists():
-        extract_features(job_of(images, shared / "r"), ONE)
-    return shutil.copytree(shared / "r", tmp_path / "r")
-
-
-@pytest.fixture
-def extracted_with_names(images, names, shared, tmp_path) -> Path:
-    """Folder ``r`` with the regions of ``images`` and the names; see ``extracted``."""
-    if not (shared / "named" / "_manifest.json").exists():
-        extract_features(job_of(images, shared / "named", regions=names), ONE)
-    return shutil.copytree(shared / "named", tmp_path / "r")
+def extracted(images, tmp_path) -> Path:
+    """Folder ``r`` with the regions of ``images``."""
+    extract_features(job_of(images, tmp_path / "r"), ONE)
+    return tmp_path / "r"
 
 
 def shards_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -180,17 +162,6 @@ def test_update_with_another_batch_size_equals_a_fresh_run(images, extracted, tm
     extract_features(job_of(images, tmp_path / "s", batch_size=5), ONE)
     assert max(FakeRegions.batches) == 5
     assert tree(extracted) == tree(tmp_path / "s")
-
-
-def test_options_reach_the_extractor_and_the_fingerprint(images, tmp_path):
-    def fingerprint(**more) -> str:
-        job = job_of(images, tmp_path / "r", **more)
-        return plan_features(job, list_images(job)).fingerprint
-
-    plain = fingerprint()
-    assert fingerprint(regions=RegionOptions()) == plain
-    assert fingerprint(regions=RegionOptions(min_regions=10, max_regions=100)) != plain
-    assert fingerprint(compile=True) != plain
 
 
 def test_plan_knows_the_size_of_all_columns(images, tmp_path):
@@ -249,7 +220,8 @@ def test_region_names_of_another_extractor_are_replaced(images, tmp_path):
     assert RegionNames.of(open_dataset(tmp_path / "r")) == RegionNames(attributes=("blue", "old"))
 
 
-def test_names_of_an_overwritten_dataset_go(images, extracted_with_names, tmp_path):
+def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
+    extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
     with pytest.raises(DatasetError, match="holds another dataset"):
         extract_features(job_of(images, tmp_path / "r", weights="1"), ONE)
     extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)

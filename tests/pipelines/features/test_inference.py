@@ -1,7 +1,7 @@
+import hashlib
 import io
 import itertools
 import random
-import struct
 import threading
 
 import numpy as np
@@ -54,18 +54,6 @@ def run(files: dict[str, bytes], *, extractor=None, **options):
     return pa.concat_tables([SCHEMA.empty_table(), *tables]).to_pylist(), tally, extractor.batches
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 20, 100])
-def test_rows_equal_a_plain_loop_for_any_batch_size_and_threads(batch_size, threads):
-    generator = random.Random(7)
-    colours = {f"image{n:02d}": generator.randrange(256) for n in range(20)}
-    rows, tally, batches = run({k: grey(v) for k, v in colours.items()}, batch_size=batch_size, threads=threads)
-    assert rows == expected_rows(colours)
-    full, rest = divmod(20, batch_size)
-    assert batches == [batch_size] * full + [rest] * (rest > 0)
-    assert (tally.images, tally.failures) == (20, [])
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_decoding_threads_use_one_torch_thread(threads):
     class Noting(FakeExtractor):
@@ -82,25 +70,6 @@ def test_decoding_threads_use_one_torch_thread(threads):
     finally:
         torch.set_num_threads(before)
     assert decoding == {("decode", 1)}
-
-
-def test_batches_are_filled_across_failures():
-    colours = {f"image{n:02d}": n for n in range(10)}
-    files = {key: b"" if colour % 3 == 0 else grey(colour) for key, colour in colours.items()}
-    rows, tally, batches = run(files, batch_size=4)
-    assert rows == expected_rows({key: colour for key, colour in colours.items() if colour % 3})
-    assert batches == [4, 2]
-    assert [failure["key"] for failure in tally.failures] == ["image00", "image03", "image06", "image09"]
-    assert tally.images == 6
-
-
-@pytest.mark.parametrize("good", [(), (29,), (0, 29), (13,)])
-def test_no_image_is_lost_behind_a_long_run_of_failures(good):
-    files = {f"image{n:02d}": grey(n) if n in good else b"" for n in range(30)}
-    rows, tally, _ = run(files, batch_size=2, threads=1)
-    assert rows == expected_rows({f"image{n:02d}": n for n in good})
-    assert len(tally.failures) == 30 - len(good)
-    assert tally.images == len(good)
 
 
 def test_failures_name_stage_and_reason():
@@ -126,15 +95,6 @@ def test_failures_name_stage_and_reason():
         {"key": "refused", "uri": "uri/refused", "stage": "read", "reason": "unreadable", "message": "Permission denied"},
         {"key": "stored", "uri": "uri/stored", "stage": "read", "reason": "unreadable", "message": "OSError"},
     ]
-
-
-@pytest.mark.parametrize("bad", [(), (3, 4, 5, 6, 7), tuple(range(12))])
-def test_watcher_is_told_of_each_image_once(bad):
-    told = []
-    files = {f"image{n:02d}": b"" if n in bad else grey(n) for n in range(12)}
-    run(files, batch_size=3, on_batch=lambda batch: told.append((batch.images, len(batch.failures))))
-    assert sum(images for images, _ in told) == 12 - len(bad)
-    assert sum(failed for _, failed in told) == len(bad)
 
 
 def extract_many(read: list[str], **options):
@@ -263,22 +223,25 @@ class Elsewhere(FakeExtractor):
         pass
 
 
-def extract_elsewhere(extractor, files, **options):
-    return extract_images(files, extractor, **{"batch_size": 3, "threads": 2, **options})
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 20, 100])
-def test_rows_and_failures_of_a_gpu_are_those_of_a_plain_loop(batch_size):
-    files = {f"image{n:02d}": b"" if n % 6 == 1 else grey(n) for n in range(20)}
-    expected, of_cpu, sizes = run(files, batch_size=batch_size)
-    told: list[int] = []
-    extractor, tally = Elsewhere(), Tally()
-    watch = {"tally": tally, "on_batch": lambda batch: told.append(batch.images + len(batch.failures))}
-    tables = extract_elsewhere(extractor, files, batch_size=batch_size, **watch)
-    assert pa.concat_tables(tables).to_pylist() == expected
-    assert (extractor.batches, tally.images, tally.failures) == (sizes, of_cpu.images, of_cpu.failures)
-    assert tally.digests == of_cpu.digests
-    assert sum(told) == 20
+@pytest.mark.parametrize("extractor", [FakeExtractor, Elsewhere])
+@pytest.mark.parametrize(("batch_size", "threads"), [(1, 1), (2, 1), (3, 4), (7, 2), (20, 1), (100, 4)])
+@pytest.mark.parametrize("bad", [(), (1, 7, 13, 19), tuple(range(19)), tuple(range(1, 20)), tuple(range(20))])
+def test_rows_and_failures_equal_a_plain_loop(bad, batch_size, threads, extractor):
+    generator = random.Random(7)
+    colours = {f"image{n:02d}": generator.randrange(256) for n in range(20)}
+    files = {key: b"" if n in bad else grey(colour) for n, (key, colour) in enumerate(colours.items())}
+    told: list[tuple[int, int]] = []
+    options = {"batch_size": batch_size, "threads": threads}
+    rows, tally, batches = run(
+        files, extractor=extractor(), **options, on_batch=lambda batch: told.append((batch.images, len(batch.failures)))
+    )
+    good = {key: colour for n, (key, colour) in enumerate(colours.items()) if n not in bad}
+    assert rows == expected_rows(good)
+    full, rest = divmod(len(good), batch_size)
+    assert batches == [batch_size] * full + [rest] * (rest > 0), "batches are filled across failures"
+    assert (tally.images, [failure["key"] for failure in tally.failures]) == (len(good), [f"image{n:02d}" for n in bad])
+    assert tally.digests == {key: hashlib.sha256(data).hexdigest() for key, data in files.items()}
+    assert [sum(counts) for counts in zip(*told, strict=True)] == [len(good), len(bad)]
 
 
 def test_next_batch_is_started_before_a_result_is_waited_for():
@@ -288,7 +251,8 @@ def test_next_batch_is_started_before_a_result_is_waited_for():
                 assert self.started[number + 1].wait(20)
 
     extractor = Waiting()
-    assert sum(table.num_rows for table in extract_elsewhere(extractor, {f"{n:02d}": grey(n) for n in range(12)})) == 12
+    tables = extract_images({f"{n:02d}": grey(n) for n in range(12)}, extractor, batch_size=3)
+    assert sum(table.num_rows for table in tables) == 12
     assert [number for what, number in extractor.log if what == "taken"] == [0, 1, 2, 3]
 
 
@@ -307,7 +271,7 @@ def test_next_batch_is_started_while_rows_are_written_and_images_are_decoded_mea
                 assert written.wait(20)
                 assert decoded.wait(20)
 
-    tables = extract_elsewhere(Waiting(), {f"{n:02d}": grey(n) for n in range(9)})
+    tables = extract_images({f"{n:02d}": grey(n) for n in range(9)}, Waiting(), batch_size=3, threads=2)
     assert next(tables).num_rows == 3
     written.set()
     assert sum(table.num_rows for table in tables) == 6
@@ -321,7 +285,7 @@ def test_feeder_thread_is_one_batch_ahead():
             ahead.append(number - sum(what == "taken" for what, _ in self.log))
 
     files = {f"{n:02d}": grey(n) for n in range(40)}
-    assert sum(table.num_rows for table in extract_elsewhere(Counting(), files, batch_size=2)) == 40
+    assert sum(table.num_rows for table in extract_images(files, Counting(), batch_size=2, threads=2)) == 40
     assert max(ahead) <= 2  # The result of one may be waited for while the next one is started.
 
 
@@ -332,9 +296,9 @@ def test_error_of_the_model_ends_the_shard_behind_the_rows_before_it(moment):
             raise RuntimeError("a fault of ours")
 
     extractor = type("Failing", (Elsewhere,), {moment: fail})()
-    rows: list[int] = []
+    tables = extract_images({f"{n:02d}": grey(n) for n in range(30)}, extractor, batch_size=3)
     with pytest.raises(RuntimeError, match="a fault of ours"):
-        rows.extend(table.num_rows for table in extract_elsewhere(extractor, {f"{n:02d}": grey(n) for n in range(30)}))
+        list(tables)
     assert extractor.count <= 4
     assert [number for what, number in extractor.log if what == "taken"] == [0, 1]
 
@@ -410,9 +374,3 @@ def test_inf_and_nan_are_failures_with_advice():
         rows, tally = stored([1, 2], "float32", scale, precision=precision)
         assert (rows, tally.images) == ({}, 0)
         assert tally.failures[0]["message"] == f"6 values of the feature are infinite or no numbers in float32{more}"
-
-
-def test_features_of_float32_are_rounded_for_a_dataset_of_float16():
-    rows, _ = stored([17], "float16", 1 / 3)
-    expected = [struct.unpack("<e", struct.pack("<e", np.float32((17 + k) * np.float32(1 / 3))))[0] for k in range(6)]
-    assert rows == {"image00": expected}

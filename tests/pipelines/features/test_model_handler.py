@@ -17,7 +17,7 @@ from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.kinds import FAILURE_REASONS
 from tests.beam import RUNNER, SEEN, see
-from tests.fake_extractors import ColourExtractor, picture, use_colours
+from tests.fake_extractors import picture, use_colours
 
 REQUEST = ExtractorRequest("resnet50-pool")
 IMAGES = {f"i{number}": picture(20 * number, 3, 250) for number in range(7)}
@@ -107,14 +107,6 @@ def test_run_inference_without_and_with_keys_of_any_type(monkeypatch):
         )
         _ = (alone | beam.Map(lambda value: (None, value)), keyed) | beam.Flatten() | beam.Map(see)
     assert {key: value.tolist() for key, value in SEEN} == {None: [1, 2, 3], (7, "x"): [1, 2, 3]}
-
-
-def test_not_finite_feature_is_a_failure_of_its_image_only(monkeypatch):
-    use_colours(monkeypatch)
-    monkeypatch.setattr(ColourExtractor, "extract", lambda self, batch: np.where(batch == 0, np.inf, batch).astype("f4"))
-    handler = ExtractorHandler(REQUEST, device="cpu")
-    bad, good = handler.run_inference([picture(0, 0, 0), picture(10, 10, 10)], handler.load_model())
-    assert (bad["stage"], bad["reason"], good.tolist()) == ("extract", "not_finite", [10, 10, 10])
 
 
 def test_elements_without_bytes_are_refused(monkeypatch):

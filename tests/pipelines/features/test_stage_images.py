@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from extractors import ExtractorRequest
-from pipelines.features import stage_images, transforms
-from pipelines.features.extraction import FeaturesPlan, extract_features
-from pipelines.features.planning import list_images
-from pipelines.features.ref_chunks import RefChunk, from_chunks, listed_refs
+from pipelines.features import stage_images
+from pipelines.features.extraction import extract_features
+from pipelines.features.ref_chunks import RefChunk, chunk_refs, from_chunks
 from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
-from pipelines.inputs.images.listing import CachedListing
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.images.staged_images import StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
@@ -28,7 +25,6 @@ from pipelines.running.execution import Execution
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.reuse_policy import ArrayTask
-from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.fake_extractors import picture, use_colours
 from tests.reuse import with_policy
@@ -139,25 +135,6 @@ def test_resumed_run_reads_only_missing_images(several, images, tmp_path, read):
     assert tree(tmp_path / "f") == before
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("lost", [r"\.images-.*", r"\.listing-.*", r"\.(images|listing)-.*"])
-def test_missing_copies_are_read_from_the_source(several, images, tmp_path, monkeypatch, lost):
-    extract_features(job_of(images, tmp_path / "here"), HERE)
-    for module, name in ((stage_images, "copy_images"), (transforms, "copy_images"), (CachedListing, "share")):
-        made = getattr(module, name)
-
-        def losing(*arguments, made=made, **options):
-            result = made(*arguments, **options)
-            for path in (tmp_path / "there").glob(".*"):
-                if re.fullmatch(lost, path.name):
-                    path.unlink()
-            return result
-
-        monkeypatch.setattr(module, name, losing)
-    extract_features(job_of(images, tmp_path / "there"), several)
-    assert tree(tmp_path / "there") == tree(tmp_path / "here")
-
-
 @pytest.mark.slow
 def test_failed_run_leaves_no_staged_images(several, images, tmp_path, monkeypatch):
     def fail(*arguments, **options):
@@ -207,16 +184,6 @@ def test_staging_area_depends_on_runner_and_output(images, tmp_path, monkeypatch
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.slow
-def test_listing_for_remote_workers_is_cached(images, tmp_path):
-    job = job_of(images, tmp_path / "f")
-    assert list_images(job).cached is None
-    listing = list_images(job, keep=True)
-    assert list(listed_refs(job, listing)) == list(job.images.refs())
-    FeaturesPlan(job, ELSEWHERE, listing).run()
-    assert validate(tmp_path / "f") == []
-
-
 class Alone(ImagesInParquet):
     """A source of any number of images, each a group of its own."""
 
@@ -248,3 +215,40 @@ def test_few_bytes_travel_for_an_image(tmp_path):
     assert found == count
     assert len(by_portion) == 2
     assert 0 < travelling / count < 50
+
+
+# --- references --------------------------------------------------------------------------------------------------------
+
+
+REF_SHARDS = 7
+
+
+def reference(number: int) -> ImageRef:
+    name = f"année/{number:06d}-猫"
+    return ImageRef(name, f"{name}.jpg", 10_000 + number, number % 3 - 1, f"{1_700_000_000 + number}.5" if number % 2 else "")
+
+
+@pytest.fixture(params=[True, False], ids=["file", "bytes"])
+def chunk_folder(request, tmp_path) -> str | None:
+    return str(tmp_path) if request.param else None
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("count", [0, 1, 100, 140_000])
+def test_each_shard_gets_its_references_in_their_order(chunk_folder, count):
+    refs = [reference(number) for number in range(count)]
+    by_shard: dict[int, list] = {}
+    for shard, piece in chunk_refs(iter(refs), REF_SHARDS, folder=chunk_folder):
+        by_shard.setdefault(shard, []).append(pickle.loads(pickle.dumps(piece)))  # Workers are other processes.
+    found = {shard: from_chunks(pieces)[0] for shard, pieces in by_shard.items()}
+    expected: dict[int, list[ImageRef]] = {}
+    for ref in refs:
+        expected.setdefault(shard_of(ref.image_id, REF_SHARDS), []).append(ref)
+    assert found == expected
+    assert from_chunks([]) == ([], [])
+
+
+def test_finished_shards_are_left_out(chunk_folder):
+    refs = [reference(number) for number in range(200)]
+    found = {shard for shard, _ in chunk_refs(refs, REF_SHARDS, skip_shards=frozenset({0, 5}), folder=chunk_folder)}
+    assert found == {1, 2, 3, 4, 6}

@@ -6,19 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ENCODED = """\
-[steps.vocabulary]
-command = "vocabulary"
-captions = "captions"
-min-count = 1
-
-[steps.encoded]
-command = "encode"
-captions = "captions"
-vocabulary = "vocabulary"
-workers = 1
-"""
-PLAN = f"""
+PLAN = """
 description = "a small plan"
 
 [paths]
@@ -31,7 +19,17 @@ format = "table"
 shards = 2
 workers = 1
 
-{ENCODED}"""
+[steps.vocabulary]
+command = "vocabulary"
+captions = "captions"
+min-count = 1
+
+[steps.encoded]
+command = "encode"
+captions = "captions"
+vocabulary = "vocabulary"
+workers = 1
+"""
 WORDS = ("a dog runs", "a cat sleeps", "the dog sees a cat", "two cats", "a bird sings", "the bird and the dog")
 
 

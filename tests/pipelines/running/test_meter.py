@@ -1,6 +1,5 @@
 import io
 import json
-import multiprocessing
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.running import meter as meters
-from pipelines.running.meter import Meter, counts_of, failure_counts, show_progress
+from pipelines.running.meter import Meter, failure_counts, show_progress
 from schemas.console import progress
 from schemas.console.progress import Monitoring
 from tests.integration.processes import wait_for
@@ -40,24 +39,6 @@ def test_counts_of_threads_add_up(tmp_path, always):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: meter.add(images=1), range(200)))
     assert meter.total() == {"images": 200}
-
-
-def _count_in_a_process(folder: str) -> None:
-    meters._WRITE_SECONDS = -1.0
-    for _ in range(10):
-        Meter(folder).add(images=1)
-
-
-@pytest.mark.cluster
-def test_counts_of_processes_add_up(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_count_in_a_process, args=(str(tmp_path),)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert Meter(str(tmp_path)).total() == {"images": 20}
 
 
 @pytest.mark.parametrize("start", [0.0, 0.5, 1e6])
@@ -95,17 +76,6 @@ def test_plain_lines_outside_a_terminal(monkeypatch, always):
     line = next(line for line in file.getvalue().splitlines() if "4 of 10" in line)
     assert re.fullmatch(r"captions: 4 of 10 captions, \d+ s left, [\d,.]+(/s| s each), 1 failed", line)
     assert Meter(folder).total() == {}, "the folder of the counts is deleted"
-
-
-@pytest.mark.slow
-def test_terminal_gets_a_live_line(always):
-    file = io.StringIO()
-    console = Console(file=file, width=200, force_terminal=True)
-    with show_progress(console, "resnet50-pool", unit="images", total=8) as meter:
-        meter.add(images=3, failed=2)
-        wait_for(lambda: "3/8" in file.getvalue())
-    assert "resnet50-pool" in file.getvalue()
-    assert "2 failed" in file.getvalue()
 
 
 def test_progress_of_a_short_run_prints_nothing():
@@ -173,21 +143,6 @@ def test_meter_report_replaces_files(always):
         assert meter.total()["captions"] == 9
     last = json.loads(file.getvalue().splitlines()[-1])
     assert (last["done"], last["total"]) == (9, 9)
-
-
-def test_workers_count_with_beams_counters():
-    import apache_beam as beam
-
-    def count(number: int) -> int:
-        Meter().add(images=number, failed=1)
-        return number
-
-    pipeline = beam.Pipeline(runner="FnApiRunner")
-    _ = pipeline | beam.Create([3, 4]) | beam.Map(count)
-    result = pipeline.run()
-    result.wait_until_finish()
-    found = result.metrics().query()["counters"]
-    assert counts_of(found) == {"images": 7, "failed": 2}
 
 
 def test_log_seconds_set_the_interval_of_events(always):

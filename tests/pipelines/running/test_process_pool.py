@@ -114,20 +114,19 @@ def test_error_of_a_worker_is_raised(kind):
     assert "in fail" in caught.value.__notes__[0]  # Its traceback.
 
 
-def test_error_of_a_worker_keeps_the_number_of_the_systems_error():
-    with pytest.raises(DatasetError) as caught, open_workers(2) as run:
-        list(run(fill_disk, [0]))
-    assert errno_of(caught.value) == errno.ENOSPC
-
-
-def test_error_that_cannot_be_pickled_becomes_its_text():
-    with pytest.raises(RuntimeError, match="one and two"), open_workers(2) as run:
-        list(run(fail_strangely, [0]))
-
-
-def test_function_that_workers_cannot_import_is_the_users_mistake():
-    with pytest.raises(UsageError, match="a module of its own, or give --workers 1"), open_workers(2) as run:
-        list(run(lambda value: value, [0]))
+@pytest.mark.parametrize(
+    ("function", "kind", "number", "message"),
+    [
+        pytest.param(fill_disk, DatasetError, errno.ENOSPC, "the disk is full", id="number-of-the-systems-error-is-kept"),
+        pytest.param(fail_strangely, RuntimeError, None, "one and two", id="error-that-cannot-be-pickled-becomes-its-text"),
+        pytest.param(lambda value: value, UsageError, None, "a module of its own, or give --workers 1", id="not-importable"),
+        pytest.param(kill_oneself, ImagepivotError, None, LOST, id="killed-worker"),
+    ],
+)
+def test_other_ends_of_a_worker_are_errors(function, kind, number, message):
+    with pytest.raises(kind, match=message) as caught, open_workers(2) as run:
+        list(run(function, range(4)))
+    assert errno_of(caught.value) == number
 
 
 def test_class_of_the_users_script_is_named(tmp_path):
@@ -140,11 +139,6 @@ def test_class_of_the_users_script_is_named(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "cannot import a part of this job (Can't get attribute 'mine'" in done.stderr.splitlines()[-2]
-
-
-def test_killed_worker_ends_the_map():
-    with pytest.raises(ImagepivotError, match=LOST), open_workers(2) as run:
-        list(run(kill_oneself, range(4)))
 
 
 def test_worker_that_ends_before_it_starts_ends_the_map(tmp_path, monkeypatch):

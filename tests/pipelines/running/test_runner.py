@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import signal
 from pathlib import Path
-from zipfile import ZipFile
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import SetupOptions
-from apache_beam.portability.api import beam_runner_api_pb2
-from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
-from schemas.process.resources import usable_cores
 from tests.beam import BEAM_FLAGS, IN_BEAM
 
-MESSAGE = "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one"
-
-
-@pytest.mark.parametrize("kind", [InputError, DatasetError, UsageError])
-def test_error_in_a_pipeline_keeps_its_class_and_message_and_is_not_logged(kind, caplog):
-    def fail(_):
-        raise kind(MESSAGE)
-
-    caplog.set_level(logging.DEBUG)
-    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
-    with pytest.raises(kind) as caught:
-        run_pipeline(lambda p: p | beam.Create([1]) | "Deep" >> beam.Map(fail), IN_BEAM)
-    assert str(caught.value) == MESSAGE
-    assert type(caught.value) is kind
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert {name: logging.getLogger(name).level for name in before} == before
-
-
-HARD = f"{MESSAGE}\nsecond line: caf\u00e9 \u4e2d \\n \\\\ 100% [while running 'Y'] {'long ' * 2000}"
+HARD = (
+    "caption key 'a/en/x/0' occurs twice: 'it''s [odd]' and \"b\": remove one\n"
+    f"second line: caf\u00e9 \u4e2d \\n \\\\ 100% [while running 'Y'] {'long ' * 2000}"
+)
 
 
 class FailingFn(beam.DoFn):
@@ -64,21 +43,28 @@ class FailingFn(beam.DoFn):
 
 
 @pytest.mark.parametrize(
-    ("flags", "step"),
+    ("flags", "step", "kind"),
     [
-        *((BEAM_FLAGS, step) for step in ("setup", "process", "finish_bundle")),
+        (BEAM_FLAGS, "setup", InputError),
+        (BEAM_FLAGS, "process", DatasetError),
+        (BEAM_FLAGS, "finish_bundle", UsageError),
         pytest.param(
             ("--runner=DirectRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"),
             "process",
+            DatasetError,
             marks=[pytest.mark.cluster, pytest.mark.timeout(120)],
         ),
     ],
 )
-def test_error_of_any_step_of_a_worker_keeps_its_class_and_whole_message(flags, step):
-    failing = beam.ParDo(FailingFn(step, DatasetError))
-    with pytest.raises(DatasetError) as caught:
+def test_error_of_any_step_of_a_worker_keeps_its_class_and_whole_message_and_is_not_logged(flags, step, kind, caplog):
+    caplog.set_level(logging.DEBUG)
+    before = {name: logging.getLogger(name).level for name in ("", "apache_beam", "apache_beam.runners")}
+    failing = beam.ParDo(FailingFn(step, kind))
+    with pytest.raises(kind) as caught:
         run_pipeline(lambda p: p | beam.Create([1]) | failing | beam.Map(str), Execution(beam_flags=flags))
-    assert (type(caught.value), str(caught.value)) == (DatasetError, HARD)
+    assert (type(caught.value), str(caught.value)) == (kind, HARD)
+    assert flags != BEAM_FLAGS or not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert {name: logging.getLogger(name).level for name in before} == before
 
 
 def test_error_that_is_not_ours_names_the_runner_and_its_log():
@@ -137,37 +123,6 @@ def test_check_locations_local_path_of_remote_workers_is_refused():
     expected = r"OUTPUT 'my out' is a path on this machine, and the workers of FlinkRunner run on .* --shared-disk if all"
     with pytest.raises(UsageError, match=expected):
         Execution(beam_flags=flink).check_locations(locations)
-
-
-@pytest.mark.parametrize(("image", "brought"), [((), True), (("--sdk_container_image=my/image",), False)])
-def test_submitted_job_stages_the_package(monkeypatch, image, brought):
-    submitted = []
-
-    class Result:
-        def wait_until_finish(self) -> None:
-            pass
-
-    def submit(runner, pipeline, options) -> Result:
-        for environment in pipeline.components.environments.values():
-            for artifact in environment.dependencies:
-                staged = beam_runner_api_pb2.ArtifactStagingToRolePayload.FromString(artifact.role_payload).staged_name
-                file = Path(beam_runner_api_pb2.ArtifactFilePayload.FromString(artifact.type_payload).path)
-                submitted.append((staged, file.read_bytes()))
-        assert options.view_as(SetupOptions).beam_plugins == ["imagepivot"]
-        return Result()
-
-    monkeypatch.setattr(PortableRunner, "run_portable_pipeline", submit)
-    flags = ("--runner=PortableRunner", "--experiments=disable_logging_submission_environment", *image)
-    run_pipeline(lambda pipeline: pipeline | beam.Create([1]), Execution(beam_flags=flags))
-    wheels = {name: data for name, data in submitted if name.startswith("imagepivot-")}
-    assert len(wheels) == brought
-    for data in wheels.values():
-        assert {"imagepivot.py", "schemas/__init__.py"} <= set(ZipFile(io.BytesIO(data)).namelist())
-
-
-def test_workers_default_to_one_per_core():
-    assert Execution(workers=3).local_workers == 3
-    assert Execution().local_workers == usable_cores()
 
 
 def test_keyboard_interrupts_a_pipeline():

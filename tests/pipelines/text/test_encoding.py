@@ -11,7 +11,7 @@ from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
-from schemas.kinds import CAPTIONS, ENCODED
+from schemas.kinds import ENCODED
 from schemas.vocabulary import Vocabulary
 from schemas.writing.validation import validate
 from tests.builders import tree, write_rows
@@ -84,12 +84,6 @@ def test_vocabulary_and_encode_agree_on_text_with_reserved_names(tmp_path):
         "unknown_tokens": 8 + 1 + 11 + 4,
         "reserved_tokens": 11,
     }
-
-
-def test_encode_table_without_captions():
-    table, statistics = encode_table(CAPTIONS.empty_table(), Vocabulary.from_counts({}, min_count=1), 5)
-    assert table.equals(ENCODED.empty_table())
-    assert statistics == {"captions": 0, "tokens": 0, "unknown_tokens": 0, "captions_cut": 0}
 
 
 @pytest.fixture(scope="module")

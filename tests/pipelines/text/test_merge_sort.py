@@ -4,13 +4,11 @@ import random
 import re
 import tempfile
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.running.spill_files import from_ipc, spill_folder, to_ipc
 from pipelines.text import merge_sort
 from pipelines.text.caption_shards import BLOCK_SCHEMA
 from pipelines.text.merge_sort import (
@@ -24,35 +22,9 @@ from pipelines.text.merge_sort import (
 )
 from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
-from schemas.storage.folder import Folder
 from tests.pipelines.text.captions import block, caption, random_captions, runs_of, sort_captions
 
-
-def key(row: dict) -> tuple:
-    return tuple(row[name] for name in ("image_id", "language", "portion", "index", "position"))
-
-
 # --- partitions ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shards", [1, 3, 50])
-@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_partition_captions_equals_a_plain_loop(monkeypatch, shards, size):
-    monkeypatch.setattr(merge_sort, "RUN_BYTES", size)
-    table = block(*random_captions(3))
-    expected: dict[int, list[dict]] = defaultdict(list)
-    for row in sorted(table.to_pylist(), key=key):
-        expected[shard_of(row["image_id"], shards)].append(row)
-    found: dict[int, list[dict]] = defaultdict(list)
-    numbers = []
-    for number, rows in partition_captions(table, shards):
-        assert rows.num_rows == 1 or rows.nbytes <= 1.5 * size
-        assert row_key(rows) == key(rows.to_pylist()[0])
-        found[number] += rows.to_pylist()
-        numbers.append(number)
-    assert found == expected
-    assert numbers == sorted(numbers)
-    assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
 
 
 def test_partition_captions_into_more_shards_adds_few_runs(monkeypatch):
@@ -61,14 +33,6 @@ def test_partition_captions_into_more_shards_adds_few_runs(monkeypatch):
     few, many = (len(list(partition_captions(table, shards))) for shards in (1, 50))
     assert few > 100
     assert many <= few + 50
-
-
-def test_partition_captions_drops_skipped_shards():
-    table = block(*random_captions(4))
-    numbers = {number for number, _ in partition_captions(table, 5)}
-    assert {number for number, _ in partition_captions(table, 5, frozenset({0, 3}))} == numbers - {0, 3}
-    assert list(partition_captions(table, 5, frozenset(range(5)))) == []
-    assert list(partition_captions(BLOCK_SCHEMA.empty_table(), 5)) == []
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -99,10 +63,6 @@ def test_merge_runs_holds_overlapping_runs_only(monkeypatch):
     assert max_held <= 12 * largest < 4000 / 8 * 2
 
 
-def test_merge_runs_without_runs():
-    assert list(number_captions(merge_runs([]))) == []
-
-
 # --- order and numbers -----------------------------------------------------------------------------------------------
 
 
@@ -129,14 +89,6 @@ def test_number_captions_follows_source_order_for_any_block_order(monkeypatch, s
     expected = brute_sort(blocks)
     generator.shuffle(blocks)
     assert sort_captions(blocks).to_pylist() == expected
-
-
-@pytest.mark.parametrize("step", [1, 2, 7, 299])
-def test_number_captions_continues_across_tables(step):
-    table = block(*random_captions(8))
-    rows = pa.Table.from_pylist(sorted(table.to_pylist(), key=key), schema=BLOCK_SCHEMA)
-    numbered = number_captions(rows.slice(start, step) for start in range(0, 300, step))
-    assert pa.concat_tables(numbered).to_pylist() == brute_sort([table])
 
 
 def test_number_captions_keeps_indices_of_the_source():
@@ -203,15 +155,6 @@ def rows_by_shard(made) -> dict[int, list[dict]]:
     return {number: sorted(rows, key=lambda row: row["position"]) for number, rows in found.items()}
 
 
-def test_ipc_round_trip():
-    table = block(*random_captions(2))
-    assert from_ipc(to_ipc(table)).equals(table)
-    assert from_ipc(to_ipc(BLOCK_SCHEMA.empty_table())).equals(BLOCK_SCHEMA.empty_table())
-    sliced = table.slice(5, 10)
-    assert from_ipc(to_ipc(sliced)).equals(sliced)
-    assert len(to_ipc(sliced)) < len(to_ipc(table))
-
-
 @pytest.mark.parametrize("on_a_disk", [False, True])
 @pytest.mark.parametrize(("gathered", "files"), [(1, 6), (1 << 20, 1)])
 def test_make_sorted_runs_equals_a_plain_loop(blocks, monkeypatch, tmp_path, on_a_disk, gathered, files):
@@ -256,20 +199,6 @@ def test_spill_to_disk_deletes_its_file(blocks, tmp_path, monkeypatch):
         assert list(map(read_run, spilled)) == [read_run(run) for run in (*in_memory, *in_files)]
         assert spilled[len(in_memory) :] == in_files
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
-
-
-# --- staging ----------------------------------------------------------------------------------------------------------
-
-
-def test_staging_for_a_store_uses_temporary_folders(blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with spill_folder(Folder("s3://bucket/a")) as folder, spill_folder(Folder("s3://bucket/a")) as other:
-        assert Path(folder).parent == Path(other).parent == tmp_path
-        assert folder != other
-        list(make_sorted_runs(blocks, 2, folder=folder))
-        assert len(list(Path(folder).glob(".captions-*"))) == 1
-        assert list(Path(other).iterdir()) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -84,23 +84,13 @@ def test_manifest_holds_model_and_captions(job):
 
 
 @pytest.mark.cluster
-def test_bytes_do_not_depend_on_workers_and_batches(job, tmp_path):
+@pytest.mark.parametrize("kind", ["job", "sentence_job"])
+def test_bytes_do_not_depend_on_workers_and_batches(kind, request, tmp_path):
+    job = request.getfixturevalue(kind)
     extract_text_features(job, ONE)
-    other = TextFeaturesJob(job.captions, str(tmp_path / "other"), job.model, device="cpu", batch_size=1)
+    other = replace(job, output=str(tmp_path / "other"), batch_size=1)
     extract_text_features(other, Execution(workers=2))
     assert tree(Path(job.output)) == tree(Path(other.output))
-
-
-def test_resumed_run_writes_missing_shards_only(job):
-    extract_text_features(job, ONE)
-    before = tree(Path(job.output))
-    kept = Path(job.output, "part-00001-of-00004.parquet")
-    for name in ("_manifest.json", "part-00002-of-00004.parquet"):
-        Path(job.output, name).unlink()
-    stamp = kept.stat().st_mtime_ns
-    extract_text_features(job, ONE)
-    assert tree(Path(job.output)) == before
-    assert kept.stat().st_mtime_ns == stamp
 
 
 def test_captions_are_cut_like_those_of_encode(job):
@@ -201,15 +191,7 @@ def test_manifest_of_sentence_vectors_has_checkpoint_prefix_and_space(sentence_j
     assert (prefixed.model.encoder["prefix"], spaced.space, spaced.model) == ("ein ", "ein ", first.model)
 
 
-@pytest.mark.cluster
-def test_bytes_of_sentence_vectors_do_not_depend_on_workers(sentence_job, tmp_path):
-    extract_text_features(sentence_job, ONE)
-    other = replace(sentence_job, output=str(tmp_path / "other"), batch_size=1)
-    extract_text_features(other, Execution(workers=2))
-    assert tree(Path(sentence_job.output)) == tree(Path(other.output))
-
-
-def test_resumed_sentence_vectors_write_missing_shards_only(sentence_job, call):
+def test_resumed_run_writes_missing_shards_only(sentence_job, call):
     extract_text_features(sentence_job, ONE)
     before, kept = tree(Path(sentence_job.output)), Path(sentence_job.output, "part-00001-of-00004.parquet")
     for name in ("_manifest.json", "part-00002-of-00004.parquet"):

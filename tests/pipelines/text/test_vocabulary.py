@@ -1,9 +1,5 @@
 import random
-import shutil
 from collections import Counter, defaultdict
-from dataclasses import replace
-from itertools import combinations
-from pathlib import Path
 
 import pytest
 
@@ -49,22 +45,6 @@ def captions(rows, tmp_path_factory) -> str:
     job = CaptionsJob(str(table), str(folder / "captions"), "table", recipe="raw", shards=3)
     prepare_captions(job, ONE)
     return str(folder / "captions")
-
-
-@pytest.fixture(scope="module")
-def built(captions, tmp_path_factory):
-    """Function that returns the folder of a vocabulary, built once per set of options; tests that change it take a copy."""
-    folders: dict[VocabularyJob, Path] = {}
-
-    def build(**options) -> Path:
-        job = VocabularyJob(captions, "", **options)
-        if job not in folders:
-            folder = tmp_path_factory.mktemp("vocabulary") / "v"
-            build_vocabulary(replace(job, output=str(folder)), ONE)
-            folders[job] = folder
-        return folders[job]
-
-    return build
 
 
 def brute_counts(rows, *, splits=("train",), languages=(), portions=()) -> dict[str, Counter]:
@@ -162,9 +142,10 @@ def test_statistics_by_hand_with_the_joint_scope():
         ({"splits": ("train", "val")}, 4, "language"),
     ],
 )
-def test_build_vocabulary_equals_a_plain_loop(rows, captions, built, selection, min_count, scope):
-    folder = built(min_count=min_count, count_scope=scope, **selection)
-    manifest = open_dataset(folder).manifest
+def test_build_vocabulary_equals_a_plain_loop(rows, captions, tmp_path, selection, min_count, scope):
+    folder = tmp_path / "v"
+    job = VocabularyJob(captions, str(folder), min_count=min_count, count_scope=scope, **selection)
+    manifest = build_vocabulary(job, ONE)
     counts = brute_counts(rows, **selection)
     tokens = brute_vocabulary(counts, min_count, scope)
     table = open_dataset(folder).table().to_pylist()
@@ -181,47 +162,16 @@ def test_build_vocabulary_equals_a_plain_loop(rows, captions, built, selection, 
 
 
 @pytest.mark.slow
-def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, built):
-    statistics = open_dataset(built(min_count=4, count_scope="language", portions=("translation",))).manifest.statistics
-    counts = brute_counts(rows, portions=("translation",))
-    own = {language: {t for t, n in counter.items() if n >= 4} for language, counter in counts.items()}
-    assert statistics["tokens"] == {language: len(tokens) for language, tokens in own.items()}
-    assert statistics["sum"] == sum(map(len, own.values()))
-    assert statistics["union"] == len(set.union(*own.values()))
-    for a, b in combinations(sorted(own), 2):
-        overlap = (len(own[a] & own[b]) + 4) / (len(own[a] | own[b]) + 4)
-        assert statistics["jaccard"][f"{a}/{b}"] == pytest.approx(overlap, rel=1e-15)
-    known = set.union(*own.values())
-    for language in own:
-        for split in ("train", "val", "test"):
-            tokens = [
-                token
-                for _, tongue, portion, part, text in rows
-                if (tongue, portion, part) == (language, "translation", split)
-                for token in text.split()
-            ]
-            share = sum(token not in known for token in tokens) / len(tokens)
-            assert statistics["unknown"][language][split] == pytest.approx(share, rel=1e-15)
-
-
-@pytest.mark.slow
-def test_second_run_changes_nothing(captions, built, tmp_path):
-    shutil.copytree(built(), tmp_path / "v")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")}
-    assert build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE) == open_dataset(built()).manifest
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*")} == before
-    assert tree(tmp_path / "v") == tree(built())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [["_manifest.json"], ["_manifest.json", "part-00000-of-00001.parquet"]])
-def test_resumed_run_restores_lost_files(captions, built, tmp_path, lost):
-    shutil.copytree(built(), tmp_path / "v")
+def test_resumed_run_restores_lost_files(captions, tmp_path, lost):
+    job = VocabularyJob(captions, str(tmp_path / "v"))
+    build_vocabulary(job, ONE)
+    before = tree(tmp_path / "v")
     for name in lost:
         (tmp_path / "v" / name).unlink()
     (tmp_path / "v" / "_vocabulary.txt").write_text("half")
-    build_vocabulary(VocabularyJob(captions, str(tmp_path / "v")), ONE)
-    assert tree(tmp_path / "v") == tree(built())
+    build_vocabulary(job, ONE)
+    assert tree(tmp_path / "v") == before
 
 
 @pytest.mark.parametrize(
