@@ -90,9 +90,11 @@ def pair(write_run):
     return [open_run(write_run("a", seed=0)), open_run(write_run("b", seed=1, l2=True))]
 
 
-def test_ensemble_has_the_mean_of_the_scores(pair, toy):
+def test_ensemble_has_the_mean_of_the_scores(pair, toy, tmp_path):
     data = {"captions": toy.captions, "features": toy.features, "splits": ["test"]}
     scores = evaluate(pair, **data)
+    assert evaluate(pair, **data, memory_map=str(tmp_path / "maps")) == scores
+    assert list((tmp_path / "maps").iterdir())
     assert scores != evaluate(pair[0], **data)
     assert scores != evaluate(pair[1], **data)
     for score in scores:
