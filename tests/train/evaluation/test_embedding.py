@@ -11,15 +11,15 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
-from schemas.manifest import MANIFEST_NAME
+from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
 from tests.train.trainings import encode_ids, rewrite
 from train.evaluation.embedding import embed
-from train.evaluation.search import embed_gallery, read_gallery
+from train.evaluation.search import embed_gallery
 from train.jobs import EmbedJob
 from train.models.retrieval_model import ImageBatch
-from train.runs.checkpoints import weights_digest
+from train.runs.checkpoints import BEST, read_checkpoint, weights_digest, write_checkpoint
 from train.runs.run import open_run
 
 
@@ -66,13 +66,20 @@ def job(folder, toy, tmp_path) -> EmbedJob:
     return EmbedJob(run=folder, output=str(tmp_path / "out"), features=toy.features, captions=toy.captions, device="cpu")
 
 
-def test_every_image_has_its_embedding(run, toy, job):
-    embed(job)
-    written, features = open_dataset(f"{job.output}/images", kind="features"), open_dataset(toy.features)
-    assert validate(f"{job.output}/images") == []
+@pytest.mark.parametrize("l2", [False, True])
+def test_every_image_has_its_embedding(write_run, toy, tmp_path, l2):
+    folder, output = Folder(write_run(l2=l2)), tmp_path / "out"
+    stored = read_checkpoint(folder, BEST)
+    model = {**stored.model, "images.bias": torch.ones(6)}  # Without a bias, vectors do not depend on the norms of features.
+    write_checkpoint(folder, BEST, replace(stored, model=model))
+    run = open_run(folder.location)
+    (manifest,) = embed(EmbedJob(run.folder.location, str(output), features=toy.features))
+    assert (manifest.kind, (output / "captions").exists()) == ("features", False)
+    written, features = open_dataset(output / "images", kind="features"), open_dataset(toy.features)
+    assert validate(output / "images") == []
     assert written.image_ids() == features.image_ids()
     assert (written.spec.name, written.spec.shape) == ("run", (6,))
-    np.testing.assert_allclose(written.numpy(), vectors_of(run, features), atol=1e-6)
+    np.testing.assert_allclose(written.numpy(), vectors_of(run, features, l2=l2), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -110,13 +117,6 @@ def test_same_run_gives_the_same_bytes_and_resumes(job):
     assert content() == first
 
 
-def test_only_images_or_only_captions(run, toy, tmp_path):
-    (images,) = embed(EmbedJob(run.folder.location, str(tmp_path / "a"), features=toy.features))
-    (captions,) = embed(EmbedJob(run.folder.location, str(tmp_path / "b"), captions=toy.captions))
-    assert (images.kind, captions.kind) == ("features", "embeddings")
-    assert not (tmp_path / "a" / "captions").exists()
-
-
 def test_another_model_is_another_dataset(run, write_run, job):
     embed(job)
     other = open_run(write_run("other", seed=1))
@@ -128,8 +128,7 @@ def test_another_model_is_another_dataset(run, write_run, job):
 def test_embed_after_content_change_is_refused(run, job, changed):
     embed(job)
     before = open_dataset(f"{job.output}/images").image_ids()
-    message = r"images' was made from other content than '.*changed' now: 3 of 3 shards differ"
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=r"images' was made from other content than '.*changed' now: 3 of 3 shards"):
         embed(replace(job, features=changed))
     assert open_dataset(f"{job.output}/images").image_ids() == before
     for name in ("_manifest.json", "part-00002-of-00003.parquet"):  # As left by an interrupted command.
@@ -188,13 +187,6 @@ def test_embed_with_foreign_data_is_refused(run, toy, other_toy, tmp_path):
     with pytest.raises(DatasetError, match="holds encoded, expected features"):
         embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.captions))
     assert not (tmp_path / "o").exists()
-
-
-def test_features_are_normalised_as_in_training(write_run, toy, tmp_path):
-    run = open_run(write_run(l2=True))
-    embed(EmbedJob(run.folder.location, str(tmp_path / "o"), features=toy.features))
-    expected = vectors_of(run, open_dataset(toy.features), l2=True)
-    np.testing.assert_allclose(open_dataset(tmp_path / "o" / "images").numpy(), expected, atol=1e-6)
 
 
 def test_shard_without_images_has_no_embeddings(run, toy, tmp_path):
@@ -276,11 +268,7 @@ def test_another_selection_is_another_dataset(run, toy, job):
     [
         ({"splits": ("dev",)}, DatasetError, r"has no captions of split 'dev'\. It has: test: de comparable"),
         ({"languages": ("cs",)}, UsageError, "--languages names cs, but this run knows only en, de"),
-        (
-            {"captions": "", "splits": ("val",)},
-            UsageError,
-            "--splits and --languages select captions and their images: give --captions",
-        ),
+        ({"captions": "", "splits": ("val",)}, UsageError, "--splits and --languages select captions .*: give --captions"),
     ],
 )
 def test_embed_with_an_empty_selection_is_refused(job, change, error, message):
@@ -289,18 +277,10 @@ def test_embed_with_an_empty_selection_is_refused(job, change, error, message):
     assert not Path(job.output).exists()
 
 
-def test_damaged_embeddings_are_reported_in_their_folder(run, job):
-    embed(job)
-    Path(job.output, "images", MANIFEST_NAME).write_text("{}")
-    with pytest.raises(DatasetError, match=f"/images/{MANIFEST_NAME} is not the manifest of a dataset"):
-        read_gallery(run, job.output)
-
-
 def test_missing_features_of_a_split_are_refused_or_reported(job, gappy, tmp_path, caplog):
     some = replace(job, features=gappy.features, splits=("test", "val"))
     for split in (("test",), ("val", "test")):
-        message = r"lacks the features of [12] of (9|12) images of split '(test|val)': (test-004|val-002)"
-        with pytest.raises(DatasetError, match=message):
+        with pytest.raises(DatasetError, match=r"[12] of (9|12) images of split '(test|val)': (test-004|val-002)"):
             embed(replace(some, splits=split))
     write_dataset(tmp_path / "none", "features", [], parameters={}, spec=FeatureSpec("toy", (8,)))
     with pytest.raises(DatasetError, match=r"of 12 of 12 images of split 'val': .*\. Extract them$"):

@@ -12,6 +12,7 @@ from rich.console import Console
 from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 from tests.fake_gpu import fake_gpu
+from tests.train.test_losses import inputs_of
 from tests.train.trainings import (
     ALL_PORTIONS,
     CONFIG,
@@ -26,13 +27,11 @@ from tests.train.trainings import (
 )
 from train.config.models import VseConfig
 from train.config.sections import from_toml
-from train.data.batches import CaptionBatch
 from train.data.features import ImageFeatures
 from train.data.sampling import fixed_batches
 from train.data.splits import open_data
 from train.devices import computing
 from train.evaluation.evaluation import (
-    Validation,
     chance,
     embed_captions,
     embed_images,
@@ -40,11 +39,10 @@ from train.evaluation.evaluation import (
     rank_folds,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
-from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
 from train.loop.training import train
-from train.loop.training_data import TrainingInputs, load_training_inputs
-from train.losses import terms_of
+from train.loop.training_data import load_training_inputs
+from train.losses import Objective, terms_of
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, ImageBatch
 from train.models.vse import JointEmbedding
@@ -86,22 +84,6 @@ def test_embeddings_are_those_of_each_caption_alone(model, data, batch_size, mon
     assert not images.requires_grad
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_each_language_is_ranked_by_itself_by_the_mean_score(write_run, data, seeds):
-    models = [open_run(write_run(f"run-{seed}", languages=("en", "de", "fr"), seed=seed)).model for seed in range(seeds)]
-    results = evaluate_ensemble([(model, data) for model in models])
-    assert list(results) == list(data.captions.language_names)
-    for language, result in results.items():
-        batch = rows_of(data, language)
-        every = [model.scores(embed_images(model, data.features), embed_captions(model, batch, language)) for model in models]
-        owner, mean = torch.from_numpy(data.captions.images[batch.rows]).long(), sum(every) / seeds
-        ranks = retrieval_ranks(lambda rows, columns, mean=mean: mean[rows][:, columns], 9, owner)
-        assert result.text_to_image.recall_at_1 == pytest.approx(100 * np.mean(ranks.text_to_image.numpy() == 1))
-        assert result.image_to_text.recall_at_5 == pytest.approx(100 * np.mean(ranks.image_to_text.numpy() <= 5))
-        assert (result.image_to_text.queries, result.text_to_image.queries) == (9, len(owner))
-    assert (results == evaluate_ensemble([(models[0], data)])) is (seeds == 1)
-
-
 def test_images_without_a_caption_in_the_language_take_no_part(model, data):
     captions = data.captions
     english = captions.language_names.index("en")
@@ -111,24 +93,6 @@ def test_images_without_a_caption_in_the_language_take_no_part(model, data):
     assert english_result.image_to_text.queries == 3
     assert english_result.text_to_image.queries == 12
     assert english_result.text_to_image.recall_at_5 == 100  # Three candidates only.
-
-
-def test_chance_equals_random_scores(data):
-    captions = data.captions
-    rows = captions.rows_of("en")
-    owner = torch.from_numpy(captions.images[rows]).long()
-    expected = chance(captions, "en")
-    generator = torch.Generator().manual_seed(0)
-    hits = np.zeros(2)
-    rounds = 400
-    for _ in range(rounds):
-        scores = torch.rand(9, len(rows), generator=generator)
-        ranks = retrieval_ranks(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
-        hits += (ranks.image_to_text <= 5).float().mean().item(), (ranks.text_to_image <= 5).float().mean().item()
-    recalls = 100 * hits / rounds
-    assert recalls[0] == pytest.approx(expected.image_to_text[1], abs=2)
-    assert recalls[1] == pytest.approx(expected.text_to_image[1], abs=2)
-    assert expected.text_to_image == pytest.approx((100 / 9, 500 / 9, 100, 5))
 
 
 def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
@@ -184,51 +148,19 @@ THREE = CONFIG.replace("[model]", "[model]\nshared_encoder = true").replace(
 )
 
 
-def by_hand(model, data, batch, hinges):
-    """The losses of a batch by name: every item is encoded alone, every score is computed alone."""
-    captions = data.captions
-
-    def caption(row):
-        one = CaptionBatch(captions.token_ids, captions.offsets, torch.tensor([row]).numpy())
-        return model.encode_captions(one, captions.language_names[captions.languages[row]])
-
-    def image(number):
-        return model.encode_images(ImageBatch(torch.from_numpy(data.features[:][[number]])))
-
-    views = [(language, [caption(row) for row in rows]) for language, rows in zip(batch.languages, batch.captions, strict=True)]
-    pairs = [
-        (f"c2c/{one}-{other}" if one and other else "c2c", first, second)
-        for n, (one, first) in enumerate(views)
-        for other, second in views[n + 1 :]
-    ]
-    if batch.task != "c2c":
-        images = [image(number) for number in batch.images]
-        pairs += [(f"c2i/{language}", images, others) for language, others in views]
-    losses = {}
-    for name, a, b in pairs:
-        total, count = 0.0, range(len(a))
-        score = [[float(model.scores(a[r], b[c])) for c in count] for r in count]
-        for r in count:
-            others = [c for c in count if batch.images[c] != batch.images[r]]
-            rows = [max(0.0, 0.2 - score[r][r] + score[r][c]) for c in others]
-            columns = [max(0.0, 0.2 - score[r][r] + score[c][r]) for c in others]
-            total += sum(rows) + sum(columns) if hinges == "sum" else max(rows, default=0.0) + max(columns, default=0.0)
-        losses[name] = total
-    return losses
-
-
 @pytest.mark.parametrize("text", [CONFIG, MAX, WEIGHTED, THREE], ids=["tasks", "max", "images", "three languages"])
-def test_losses_are_those_of_the_batches_by_hand(untrained, text):
+def test_losses_are_those_of_the_objective_of_each_batch(untrained, text):
     config, data, model, terms = untrained(text)
     found = measure_validation(model, data, config, terms)
     assert found.retrieval == evaluate_ensemble([(model, data)])
+    objective = Objective(model.eval(), terms, gather_rows=lambda encoded, count: encoded)
     sums, queries, total, every = {}, {}, 0.0, 0
     with torch.no_grad():
         for batch in fixed_batches(data.captions, config.schedule, config.loss):
-            every += 2 * len(batch.images)
-            for name, loss in by_hand(model, data, batch, config.loss.hinges).items():
-                total += loss * (0.25 if text == WEIGHTED and name == "c2c/en-de" else 1)
-                sums[name] = sums.get(name, 0.0) + loss
+            loss, losses = objective(inputs_of(data, batch), config.loss.hinges)
+            total, every = total + loss.item(), every + 2 * len(batch.images)
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + value.item()
                 queries[name] = queries.get(name, 0) + 2 * len(batch.images)
     assert found.loss == pytest.approx(total / every, rel=1e-4)
     assert found.terms == {name: pytest.approx(sums[name] / queries[name], rel=1e-4) for name in sums}
@@ -249,37 +181,15 @@ def test_measure_validation_leaves_the_model_unchanged(untrained, training):
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
-class Silent(TrainingInputs):
-    """Training inputs without losses."""
-
-    def evaluate(self, model, config, terms):
-        return Validation(super().evaluate(model, config, terms).retrieval)
-
-
-@pytest.mark.slow
-def test_training_is_independent_of_validation_losses(toy, finished_run, tmp_path):
-    config = from_toml(CONFIG, "test")
-    training_inputs = Silent(**vars(load_training_inputs(config, toy, seed=0)))
-    result = train(TrainJob(config, None, str(tmp_path / "silent"), device="cpu"), training_inputs=training_inputs)
-    folder, expected = finished_run
-    assert result.progress == expected.progress
-    assert_equal(weights(tmp_path / "silent"), weights(folder))
-    assert events(tmp_path / "silent", "validation") == []
-    for event in ("step", "evaluation"):
-        assert events(tmp_path / "silent", event) == events(folder, event)
-    logged = events(folder, "validation")
-    assert [line["step"] for line in logged] == [17, 34, 44]
-    assert all(set(line["terms"]) == {"c2i/en", "c2i/de", "c2c/en-de"} for line in logged)
-    assert logged[-1]["loss"] < logged[0]["loss"]
-
-
 def test_logged_loss_equals_validate(untrained, finished_run):
     folder, _ = finished_run
     config, data, model, terms = untrained()
     model.load_state_dict(weights(folder))
     found = measure_validation(model, data, config, terms)
-    (line,) = (line for line in events(folder, "validation") if line["step"] == 44)
-    assert (line["loss"], line["terms"]) == (found.loss, found.terms)
+    logged = events(folder, "validation")
+    assert [line["step"] for line in logged] == [17, 34, 44]
+    assert (logged[-1]["loss"], logged[-1]["terms"]) == (found.loss, found.terms)
+    assert logged[-1]["loss"] < logged[0]["loss"]
 
 
 @pytest.mark.slow
@@ -315,19 +225,21 @@ def comparable(toy):
     return open_data(toy.captions, toy.features, split="val", portions={"en": ["comparable"], "de": ["comparable"]})
 
 
-@pytest.mark.parametrize("folds", [2, 3, 5])
-def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
-    results = evaluate_folds([(model, comparable)], folds)
+@pytest.mark.parametrize(("seeds", "folds"), [(1, 1), (3, 1), (1, 2), (2, 3), (1, 5)])
+def test_mean_scores_are_ranked_in_each_language_and_fold_by_itself(write_run, comparable, seeds, folds):
+    models = [open_run(write_run(f"run-{seed}", seed=seed)).model for seed in range(seeds)]
+    results = evaluate_folds([(model, comparable) for model in models], folds)
     assert list(results) == ["en", "de"]
     count = len(comparable.captions.image_ids)
     # 12 images in five folds: the first two have three.
     sizes = [count // folds + (number < count % folds) for number in range(folds)]
     ends = np.cumsum([0, *sizes]).tolist()
-    images = embed_images(model, comparable.features)
+    images = [embed_images(model, comparable.features) for model in models]
     for language, result in results.items():
         batch = rows_of(comparable, language)
+        texts = [embed_captions(model, batch, language) for model in models]
         with torch.no_grad():
-            scores = model.scores(images, embed_captions(model, batch, language))
+            scores = sum(model.scores(*pair) for model, *pair in zip(models, images, texts, strict=True)) / seeds
         owners = torch.from_numpy(comparable.captions.images[batch.rows]).long()
         metrics = []
         for start, end in pairwise(ends):
@@ -342,34 +254,15 @@ def test_folds_are_ranked_each_by_itself_and_averaged(model, comparable, folds):
             assert direction.recalls == pytest.approx(np.mean([fold.recalls for fold in of_folds], axis=0))
             assert direction.median_rank == pytest.approx(mean(fold.median_rank for fold in of_folds))
             assert direction.queries == sum(fold.queries for fold in of_folds)
-    together = evaluate_ensemble([(model, comparable)])
-    assert all(results[name].image_to_text.recall_at_5 > together[name].image_to_text.recall_at_5 for name in results)
-
-
-def test_ensemble_is_folded_too(model, write_run, comparable):
-    other = open_run(write_run("other", languages=("en", "de", "fr"), seed=1)).model
-    alone, both = evaluate_folds([(model, comparable)], 3), evaluate_folds([(model, comparable), (other, comparable)], 3)
-    assert evaluate_folds([(model, comparable), (model, comparable)], 3) == alone
-    assert both != alone
 
 
 def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     # 12 images with three English captions each, in folds of four images and 12 captions.
+    assert chance(comparable.captions, "en").text_to_image == pytest.approx((100 / 12, 500 / 12, 1000 / 12, 6))
     folds = rank_folds([(model, comparable)], "en", 3)
     recalls = mean_over_folds([chance(captions, "en") for captions, _ in folds])
     assert recalls.text_to_image == (25.0, 100.0, 100.0, 2)
     assert recalls.image_to_text[0] == pytest.approx(25.0)
-
-
-def test_evaluate_in_folds(write_run, toy):
-    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portions": ("comparable",)}
-    run = open_run(write_run())
-    (whole, *_), (folded, *_) = evaluate(run, **arguments), evaluate(run, folds=4, **arguments)
-    assert folded.folds == 4
-    assert (folded.to_dict()["folds"], "folds" in whole.to_dict()) == (4, False)
-    data = open_data(toy.captions, toy.features, split="val", portions={folded.language: ["comparable"]})
-    assert folded.retrieval == evaluate_folds([(run.model, data)], 4)[folded.language]
-    assert folded.chance["text_to_image"][0] == pytest.approx(100 / 3)
 
 
 def test_more_folds_than_images_are_refused(model, comparable):

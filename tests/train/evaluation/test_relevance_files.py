@@ -32,15 +32,10 @@ def text_of(image: int, index: int) -> str:
 
 
 @pytest.fixture
-def captions() -> Captions:
+def captions(new_captions) -> Captions:
     """Five captions of each image, without the last one of the second image."""
-    names = tuple(sorted(f"COCO_val2014_{image:012d}" for image in IMAGES))
-    images = np.repeat(np.arange(4, dtype=np.int32), 5)
-    token_ids = np.array([[1, 3, 4 + row, len(WORDS) - 1, 2] for row in range(20)], np.int32).ravel()
-    every = Captions(
-        token_ids, np.arange(0, 101, 5), images, np.zeros(20, np.int8), np.zeros(20, np.int8),
-        np.tile(np.arange(5, dtype=np.int16), 4), names, ("en",), ("comparable",), "test",
-    )  # fmt: skip
+    keys = [(f"COCO_val2014_{image:012d}", "en", "comparable", index) for image in sorted(IMAGES) for index in range(5)]
+    every = new_captions([(*key, [1, 3, 4 + row, len(WORDS) - 1, 2]) for row, key in enumerate(keys)])
     return every.select(np.delete(np.arange(20), 9))
 
 
@@ -106,17 +101,14 @@ def test_measures_equal_those_of_eccv_caption(annotations, captions, files):
 
 
 @pytest.mark.slow
-def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
+def test_all_pairs_of_the_package_are_found_in_its_captions(new_captions, tmp_path):
     data = Path(find_spec("eccv_caption").origin).parent / "data"
     owners = json.loads((data / "original_caption_to_image.json").read_text())
     items = [{"image_id": image, "id": int(caption), "caption": "A word."} for caption, (image,) in owners.items()]
     annotations = {"annotations": items}
     (tmp_path / "captions_val2014.json").write_text(json.dumps(annotations))
     names = tuple(f"COCO_val2014_{image:012d}" for image in sorted({image for (image,) in owners.values()}))
-    labels = np.zeros(25_000, np.int8)
-    images, indices = np.repeat(np.arange(5_000, dtype=np.int32), 5), np.tile(np.arange(5, dtype=np.int16), 5_000)
-    token_ids = np.full(25_000, len(SPECIALS), np.int32)
-    captions = Captions(token_ids, np.arange(25_001), images, labels, labels, indices, names, ("en",), ("comparable",), "test")
+    captions = new_captions([(name, "en", "comparable", index, [len(SPECIALS)]) for name in names for index in range(5)])
     locations = [str(data / f"{name}_image_to_caption.json") for name in ("eccv", "cxc")]
     definitions = read_relevance(locations, str(tmp_path / "captions_val2014.json"), (*SPECIALS, "word"))
     for name, definition in definitions.items():
@@ -138,12 +130,7 @@ def test_all_pairs_of_the_package_are_found_in_its_captions(tmp_path):
         ("eccv_image_to_caption.json", "[1", InputError, "eccv_image_to_caption.json' is not JSON"),
         ("eccv_image_to_caption.json", '{"1": 5}', InputError, "expected a list"),
         ("captions_val2014.json", '{"annotations": [{"id": 5}]}', InputError, "has no ids and texts of captions"),
-        (
-            "captions_val2014.json",
-            '{"annotations": [{"id": Infinity, "image_id": 1, "caption": "a"}]}',
-            InputError,
-            "has no ids and texts of captions",
-        ),
+        ("captions_val2014.json", '{"annotations": [{"id": Infinity, "image_id": 1, "caption": "a"}]}', InputError, "texts of"),
         ("captions_val2014.json", '{"annotations": [{"image_id": 1, "id": 5}]}', InputError, r"texts of captions \(KeyError"),
         ("captions_image_to_caption.json", "{}", UsageError, "'captions' already names correct items .*: rename the file"),
     ],
@@ -182,9 +169,7 @@ def test_captions_of_other_texts_or_images_have_no_pairs(captions, cxc):
 def test_images_of_one_number_are_refused(captions, cxc):
     first, *names = captions.image_ids
     same = replace(captions, image_ids=(first, first.replace("val", "train"), *names[1:]))
-    with pytest.raises(
-        UsageError, match=rf"the images '{first}' and 'COCO_train2014_.* end in the same number, by which '.*cxc_"
-    ):
+    with pytest.raises(UsageError, match=rf"the images '{first}' and 'COCO_train2014_.* end in the same number"):
         cxc(same, np.arange(19), np.arange(4))
     unnamed = replace(captions, image_ids=(first, "a1", "b1", names[2]))  # No number of an annotation.
     assert cxc(unnamed, np.arange(19), np.arange(4)) is not None
@@ -233,8 +218,7 @@ def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):
     score = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
     assert list(score.relevance) == ["captions", "own", "queries"]
     assert score.relevance["own"] == score.relevance["queries"] == score.relevance["captions"]
-    message = "own_caption_to_image.json' has no correct items among the images and captions of split test: evaluate COCO's"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=r"own_caption_to_image\.json' has no correct items among .* of split test"):
         evaluate(replace(job, languages=("de",)))
     table = score_tables([score], title="")[-1]
     assert [column if isinstance(column, str) else column.heading for column in table.columns][-3:] == ["R@1", "R@5", "R@10"]

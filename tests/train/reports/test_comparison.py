@@ -4,7 +4,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
 from tests.pages import width_of
 from tests.train.runs.test_history import HISTORY, retrieval
-from tests.train.trainings import CONFIG, ENGLISH, events
+from tests.train.trainings import ENGLISH, events
 from train.chance import DIRECTIONS, MEASURES, RECALLS
 from train.evaluation.ranks import Queries
-from train.evaluation.statistics import Interval, MetricIntervals, bootstrap_intervals
+from train.evaluation.statistics import Interval, MetricIntervals
 from train.reports.compared_runs import Measurement, logged_scores
 from train.reports.comparison import (
     SCORES,
@@ -47,20 +46,6 @@ def runs(train_toy, finished_run, tmp_path):
     return [str(tmp_path / name) for name in ("both/seed-0", "both/seed-1", "english")]
 
 
-@pytest.mark.slow
-def test_differences_list_only_differing_settings(runs):
-    comparison = compare_runs(runs)
-    assert comparison.differences == {
-        "data.portions": ({"en": ["comparable"], "de": ["comparable"]},) * 2 + ({"en": ["comparable"]},),
-        "loss.c2c_probability": (0.5, 0.5, 0.0),
-        "optimizer.learning_rate": (0.01, 0.01, 0.02),
-        "seed": (0, 1, 0),
-    }
-    assert [run.name for run in comparison.runs] == ["both/seed-0", "both/seed-1", "english"]
-    assert [run.state for run in comparison.runs] == ["steps"] * 3
-    assert [note for note in comparison.notes if "not better than chance" not in note] == []
-
-
 ENGLISH_VAL = RankedGallery("en", ("comparable",), "val", images=12, captions=36)
 GERMAN_VAL = RankedGallery("de", ("comparable",), "val", images=12, captions=24)
 
@@ -81,18 +66,6 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
     assert chance["text_to_image", "recall_at_5"] == pytest.approx(500 / 12)
     assert chance["text_to_image", "median_rank"] == 6
     assert chance[SUM] == pytest.approx(sum(value for pair, value in chance.items() if pair[1] in RECALLS))
-
-
-@pytest.mark.slow
-def test_runs_differing_only_in_seeds_form_a_group(runs):
-    comparison = compare_runs(runs)
-    (group,) = comparison.groups
-    assert (group.name, [run.name for run in group.runs]) == ("both", ["both/seed-0", "both/seed-1"])
-    values = [run.measured[GERMAN_VAL].scores["image_to_text", "recall_at_10"] for run in group.runs]
-    assert group.scores(GERMAN_VAL, mean)["image_to_text", "recall_at_10"] == mean(values)
-    assert group.scores(GERMAN_VAL, stdev)["image_to_text", "recall_at_10"] == stdev(values)
-    assert group.scores(GERMAN_VAL._replace(language="fr"), mean) == {}
-    assert [comparison.row_of(run).label for run in comparison.runs] == ["both (2 seeds)", "both (2 seeds)", "english"]
 
 
 @pytest.mark.slow
@@ -117,8 +90,16 @@ def test_tables(runs):
 
 
 @pytest.mark.slow
-def test_plain_values(runs):
-    values = json.loads(json.dumps(compare_runs(runs).to_dict()))
+def test_differences_and_plain_values(runs):
+    comparison = compare_runs(runs)
+    assert comparison.differences == {
+        "data.portions": ({"en": ["comparable"], "de": ["comparable"]},) * 2 + ({"en": ["comparable"]},),
+        "loss.c2c_probability": (0.5, 0.5, 0.0),
+        "optimizer.learning_rate": (0.01, 0.01, 0.02),
+        "seed": (0, 1, 0),
+    }
+    assert [note for note in comparison.notes if "not better than chance" not in note] == []
+    values = json.loads(json.dumps(comparison.to_dict()))
     assert [run["settings"]["seed"] for run in values["runs"]] == [0, 1, 0]
     assert values["runs"][2]["best"]["en"]["text_to_image"]["queries"] == 36
     assert values["groups"] == [{"name": "both", "runs": ["both/seed-0", "both/seed-1"]}]
@@ -146,12 +127,6 @@ def test_compare_runs_without_a_checkpoint(runs, tmp_path):
     assert comparison.notes == ("unfinished runs are shown as far as they have come",)
     assert comparison.to_tables()[1].rows[1] == ("begun", "unfinished", 10, *"–––")
     assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
-
-
-def test_compare_runs_with_an_interrupted_run(train_toy, finished_run, tmp_path):
-    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"), "short")
-    comparison = compare_runs([str(finished_run[0]), str(tmp_path / "short")])
-    assert comparison.differences == {"schedule.max_steps": (44, 20)}
 
 
 def test_copy_without_its_last_checkpoint_or_log(copied_run, finished_run, tmp_path):
@@ -192,9 +167,7 @@ def test_compare_runs_of_other_folders_is_refused(finished_run, copied_run, tmp_
     (tmp_path / "evaluated").mkdir()
     for text in ("{", "[]", '{"scores": [{"language": "en"}]}'):
         (tmp_path / "evaluated" / "evaluation.json").write_text(text)
-        with pytest.raises(
-            DatasetError, match=r"evaluated/evaluation\.json is damaged \(.*\): evaluate again, or leave it out"
-        ):
+        with pytest.raises(DatasetError, match=r"evaluated/evaluation\.json is damaged"):
             compare_runs([str(tmp_path / "evaluated")])
 
 
@@ -325,25 +298,12 @@ def compare_ranked(*runs: ComparedRun) -> Comparison:
 
 
 @pytest.mark.slow
-def test_groups_and_runs_are_tested_against_each_other():
+def test_tables_of_tests_mark_rows_not_worse_and_fit_80_columns():
     good = [ranked(f"good/seed-{n}", 0.5, n, {"loss.margin": 1}) for n in range(3)]
     other = [ranked(f"other/seed-{n}", 0.45, 10 + n, {"loss.margin": 2}) for n in range(3)]
     comparison = compare_ranked(*good, *other, ranked("bad", 0.03, 20, {"loss.margin": 3}))
     texts = {row.name: intervals for row, intervals in comparison.intervals[VAL, "text_to_image"].items()}
-    ranks = np.concatenate([run.measured[VAL].queries["text_to_image"].ranks for run in good])
     assert list(texts) == ["good", "other", "bad"]
-    assert texts["good"] == bootstrap_intervals(ranks, np.repeat(np.arange(50), 2))
-    tests = {(test.place[1], test.measure, frozenset(row.name for row in test.rows)): test for test in comparison.tests}
-    assert len(tests) == len(comparison.tests) == 2 * 3 * 3
-    test = tests["text_to_image", "recall_at_1", frozenset(("good", "bad"))]
-    assert test.p_value < 0.01
-    assert test.seed_p_value is None
-    assert tests["text_to_image", "recall_at_1", frozenset(("good", "other"))].seed_p_value >= 0.1
-    place = VAL, "text_to_image"
-    rows = {row.name for other, measure, row in not_worse(comparison.tests) if (other, measure) == (place, "recall_at_5")}
-    assert len(rows) == 1  # Of good and other the one that is not the best; a single run is tested over images.
-    assert rows < {"good", "other"}
-
     *_, scores, differences = comparison.to_tables()
     (marked,) = ([row[6].rstrip("≈ ") for row in scores.values if "≈" in str(row[6])] for _ in range(1))
     assert len(marked) == 1

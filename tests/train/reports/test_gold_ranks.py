@@ -1,141 +1,139 @@
+"""Table 3 of Gella et al. from the ranks that ``reproduce`` writes."""
+
 import json
-import shutil
-from pathlib import Path
 from statistics import median
 
 import numpy as np
+import pyarrow as pa
 import pytest
-import torch
 
 from schemas.console.tables import Cell
 from schemas.errors import DatasetError
-from tests.train.trainings import SMALL, reproduce_job
-from train.data.batches import CaptionBatch
-from train.data.splits import open_data
-from train.evaluation.evaluation import embed_captions, embed_images
+from schemas.storage.folder import Folder
+from train.evaluation.ranks import SCHEMA, write_ranks
 from train.reports import gold_ranks as module
-from train.reports.gold_ranks import gold_ranks
-from train.reports.published import GOLD_COLUMNS, GoldRank, presets_of_table
-from train.reports.reproduce import reproduce
-from train.reports.row_results import read_result, write_report, write_result
-from train.runs.run import open_run
+from train.reports.gold_ranks import RankedCaption, gold_ranks
+from train.reports.published import GOLD_COLUMNS, GoldRank
+from train.reports.row_results import write_report, write_result
 
-pytestmark = pytest.mark.cluster
-
-BETTER = SMALL | {"schedule.eval_every_steps": "5", "schedule.max_steps": "10", "optimizer.learning_rate": "0.01"}
 SEEDS = 2
+CAPTIONS = {"de": 2, "en": 3}  # Of each image, by language.
+ROWS = {"oe-de": ["de"], "oe-en": ["en"], "pivot-asym": ["de", "en"], "parallel-asym": ["de", "en"]}
 
 
-@pytest.fixture(scope="module")
-def trained(toy_2016, tmp_path_factory) -> Path:
-    """The rows of table 3, two runs each; read-only."""
-    output = tmp_path_factory.mktemp("gold") / "out"
-    rows = presets_of_table("gella2017", 3)
-    reproduce(
-        reproduce_job("gella2017", str(output), toy_2016, seeds=SEEDS, rows=rows, overrides=BETTER, workers=1, device="cpu")
-    )
-    return output
+@pytest.fixture
+def write_row(tmp_path):
+    """Write runs of a row with drawn ranks of nine images; return the ranks by language, image and index."""
+
+    def write(name: str, untrained: tuple[str, ...] = ()) -> dict[tuple[str, str, int], list[int]]:
+        rng, drawn = np.random.default_rng(len(name)), {}
+        for seed in range(SEEDS):
+            result, rows = tmp_path / "results" / "gella2017" / name / f"seed-{seed}.json", []
+            for key in [(lang, f"test-{n}", index) for lang in ROWS[name] for n in range(9) for index in range(CAPTIONS[lang])]:
+                language, image_id, index = key
+                row = {"split": "test_2016", "language": language, "portion": "comparable", "direction": "text_to_image"}
+                row |= {"query_id": f"{image_id}/{language}/comparable/{index}", "image_id": image_id}
+                rows.append(row | {"rank": int(rng.integers(1, 10))})
+                drawn.setdefault(key, []).append(rows[-1]["rank"])
+            write_result(result, {"untrained": list(untrained)})
+            write_ranks(Folder(str(result.with_suffix(""))), pa.Table.from_pylist(rows, schema=SCHEMA))
+        return drawn
+
+    return write
+
+
+@pytest.fixture
+def drawn(write_row):
+    """Ranks of the rows of table 3."""
+    return {name: write_row(name) for name in ROWS}
 
 
 @pytest.fixture
 def published(monkeypatch):
-    """Two captions of the toy stand for those of the paper, and one that it lacks."""
+    """Two captions stand for those of the paper, and one that the data lack."""
     ranks = dict(zip(GOLD_COLUMNS, (141, 37, 6), strict=True))
-    captions = (("test-003", "de", 1, "ein Wort"), ("test-003", "en", 0, "a word"), ("elsewhere", "en", 0, "no word"))
+    captions = (("test-3", "de", 1, "ein Wort"), ("test-3", "en", 0, "a word"), ("elsewhere", "en", 0, "no word"))
     monkeypatch.setattr(module, "GOLD_RANKS", tuple(GoldRank(*caption, ranks) for caption in captions))
 
 
-def ranks_by_hand(output: Path, corpus, column: str, language: str) -> dict[tuple[str, int], list[int]]:
-    """Rank one caption at a time under each run of a column, by image id and index."""
-    found: dict[tuple[str, int], list[int]] = {}
-    for seed in range(SEEDS):
-        run = open_run(output / "runs" / GOLD_COLUMNS[column].format(language) / f"seed-{seed}")
-        portions, l2 = {language: ["comparable"]}, run.config.data.l2_features
-        data = open_data(corpus.captions, corpus.features, split="test_2016", portions=portions, l2=l2)
-        images = embed_images(run.model, data.features)
-        rows = data.captions.rows_of(language)
-        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
-        with torch.no_grad():
-            scores = run.model.scores(images, embed_captions(run.model, batch, language)).tolist()
-        for column_number, row in enumerate(rows):
-            image = data.captions.images[row]
-            others = [number for number in range(len(scores)) if number != image]
-            rank = 1 + sum(scores[other][column_number] >= scores[image][column_number] for other in others)
-            found.setdefault((data.captions.image_ids[image], int(data.captions.indices[row])), []).append(rank)
-    return found
+def of_column(drawn, column: str, language: str) -> dict[tuple[str, str, int], list[int]]:
+    name = GOLD_COLUMNS[column].format(language).removeprefix("gella2017/")
+    return {key: ranks for key, ranks in drawn[name].items() if key[0] == language}
 
 
-def test_ranks_are_those_of_each_run(trained, toy_2016, published):
-    ranks = gold_ranks(str(trained))
+def test_ranks_are_those_of_each_run(drawn, published, tmp_path):
+    ranks = gold_ranks(str(tmp_path))
     assert ranks.images == 9
-    assert ranks.runs == dict.fromkeys(presets_of_table("gella2017", 3), SEEDS)
+    assert ranks.runs == {f"gella2017/{name}": SEEDS for name in ROWS}
     assert [(caption.image_id, caption.language, caption.index, caption.text) for caption in ranks.published] == [
-        ("test-003", "de", 1, "ein Wort"),
-        ("test-003", "en", 0, "a word"),
+        ("test-3", "de", 1, "ein Wort"),
+        ("test-3", "en", 0, "a word"),
     ]
     for caption in ranks.published:
         for column in GOLD_COLUMNS:
-            expected = ranks_by_hand(trained, toy_2016, column, caption.language)[caption.image_id, caption.index]
+            expected = of_column(drawn, column, caption.language)[caption.language, caption.image_id, caption.index]
             assert list(caption.ranks[column]) == expected
 
 
-def test_comparisons_equal_those_by_hand(trained, toy_2016):
-    ranks = gold_ranks(str(trained))
-    for language in ("de", "en"):
-        medians = {
-            column: {key: median(of_runs) for key, of_runs in ranks_by_hand(trained, toy_2016, column, language).items()}
-            for column in GOLD_COLUMNS
-        }
-        for comparison in (comparison for comparison in ranks.comparisons if comparison.language == language):
-            mine, baseline = medians[comparison.column], medians["OE"]
-            assert comparison.captions == len(mine) == {"de": 18, "en": 27}[language]
-            assert comparison.median_rank == median(mine.values())
-            if comparison.column == "OE":
-                assert (comparison.better, comparison.worse) == (None, None)
-            else:
-                assert comparison.better == round(100 * np.mean([mine[key] < baseline[key] for key in mine]), 1)
-                assert comparison.worse == round(100 * np.mean([mine[key] > baseline[key] for key in mine]), 1)
+def test_comparisons_equal_those_by_hand(drawn, tmp_path):
+    found = [(comparison.language, comparison.column) for comparison in gold_ranks(str(tmp_path)).comparisons]
+    assert found == [(language, column) for language in ("de", "en") for column in GOLD_COLUMNS]
+    for comparison in gold_ranks(str(tmp_path)).comparisons:
+        mine, baseline = (
+            [median(ranks) for ranks in of_column(drawn, column, comparison.language).values()]
+            for column in (comparison.column, "OE")
+        )
+        assert comparison.captions == len(mine) == {"de": 18, "en": 27}[comparison.language]
+        assert comparison.median_rank == median(mine)
+        shares = [
+            round(100 * np.mean(np.less(*pair)), 1) if comparison.column != "OE" else None
+            for pair in ((mine, baseline), (baseline, mine))
+        ]
+        assert [comparison.better, comparison.worse] == shares
 
 
-def test_reports(trained, published, tmp_path):
-    ranks = gold_ranks(str(trained))
+@pytest.mark.usefixtures("drawn", "published")
+def test_reports(tmp_path):
+    ranks = gold_ranks(str(tmp_path))
     captions, comparisons = ranks.to_tables()
     first = ranks.published[0]
     cells = [Cell(first.rank_text(name), rank) for name, rank in zip(GOLD_COLUMNS, (141, 37, 6), strict=True)]
-    assert captions.rows[0] == (("de: ein Wort", "  image test-003"), *cells)
+    assert captions.rows[0] == (("de: ein Wort", "  image test-3"), *cells)
     assert (len(captions.rows), len(comparisons.rows)) == (2, 6)
     assert comparisons.rows[0] == ("de", "OE", 18, f"{ranks.comparisons[0].median_rank:g}", None, None)
-    assert write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict()) == [
-        f"{tmp_path}/table.md",
-        f"{tmp_path}/table.json",
-    ]
+    files = write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict())
+    assert files == [f"{tmp_path}/table.md", f"{tmp_path}/table.json"]
     markdown = (tmp_path / "table.md").read_text()
-    assert f"| de: ein Wort<br>  image test-003 | {first.rank_text('OE')} (141) | " in markdown
+    assert f"| de: ein Wort<br>  image test-3 | {first.rank_text('OE')} (141) | " in markdown
     assert "Runs: gella2017/oe-de 2, gella2017/oe-en 2" in markdown
     stored = json.loads((tmp_path / "table.json").read_text())
     assert stored == json.loads(json.dumps(ranks.to_dict()))
     assert stored["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
-    assert len(stored["published"][0]["ranks"]["OE"]) == SEEDS
 
 
-def test_untrained_features_are_named(trained, tmp_path):
-    assert gold_ranks(str(trained)).untrained == ()
-    shutil.copytree(trained, tmp_path / "o")
-    path = tmp_path / "o/results/gella2017/pivot-asym/seed-0.json"
-    write_result(path, read_result(path) | {"untrained": ["pool (random:0)"]})
-    ranks = gold_ranks(str(tmp_path / "o"))
-    write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict())
-    assert "- untrained: the weights of pool (random:0) are random" in (tmp_path / "table.md").read_text()
-    assert json.loads((tmp_path / "table.json").read_text())["untrained"] == ["pool (random:0)"]
+def test_untrained_features_are_named(write_row, tmp_path):
+    write_row("oe-de")
+    assert gold_ranks(str(tmp_path)).untrained == ()
+    write_row("pivot-asym", untrained=("pool (random:0)",))
+    ranks = gold_ranks(str(tmp_path))
+    assert ranks.to_dict()["untrained"] == ("pool (random:0)",)
+    assert "- untrained: the weights of pool (random:0) are random" in ranks.to_markdown()
 
 
-def test_untrained_rows_are_left_out(trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "o")
-    shutil.rmtree(tmp_path / "o/results/gella2017/pivot-asym")
-    ranks = gold_ranks(str(tmp_path / "o"))
+def test_untrained_rows_are_left_out(write_row, tmp_path):
+    with pytest.raises(DatasetError, match="holds no trained row of table 3"):
+        gold_ranks(str(tmp_path))
+    for name in ("oe-de", "oe-en", "parallel-asym"):
+        write_row(name)
+    ranks = gold_ranks(str(tmp_path))
     assert "gella2017/pivot-asym" not in ranks.runs
     assert [(comparison.language, comparison.column) for comparison in ranks.comparisons] == [
         (language, column) for language in ("de", "en") for column in ("OE", "PARALLEL")
     ]
-    with pytest.raises(DatasetError, match="holds no trained row of table 3"):
-        gold_ranks(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [((), "–"), ((3,), "3"), ((3, 3), "3"), ((4, 3), "3.5 [3–4]"), ((9, 1, 5), "5 [1–9]")]
+)
+def test_rank_text_is_the_median_with_its_range(ranks, text):
+    assert RankedCaption("image", "en", 0, "a dog", {"OE": ranks}, {}).rank_text("OE") == text

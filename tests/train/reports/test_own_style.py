@@ -23,10 +23,6 @@ from train.runs import curves, log
 HOSTILE = {"text.usetex": True, "font.size": 20.0, "savefig.dpi": 300, "savefig.bbox": "tight", "figure.facecolor": "black"}
 
 
-def drawn_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".png", ".svg")}
-
-
 @pytest.mark.slow
 def test_pictures_do_not_follow_the_settings_of_the_user(toy, write_run, tmp_path):
     run = write_run()
@@ -38,10 +34,12 @@ def test_pictures_do_not_follow_the_settings_of_the_user(toy, write_run, tmp_pat
         save(curves.plot_curves(HISTORY), Folder(str(output)), "curves.svg")
         comparison_plot.plot_comparison(comparison.compare_runs([run]), str(output))
         boxes = draw_boxes(Image.new("RGB", (300, 200)), [LabelledBox((10, 10, 90, 90), "a label")])
-        return {**drawn_files(output), "boxes": np.asarray(boxes).tobytes()}
+        files = {path.name: path.read_bytes() for path in output.iterdir() if path.suffix in (".png", ".svg", ".json")}
+        return {**files, "boxes": np.asarray(boxes).tobytes()}
 
     expected = draw("plain")
-    assert {*expected} == {"retrieval.png", "map.png", "curves.svg", "comparison.png", "boxes"}
+    figure_files = {"retrieval.png", "map.png", "figures.json", "_made_from.json"}
+    assert {*expected} == {*figure_files, "curves.svg", "comparison.png", "boxes"}
     with mpl.rc_context(HOSTILE):
         assert draw("hostile") == expected
         assert mpl.rcParams["font.size"] == 20.0  # Theirs again.
@@ -68,18 +66,12 @@ def test_unreadable_settings_are_an_error_of_one_line(tmp_path):
     assert done.stdout.endswith("correct or move the file matplotlibrc\n")
 
 
-@pytest.fixture
-def broken_font(monkeypatch, tmp_path):
-    """A machine with one font, which is damaged."""
+def test_picture_with_a_damaged_font_is_an_error_of_one_line(monkeypatch, tmp_path):
     path = tmp_path / "font.ttf"
     path.write_bytes(Path(font_manager.findfont("DejaVu Sans")).read_bytes()[:1000])
     monkeypatch.setattr(font_manager.fontManager, "_find_fonts_by_props", lambda *arguments, **options: [str(path)])
     monkeypatch.setattr(font_manager.fontManager, "findfont", lambda *arguments, **options: str(path))
     monkeypatch.setattr(font_manager, "findfont", font_manager.fontManager.findfont)
-
-
-@pytest.mark.usefixtures("broken_font")
-def test_picture_that_cannot_be_drawn_is_an_error_of_one_line(tmp_path):
     with pytest.raises(InputError, match=r"^matplotlib cannot draw the picture \(\w+: .*\): delete matplotlib's cache"):
         save(curves.plot_curves(HISTORY), Folder(str(tmp_path)), "curves.png")
     assert not (tmp_path / "curves.png").exists()

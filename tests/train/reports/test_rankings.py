@@ -34,13 +34,18 @@ def test_no_number_is_worst_for_the_model():
     assert ranked(np.array([1.0, nan, 3.0]), 1).tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "order"])
-def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
-    run = open_run(write_run(similarity=similarity))
+@pytest.fixture(params=["cosine", "order"])
+def opened(request, toy, write_run):
+    """Open an untrained run, its test data, four examples and the embedded images."""
+    run = open_run(write_run(similarity=request.param))
     data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
-    captions, words = data.captions, run.vocabulary.tokens
-    examples, _ = choose_examples(captions, words, count=4, seed=0)
-    images = embed_images(run.model, data.features)
+    examples, _ = choose_examples(data.captions, run.vocabulary.tokens, count=4, seed=0)
+    return run, data, examples, embed_images(run.model, data.features)
+
+
+def test_images_are_ranked_as_an_evaluation_does(opened):
+    run, data, examples, images = opened
+    captions = data.captions
     rankings = rank_examples(run.model, captions, images, examples, top=3)
     assert [(ranking.example, ranking.caption.key.language) for ranking in rankings] == [
         (number, language) for number in (1, 2, 3, 4) for language in captions.language_names
@@ -61,13 +66,9 @@ def test_images_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
         assert (ranking.rank == 1) == (ranking.hits[0].image_id == ranking.right.image_id)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "order"])
-def test_captions_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
-    run = open_run(write_run(similarity=similarity))
-    data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
+def test_captions_are_ranked_as_an_evaluation_does(opened):
+    run, data, examples, images = opened
     captions = data.captions
-    examples, _ = choose_examples(captions, run.vocabulary.tokens, count=4, seed=0)
-    images = embed_images(run.model, data.features)
     found = list(rank_captions(run.model, captions, images, examples, top=3, on_progress=no_progress))
     assert [(row.language, row.image_id) for row in found] == [
         (language, example.image_id) for language in captions.language_names for example in examples
@@ -84,14 +85,12 @@ def test_captions_are_ranked_as_an_evaluation_does(toy, write_run, similarity):
         assert [is_right for _, is_right in row.hits] == [name.startswith(f"{row.image_id}/") for name, _ in row.hits]
 
 
-def test_only_images_with_captions_in_the_language_are_ranked(toy, write_run):
-    run = open_run(write_run())
-    data = open_data(toy.captions, toy.features, split="test", portions=dict.fromkeys(("en", "de"), ("comparable",)))
-    captions = data.captions
-    german = captions.languages == captions.language_names.index("de")
-    captions = captions.select(~german | (captions.images % 2 == 0))
+def test_only_images_with_captions_in_the_language_are_ranked(opened):
+    run, data, _, images = opened
+    german = data.captions.languages == data.captions.language_names.index("de")
+    captions = data.captions.select(~german | (data.captions.images % 2 == 0))
     examples, _ = choose_examples(captions, run.vocabulary.tokens, count=9, seed=0)
-    rankings = rank_examples(run.model, captions, embed_images(run.model, data.features), examples, top=20)
+    rankings = rank_examples(run.model, captions, images, examples, top=20)
     assert {ranking.caption.key.language: ranking.images for ranking in rankings} == {"de": 5, "en": 9}
     for ranking in rankings:
         found = {hit.image_id for hit in ranking.hits}

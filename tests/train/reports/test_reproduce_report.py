@@ -54,6 +54,7 @@ def test_chance_follows_the_rows_of_its_language(report_on):
     ]
     assert "| chance | en |  | 0.5 | 2.5 | 5.0 |  | 0.1 | 0.5 | 1.0 |  |" in report.to_markdown()
     assert "chance, de" not in str([table.values for table in report.to_tables()])  # No row of table 2 is trained.
+    assert [section.title for section in report.begun.sections] == ["Table 1 (comparable captions)"]
 
 
 def test_published_numbers_on_the_same_set_have_no_mark(report_on):

@@ -90,6 +90,5 @@ def test_corpora_of_a_table_skips_rows_without_data(given):
 def test_corpora_of_unused_features_is_refused(given):
     with pytest.raises(UsageError, match=r"--features '.*crops' is given, but no row that is chosen takes these features"):
         corpora_of(job_of(given, "vector", "crops", rows=("vsepp",)))
-    message = "nothing to train: left out for lack of one vector per image, such as 'resnet50-pool'"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="nothing to train: left out for lack of one vector per image"):
         corpora_of(job_of(given, "regions", paper="gella2017"))

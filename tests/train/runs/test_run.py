@@ -1,8 +1,7 @@
 import hashlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +20,14 @@ from tests.train.trainings import (
     MLMME,
     PARALLEL,
     SCAN,
-    assert_equal,
     assert_same_checkpoints,
     contents,
     lasting_log,
-    weights,
     with_other_features,
 )
 from train.config.sections import from_toml
 from train.jobs import TrainJob
+from train.loop import training
 from train.loop.training import train
 from train.runs.checkpoints import BEST, LAST, read_checkpoint, write_checkpoint
 from train.runs.run import open_run
@@ -60,34 +58,25 @@ def test_open_run_of_other_folders_is_refused(write_run, tmp_path):
         open_run(write_run(), checkpoint="last")
 
 
-KILLED = """
-import os, signal, sys
-import torch
-from train.config.sections import from_toml
-from train.jobs import Corpus
-from train.jobs import TrainJob
-from train.loop.training import train
+def train_until_killed(job: TrainJob, step: int, where: str) -> None:
+    """Train, and kill this process after a step, in the middle of writing its last checkpoint, or before its best one."""
 
-captions, features, vocabulary, output, text, step, where = sys.argv[1:]
+    def watch(report):
+        if where == "training" and report.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
+    def half(folder, name, checkpoint):
+        if where == "saving" and (name, checkpoint.progress.step) == (LAST, step):
+            with folder.replace(name) as file:
+                file.write(b"half of it")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if where == "between" and (name, checkpoint.progress.step) == (BEST, step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        write_checkpoint(folder, name, checkpoint)
 
-def watch(report):
-    if where == "training" and report.step == int(step):
-        kill()
-
-def half(content, file, save=torch.save):
-    if where == "saving" and content["progress"]["step"] == int(step) and content["sampler"] is not None:
-        file.write(b"half of it")
-        file.flush()
-        kill()
-    save(content, file)
-
-torch.save = half
-corpus = Corpus(captions, features, vocabulary)
-train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every=4, seed=5), watch)
-"""
+    training.write_checkpoint = half
+    train(job, watch)
 
 
 @pytest.mark.cluster
@@ -95,25 +84,26 @@ train(TrainJob(from_toml(text, "test"), corpus, output, device="cpu", save_every
     ("text", "data", "step", "where"),
     [
         (CONFIG, "toy", 34, "saving"),
+        (CONFIG, "toy", 17, "between"),
+        (CONFIG, "toy", 44, "between"),
         (PARALLEL, "toy", 30, "training"),
         (MHA_D, "toy_regions", 30, "training"),
         (DAN, "toy_regions", 30, "training"),
         (MLMME, "toy", 30, "training"),
         (SCAN, "toy_regions", 30, "training"),
     ],
-    ids=["c2c, saving", *(f"{kind}, training" for kind in ("parallel", "mha-d", "dan", "mlmme", "scan"))],
+    ids=["saving", "between", "between, ended", "parallel", "mha-d", "dan", "mlmme", "scan"],
 )
 def test_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, text, data, step, where):
     corpus = request.getfixturevalue(data)
     output = tmp_path / "killed"
-    arguments = [corpus.captions, corpus.features, corpus.vocabulary, str(output), text, str(step), where]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments], env=environment, cwd=Path(__file__).parents[3], check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    job = TrainJob(from_toml(text, "test"), corpus, str(output), device="cpu", save_every=4, seed=5)
+    killed = multiprocessing.get_context("forkserver").Process(target=train_until_killed, args=(job, step, where))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     left = read_checkpoint(Folder(str(output)), LAST).progress.step
-    assert 0 < left < step  # Killed in the middle, so that steps are done again.
+    assert 0 < left < step + (where == "between")  # Killed in the middle, so that steps are done again.
 
     resumed = train_toy(text, "killed", corpus=corpus, resume=True, seed=5, save_every=4, curves=True)
     undisturbed = train_toy(text, "undisturbed", corpus=corpus, seed=5, save_every=100, curves=True)
@@ -124,14 +114,6 @@ def test_killed_run_resumes_to_the_same_weights(request, train_toy, tmp_path, te
         assert (output / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
     files = {"best.pt", "last.pt", "log.jsonl", "config.toml", "metrics.csv", "curves.png", "ranks.parquet"}
     assert {path.name for path in output.iterdir()} == files  # Nothing half-written.
-
-
-@pytest.mark.slow
-def test_run_resumes_with_a_greater_budget(train_toy, finished_run, tmp_path):
-    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"))
-    more = train_toy(resume=True)
-    assert more.progress.step == 44
-    assert_equal(weights(tmp_path / "run"), weights(finished_run[0]))
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -202,26 +184,6 @@ def test_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_ru
     assert contents(copied_run) == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [17, 44])
-def test_run_killed_between_its_two_checkpoints_resumes(train_toy, tmp_path, monkeypatch, steps):
-    write = write_checkpoint
-
-    def killed(folder, name, checkpoint):
-        if name == BEST:
-            raise KeyboardInterrupt
-        write(folder, name, checkpoint)
-
-    text = CONFIG.replace("max_steps = 44", f"max_steps = {steps}")
-    with monkeypatch.context() as patched:
-        patched.setattr("train.loop.training.write_checkpoint", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train_toy(text)
-    train_toy(text, resume=True)
-    train_toy(text, "whole")
-    assert_same_checkpoints(tmp_path / "run", tmp_path / "whole")
-
-
 @pytest.mark.parametrize("lost", ["optimizer", "sampler"])
 def test_resume_without_training_state_is_refused(train_toy, copied_run, lost):
     folder = Folder(str(copied_run))
@@ -242,10 +204,7 @@ def test_resume_with_changed_content_is_refused(toy, train_toy, copied_run, tmp_
         sha256_of_json([hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(folder).glob("part-*"))])[:12]
         for folder in (toy.features, other.features)
     ]
-    message = (
-        r"cannot be resumed: the content of features has changed since step 44 \(Manifest.content_sha256 of features: was "
-        rf"{digests[0]}\.\.\., now {digests[1]}\.\.\.\)\. .* --allow-changed-content \(allow_changed_content=True\)"
-    )
+    message = rf"features has changed since step 44 .*was {digests[0]}\.\.\., now {digests[1]}.* --allow-changed-content"
     with pytest.raises(DatasetError, match=message):
         train_toy(corpus=other, resume=True)
     assert contents(copied_run) == before
@@ -270,6 +229,5 @@ def test_other_data_is_refused(train_toy, copied_run, name):
     checkpoint = read_checkpoint(Folder(str(copied_run)), LAST)
     other = replace(checkpoint, fingerprints={**checkpoint.fingerprints, name: "0" * 64})
     write_checkpoint(Folder(str(copied_run)), LAST, other)
-    message = f"holds another run .{name}: was 000000000000..., now {checkpoint.fingerprints[name][:12]}"
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=f"{name}: was 000000000000..., now {checkpoint.fingerprints[name][:12]}"):
         train_toy(resume=True)

@@ -38,12 +38,7 @@ def test_read_sts_of_two_files_skips_blank_scores(task):
         ("a.tsv", "score\tsentence1\tsentence2\n1.5\tone\ttwo\n\tthree\tfour\n4\tfive\tsix\n", (2, 4), 1),
         ("a.tsv", "index\tSentence2\tSentence1\tnote\tSCORE\r\n7\ttwo\tone\t\t1.5\r\n8\tsix\tfive\tx\t4\r\n", (2, 3), 0),
         ("a.tsv", "1.5\tone\ttwo\n\tthree\tfour\n4\tfive\tsix", (1, 3), 1),
-        (
-            "a.csv",
-            "main-captions\tMSRvid\t2012test\t0024\t1.5\tone\ttwo\nm\tf\ty\t01\t4\tfive\tsix\tsource\tsource\n",
-            (1, 2),
-            0,
-        ),
+        ("a.csv", "main-captions\tMSRvid\t2012test\t0024\t1.5\tone\ttwo\nm\tf\ty\t01\t4\tfive\tsix\tsource\n", (1, 2), 0),
     ],
 )
 def test_tables_with_and_without_a_header(tmp_path, name, text, lines, unscored):
@@ -75,10 +70,7 @@ def test_folder_holds_several_and_equal_names_are_told_apart(task, tmp_path):
         ({"STS.input.x.txt": "one\ttwo\n"}, r"STS\.gs\.x\.txt' does not exist: expected STS\.input\.X\.txt beside STS\.gs"),
         ({"STS.input.x.txt": "one\ttwo\n", "STS.gs.x.txt": "1\n2\n"}, r"x\.txt' has 1 lines and '.*STS\.gs\.x\.txt' has 2: "),
         ({"STS.input.x.txt": "a\tb\none two\n", "STS.gs.x.txt": "1\n2\n"}, r"x\.txt', line 2: expected two .*found 'one two'"),
-        (
-            {"STS.input.x.txt": "a\tb\n", "STS.gs.x.txt": "high\n"},
-            r"STS\.gs\.x\.txt', line 1: expected a number .*found 'high'",
-        ),
+        ({"STS.input.x.txt": "a\tb\n", "STS.gs.x.txt": "high\n"}, r"STS\.gs\.x\.txt', line 1: .*number .*found 'high'"),
         ({"STS.input.x.txt": "a\tb\n", "STS.gs.x.txt": "nan\n"}, r"line 1: expected a number .*found 'nan'"),
         ({"STS.input.x.txt": "a\tb\n", "STS.gs.x.txt": "\n"}, r"x\.txt' holds no pair with a score: expected STS\.input"),
         ({"x.tsv": "score\tsentence1\tsentence2\n1\ta\tb\n2\ta\n"}, r"x\.tsv', line 3: expected 3 columns .*found 2: '2\\ta'"),

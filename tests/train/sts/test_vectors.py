@@ -1,5 +1,3 @@
-import gzip
-
 import numpy as np
 import pytest
 
@@ -18,11 +16,9 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "header"), [("a.txt", ""), ("a.vec", "8 3\n"), ("a.vec.gz", "8 3\n")])
-def test_word_vectors_of_all_kinds(tmp_path, name, header):
-    data = (header + "\n".join(LINES) + "\n").encode()
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    found = read_word_vectors(str(tmp_path / name), {"The", "the", "dog", "Dog", "DOG", "at", "caf\xe9", "nothing"})
+def test_words_are_looked_up_as_written_then_in_lower_case(tmp_path):
+    (tmp_path / "a.vec").write_text("8 3\n" + "\n".join(LINES) + "\n")
+    found = read_word_vectors(str(tmp_path / "a.vec"), {"The", "the", "dog", "Dog", "DOG", "at", "caf\xe9", "nothing"})
     expected = {
         "The": [1, 0, 0],  # In lower case, and the first of two.
         "the": [1, 0, 0],
@@ -50,7 +46,3 @@ def test_files_without_word_vectors_are_refused(tmp_path):
     (tmp_path / "a.vec").write_text("one sentence\n")
     with pytest.raises(InputError, match=r"line 1: expected a word and its numbers with spaces .*--vectors takes word vectors"):
         read_word_vectors(str(tmp_path / "a.vec"), {"dog"})
-    with pytest.raises(InputError, match=r"there is no file '.*nothing\.vec': --vectors takes word vectors"):
-        read_word_vectors(str(tmp_path / "nothing.vec"), {"dog"})
-    with pytest.raises(InputError, match=str(tmp_path)):
-        read_word_vectors(str(tmp_path), {"dog"})
