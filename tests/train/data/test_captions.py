@@ -230,7 +230,7 @@ def test_one_caption_per_image_over_portions(new_captions):
     assert {frozenset(draw) for draw in drawn} == {frozenset([one, *others]) for one in either}
 
 
-@pytest.mark.parametrize("images", [1000, 7])
+@pytest.mark.parametrize("images", [100, 7])
 def test_halves_of_images(new_captions, images):
     captions = new_captions(bilingual_rows(images))
     half, disjoint = keys(half_of_images(captions, 3)), keys(disjoint_halves(captions, 3))
