@@ -56,7 +56,7 @@ def sum_of_recalls(corpus, *runs, portions: tuple[str, ...]) -> float:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("kind", [kind for kind in TEXTS if kind != "vse"])  # See test_loop.
+@every_kind
 def test_training_improves_recall(kind, train_kind, corpus, tmp_path):
     # After 44 steps the gain depends on the rounding of the processor; after 132 it is at least 212 with seeds 0, 1 and 4.
     train_kind("trained", ("max_steps = 44", "max_steps = 132"))
