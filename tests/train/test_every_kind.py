@@ -7,11 +7,10 @@ from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weigh
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.jobs import EmbedJob, EvaluateJob, SearchJob, StsJob
-from train.models.retrieval_model import Encoded, ImageBatch
+from train.jobs import EmbedJob, EvaluateJob, SearchJob
+from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import BEST, weights_digest
 from train.runs.run import open_run
-from train.sts.similarity import sts
 
 TEXTS = {
     "vse": CONFIG,
@@ -67,21 +66,6 @@ def test_training_improves_recall(kind, train_kind, corpus, tmp_path):
     assert sum_of_recalls(corpus, tmp_path / "trained", tmp_path / "untrained", portions=portions) != trained
 
 
-@pytest.mark.parametrize("kind", ["mha-d"])
-def test_log_contains_terms(train_kind, tmp_path):
-    train_kind("run", ("max_steps = 44", "max_steps = 20"))
-    views = ("images", "en", "de", "images-en", "images-de", "en-de")
-    expected = {"c2i/en", "c2i/de", "c2c/en-de", *(f"diversity/{view}" for view in views)}
-    assert [set(line["terms"]) for line in events(tmp_path / "run", "step")] == [expected] * 2
-    validations = events(tmp_path / "run", "validation")
-    assert [line["step"] for line in validations] == [17, 20]
-    for line in validations:
-        assert set(line["terms"]) == expected
-        shares = {"c2i": 1.0, "c2c": 0.6, "diversity": 0.5}
-        loss = sum(shares[name.partition("/")[0]] * value for name, value in line["terms"].items())
-        assert line["loss"] == pytest.approx(loss, rel=1e-6)
-
-
 @of_vectors
 def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
     train_kind("run", ("max_steps = 44", "max_steps = 17"))
@@ -106,16 +90,6 @@ def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
     np.testing.assert_allclose(stored @ vectors[0], scores, rtol=1e-5, atol=1e-5)
 
 
-@of_vectors
-def test_sts(train_kind, tmp_path):
-    train_kind("run", ("max_steps = 44", "max_steps = 17"))
-    (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten2 en1\n2\ten1 en2\ten3\n0\ten1\ten20\n4\ten4 en5\ten5\n")
-    _, system = sts(StsJob((str(tmp_path / "pairs.tsv"), str(tmp_path / "run")), tokenized=True, device="cpu")).systems
-    assert (system.kind, system.language) == ("run", "en")
-    assert np.isfinite(system.correlations[0].pearson)
-    assert (np.abs(system.similarities[0]) <= 1 + 1e-6).all()
-
-
 @every_kind
 def test_init_from_another_run(train_kind, tmp_path):
     train_kind("first", ("max_steps = 44", "max_steps = 2"))
@@ -138,15 +112,3 @@ def test_training_in_bfloat16(train_kind, tmp_path):
     assert all(values.dtype == full[name].dtype for name, values in low.items())
     name = "sentences.0.words.weight"
     assert 0 < (low[name] - full[name]).norm() < 0.2 * full[name].norm()
-
-
-@pytest.mark.parametrize("kind", ["mha-d"])
-def test_diversity_weight_increases_head_distance(train_kind, tmp_path):
-    spread = {}
-    for name, weight in (("with", 0.5), ("without", 0.0)):
-        train_kind(name, ("diversity_weight = 0.5", f"diversity_weight = {weight}"))
-        last = open_run(tmp_path / name).model
-        features = torch.from_numpy(np.random.default_rng(0).standard_normal((30, 3, 8)).astype(np.float32))
-        first, second = last.encode_images(ImageBatch(features)).values.unflatten(1, (2, 6)).unbind(1)
-        spread[name] = float((1 - torch.cosine_similarity(first, second)).mean().detach())
-    assert spread["with"] > spread["without"]

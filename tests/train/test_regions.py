@@ -1,4 +1,3 @@
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -38,16 +37,6 @@ def assert_same_run(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", [1e4, -3.0, np.nan])
-def test_padding_changes_nothing(train_toy, write_regions, whole, tmp_path, padding):
-    corpus = write_regions(tmp_path, padding)
-    stored = open_dataset(corpus.features).numpy("features")
-    assert np.isnan(stored).any() if np.isnan(padding) else (stored == padding).any()
-    train_toy(REGION_CONFIG, corpus=corpus)
-    assert_same_run(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
 def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path):
     cache = tmp_path / "cache"
     train_toy(REGION_CONFIG, corpus=regions, memory_map=str(cache))
@@ -59,20 +48,6 @@ def test_mapped_regions_train_the_same_model(train_toy, regions, whole, tmp_path
     )
     evaluate(EvaluateJob(str(whole), regions.captions, regions.features, ("test",), device="cpu", memory_map=str(cache)))
     assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == [(path, stamp)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [10, 30])
-def test_killed_training_resumes_bit_for_bit(train_toy, regions, whole, tmp_path, step):
-    def kill(report):
-        if report.step == step:
-            raise SystemExit("killed")
-
-    with pytest.raises(SystemExit, match="killed"):
-        train_toy(REGION_CONFIG, corpus=regions, save_every=7, on_report=kill)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetching")]
-    train_toy(REGION_CONFIG, corpus=regions, save_every=7, resume=True)
-    assert_same_run(tmp_path / "run", whole)
 
 
 @pytest.mark.slow
