@@ -188,9 +188,8 @@ def run(toy_tokens, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_run_with_token_features(run, toy_tokens, tmp_path):
-    (line,) = events(Path(run), "chance")
-    chance = line["en"]["sum_of_recalls"] + line["de"]["sum_of_recalls"]
+def test_run_with_token_features(run, train_toy, toy_tokens, tmp_path):
+    chance = train_toy(reads(CONFIG, 1), corpus=toy_tokens).progress.best_score
     assert max(line["score"] for line in events(Path(run), "evaluation")) > 1.5 * chance
     opened = open_run(run)
     assert opened.fingerprints["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
