@@ -253,16 +253,16 @@ def test_fixed_batches_share_of_caption_pairs(captions, probability, share):
 
 def test_fixed_batches_exclude_incomplete_images(captions, caplog):
     french = captions.language_names.index("fr")
-    few = captions.select((captions.languages != french) | (captions.images < 4))
+    few = captions.select((captions.languages != french) | (captions.images >= 8))
     settings = ScheduleConfig(batches="images", batch_size=3)
     batches = fixed_batches(few, settings, LossConfig())
     rows = Counter(row for batch in batches for side in batch.captions for row in side.tolist())
     # Of each image three captions in English, two in German and one in French.
-    assert rows.keys() == set(np.flatnonzero(few.images < 4).tolist())
+    assert rows.keys() == set(np.flatnonzero(few.images >= 8).tolist())
     times = {(few.language_names[few.languages[row]], count) for row, count in rows.items()}
     assert times == {("en", 1), ("de", 1), ("de", 2), ("fr", 3)}
     for batch in batches:
         check(few, batch)
-    apart = few.select((few.languages != french) ^ (few.images < 4))
+    apart = few.select((few.languages != french) ^ (few.images >= 8))
     assert fixed_batches(apart, settings, LossConfig()) == []
     assert caplog.messages == []
