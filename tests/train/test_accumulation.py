@@ -1,7 +1,5 @@
 """Gradient accumulation and clipping, against a float64 reference."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
-from tests.train.trainings import CONFIG, ENGLISH, assert_equal, contents, events, lasting_log, weights
+from tests.train.trainings import CONFIG, ENGLISH, assert_equal, events, weights
 from train.config.sections import from_toml
 from train.loop.training_data import load_training_inputs
 from train.models.catalogue import build_model
@@ -72,22 +70,6 @@ class Reference:
         return norm
 
 
-def first_moments(train_toy, folder: Path, limit: float) -> Tensor:
-    """Return Adam's first moments after a step with a maximum norm of the gradient."""
-    text = ENGLISH.replace("[schedule]", f"max_grad_norm = {limit}\n[schedule]").replace("= 44", "= 1")
-    train_toy(text, folder.name)
-    state = read_checkpoint(Folder(str(folder)), LAST).optimizer["state"]
-    return torch.cat([moments["exp_avg"].flatten() for moments in state.values()])
-
-
-def test_gradient_clipping(train_toy, tmp_path):
-    free = first_moments(train_toy, tmp_path / "free", 0)
-    norm = float(free.norm()) / 0.1
-    assert torch.equal(first_moments(train_toy, tmp_path / "above", 2 * norm), free)
-    clipped = first_moments(train_toy, tmp_path / "below", norm / 8)
-    torch.testing.assert_close(clipped, free / 8, rtol=1e-5, atol=0)
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(("text", "batches"), [(ENGLISH, 4), (CONFIG, 5)], ids=["one language", "tasks"])
 def test_accumulated_steps_equal_a_reference_in_float64(toy, train_toy, tmp_path, text, batches):
@@ -139,16 +121,6 @@ def test_accumulation_counts_optimizer_steps(train_toy, tmp_path):
     assert [line["learning_rate"] for line in events(tmp_path / "run", "step")] == pytest.approx([0.0025])
     assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).sampler["step"] == 42
     assert [line["steps"] for line in events(tmp_path / "run", "timing")] == [4, 4, 4]
-
-
-@pytest.mark.slow
-def test_accumulation_of_one_batch_is_the_default(finished_run, train_toy, tmp_path):
-    train_toy(several(CONFIG, 1))
-    assert lasting_log(tmp_path / "run") == lasting_log(finished_run[0])
-    one, other = contents(tmp_path / "run"), contents(finished_run[0])
-    assert {name: one[name] for name in one if name != "log.jsonl"} == {
-        name: other[name] for name in other if name != "log.jsonl"
-    }
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ from train.devices import choose_device, computing
 CPU = torch.device("cpu")
 
 
-def test_cpu():
-    assert choose_device("cpu") == CPU
-
-
 def test_auto_prefers_a_gpu(monkeypatch):
-    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
+        choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -30,25 +30,15 @@ def test_unknown_devices_are_refused(device):
         choose_device(device)
 
 
-def test_missing_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
-        choose_device("cuda")
-
-
-def test_precisions():
-    check_precision("fp32", CPU)
-    check_precision("bf16", CPU)
-    check_precision("tf32", torch.device("cuda", 0))
-    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
-        check_precision("tf32", CPU)
-
-
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_matrix_products_have_the_precision(precision, dtype):
+    check_precision(precision, CPU)
     with computing(precision, CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    check_precision("tf32", torch.device("cuda", 0))
+    with pytest.raises(UsageError, match="precision 'tf32' needs a GPU"):
+        check_precision("tf32", CPU)
 
 
 def switches() -> list[object]:

@@ -2,6 +2,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from tests.train.models.test_encoders import batch_with
-from tests.train.trainings import CONFIG, MHA_D, SMALL, assert_equal, reproduce_job, weights
+from tests.train.trainings import CONFIG, ENGLISH, MHA_D, SMALL, assert_equal, events, reproduce_job, weights
 from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
@@ -23,7 +24,6 @@ from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.row_datasets import corpora_of
 from train.reports.row_results import read_result
-from train.runs.history import read_history
 from train.runs.run import open_run
 from train.sts.similarity import sts
 
@@ -36,11 +36,11 @@ def begins(text: str, how: str = "finetuned", steps: int = 44) -> str:
     )
 
 
-HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
-
-
 def reads(text: str, steps: int = 44) -> str:
     return begins(text, "precomputed", steps)
+
+
+HUANG = {**SMALL, "model.num_heads": "2", "model.attention_dim": "5", "model.context_dim": "7", "schedule.max_epochs": "0"}
 
 
 @pytest.fixture(scope="session")
@@ -124,11 +124,10 @@ def test_rows_with_vectors_need_their_dataset(toy_regions, toy_words, toy_tokens
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["finetuned", "frozen"])
-def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
+def test_training_starts_from_word_vectors(train_toy, toy_words, finished_run, tmp_path, how):
     remarks = []
     train_toy(begins(CONFIG, how), corpus=toy_words, on_warning=remarks.append)
-    train_toy(CONFIG, "drawn")
-    begun, drawn = weights(tmp_path / "run")[TABLE], weights(tmp_path / "drawn")[TABLE]
+    begun, drawn = weights(tmp_path / "run")[TABLE], weights(finished_run[0])[TABLE]
     vectors = {row["id"]: row["vector"] for row in open_dataset(toy_words.word_vectors).table().to_pylist()}
     known = sorted(vectors)
     moved = (begun[known] - torch.tensor([vectors[number] for number in known])).abs().max()
@@ -137,9 +136,10 @@ def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
     if how == "frozen":  # A word without a vector stays as it was drawn, too.
         train_toy(begins(CONFIG, "frozen", 1), "again", corpus=toy_words)
         assert torch.equal(weights(tmp_path / "again")[TABLE], begun)
-    (said,) = remarks
     size = len(open_dataset(toy_words.vocabulary).vocabulary())
-    assert f"word vectors loaded from {toy_words.word_vectors!r}: {len(known)} of {size} in en, de" in said
+    assert remarks == [
+        f"word vectors loaded from {toy_words.word_vectors!r}: {len(known)} of {size} in en, de; the others are random"
+    ]
     run = open_run(tmp_path / "run")
     assert run.fingerprints["word_vectors"] == open_dataset(toy_words.word_vectors).fingerprint
     assert evaluate(EvaluateJob(str(tmp_path / "run"), toy_words.captions, toy_words.features, ("val",)))
@@ -147,7 +147,7 @@ def test_training_starts_from_word_vectors(train_toy, toy_words, tmp_path, how):
 
 @pytest.mark.slow
 def test_init_from_run_overrides_word_vectors(train_toy, toy_words, tmp_path):
-    train_toy(CONFIG.replace(', de = ["comparable"]', "").replace("c2c_probability = 0.5", ""), "english")
+    train_toy(ENGLISH, "english")
     remarks = []
     train_toy(begins(CONFIG, "frozen", 1), corpus=toy_words, init_from=str(tmp_path / "english"), on_warning=remarks.append)
     assert [remark.partition(" ")[0] for remark in remarks] == ["word", "started"]
@@ -179,26 +179,30 @@ def test_adding_word_vectors_keeps_results_of_other_rows(four_languages_regions,
     assert f"| en {words['en']}, de {words['de']} | en {numbers['en']}, de {numbers['de']} |" in line
 
 
-@pytest.mark.slow
-def test_training_with_token_features(train_toy, toy_tokens, tmp_path):
-    result = train_toy(reads(CONFIG), corpus=toy_tokens)
-    chance = train_toy(reads(CONFIG, 1), "chance", corpus=toy_tokens)
-    assert result.progress.best_score > 1.5 * chance.progress.best_score
-    run = open_run(tmp_path / "run")
-    assert run.fingerprints["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
-    assert run.fingerprints["token_model"] == "f" * 64
-    assert not any("words" in name for name in weights(tmp_path / "run"))
-    assert run.language_ids == {}
-    (counts,) = read_history(run.folder).of("training_data")
-    assert set(counts) == {"event", "step", "captions"}  # No words: the model has no word embeddings.
-
-
 @pytest.fixture(scope="session")
 def run(toy_tokens, tmp_path_factory):
     """A run with token features; read-only."""
     folder = tmp_path_factory.mktemp("reads") / "run"
     train(TrainJob(from_toml(reads(CONFIG), "test"), toy_tokens, str(folder), device="cpu", curves=False))
     return str(folder)
+
+
+@pytest.mark.slow
+def test_run_with_token_features(run, train_toy, toy_tokens, tmp_path):
+    chance = train_toy(reads(CONFIG, 1), corpus=toy_tokens).progress.best_score
+    assert max(line["score"] for line in events(Path(run), "evaluation")) > 1.5 * chance
+    opened = open_run(run)
+    assert opened.fingerprints["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
+    assert opened.fingerprints["token_model"] == "f" * 64
+    assert not any("words" in name for name in opened.model.state_dict())
+    assert opened.language_ids == {}
+    (counts,) = events(Path(run), "training_data")
+    assert set(counts) == {"event", "step", "captions"}  # No words: the model has no word embeddings.
+    with pytest.raises(UsageError, match=r"exist for captions only: it cannot read other text\. evaluate, embed and"):
+        search(SearchJob(run, "en1", "en", toy_tokens.features, device="cpu", tokenized=True))
+    (tmp_path / "pairs.tsv").write_text("1\ten1\ten2\n2\ten3\ten2\n")
+    with pytest.raises(UsageError, match="exist for captions only"):
+        sts(StsJob((str(tmp_path / "pairs.tsv"), run), tokenized=True))
 
 
 @pytest.mark.slow
@@ -231,15 +235,6 @@ def test_embed_with_token_features(run, toy_tokens, tmp_path):
         expected = opened.model.encode_captions(batch_with([vectors]), row["language"]).values[0].detach().numpy()
         np.testing.assert_allclose(row["embedding"], expected, atol=1e-6)
     assert len(embed(replace(job, captions="", output=str(tmp_path / "images")))) == 1
-
-
-def test_search_and_sts_without_token_features_are_refused(run, toy_tokens, tmp_path):
-    with pytest.raises(UsageError, match=r"exist for captions only: it cannot read other text\. evaluate, embed and"):
-        search(SearchJob(run, "en1", "en", toy_tokens.features, device="cpu", tokenized=True))
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("score\tsentence1\tsentence2\n1\ten1\ten2\n2\ten3\ten2\n")
-    with pytest.raises(UsageError, match="exist for captions only"):
-        sts(StsJob((str(pairs), run), tokenized=True))
 
 
 @pytest.mark.cluster

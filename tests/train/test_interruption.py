@@ -2,40 +2,33 @@
 
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 
 from schemas.storage.folder import Folder
 from tests.integration.processes import start, wait_for
-from tests.train.trainings import CONFIG, FOREVER, assert_same_checkpoints, contents, lasting_log
-from train.config.sections import from_toml
-from train.jobs import TrainJob
-from train.loop.training import train
+from tests.train.trainings import FOREVER, assert_same_checkpoints, contents, lasting_log
 from train.runs.checkpoints import LAST, read_checkpoint
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("step", [10, 17, 30, 44])
-def test_ctrl_c_saves_the_step(toy, train_toy, finished_run, tmp_path, step):
-    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
-
+def test_ctrl_c_saves_the_step(train_toy, finished_run, tmp_path, step):
     def interrupt(report):
         if report.step == step:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(job, interrupt)
-    assert read_checkpoint(Folder(job.output), LAST).progress.step == step
+        train_toy(on_report=interrupt)
+    assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step == step
     assert not list((tmp_path / "run").glob(".*"))
-    train(replace(job, resume=True))
-    whole = finished_run[0]
-    assert lasting_log(tmp_path / "run") == lasting_log(whole)
-    assert_same_checkpoints(tmp_path / "run", whole)
+    train_toy(resume=True)
+    assert lasting_log(tmp_path / "run") == lasting_log(finished_run[0])
+    assert_same_checkpoints(tmp_path / "run", finished_run[0])
 
 
 @pytest.mark.slow
-def test_second_ctrl_c_stops_immediately(toy, tmp_path, monkeypatch):
+def test_second_ctrl_c_stops_immediately(train_toy, tmp_path, monkeypatch):
     def write(folder, name, checkpoint):
         with folder.replace(name) as file:
             file.write(b"half")
@@ -47,20 +40,23 @@ def test_second_ctrl_c_stops_immediately(toy, tmp_path, monkeypatch):
             monkeypatch.setattr("train.loop.training.write_checkpoint", write)
             signal.raise_signal(signal.SIGINT)
 
-    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu", save_every=5)
     with pytest.raises(KeyboardInterrupt):
-        train(job, interrupt)
+        train_toy(save_every=5, curves=True, on_report=interrupt)
     monkeypatch.undo()
-    assert read_checkpoint(Folder(job.output), LAST).progress.step == 5
+    assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step == 5
     assert set(contents(tmp_path / "run")) == {"last.pt", "config.toml", "log.jsonl", "metrics.csv", "curves.png"}
-    assert train(replace(job, resume=True)).progress.step == 44
+    assert train_toy(resume=True).progress.step == 44
+
+
+@pytest.fixture
+def data(toy) -> tuple[str, ...]:
+    return ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_command_reports_the_saved_step(toy, tmp_path, number, code):
+def test_command_reports_the_saved_step(data, tmp_path, number, code):
     (tmp_path / "own.toml").write_text(FOREVER)
-    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
     with start("train", "own.toml", "run", *data, "--save-every", "20", folder=tmp_path) as process:
         wait_for(lambda: (tmp_path / "run" / "last.pt").exists())
         process.send(number)
@@ -76,8 +72,7 @@ def test_command_reports_the_saved_step(toy, tmp_path, number, code):
 
 
 @pytest.mark.cluster
-def test_command_interrupted_before_training(toy, tmp_path):
-    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary, "--device", "cpu")
+def test_command_interrupted_before_training(data, tmp_path):
     with start("train", "demo", "run", *data, folder=tmp_path, before=_interrupt_loading) as process:
         done = process.wait()
     assert (done.returncode, done.stderr) == (130, "stopped before training began; nothing was changed\n")

@@ -3,21 +3,18 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
-from torch import Tensor
 
 from schemas.errors import UsageError
 from tests.train.conftest import EDGES
-from tests.train.trainings import CONFIG, assert_equal, weights
+from tests.train.trainings import CONFIG, SCAN, assert_equal, weights
 from train.config import models as config_models
-from train.config.models import ModelConfig, VseConfig, model_kinds
+from train.config.models import ModelConfig, ScanConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
-from train.data.batches import CaptionBatch
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
@@ -25,66 +22,33 @@ from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
 from train.loop.training import train
 from train.loop.training_data import load_training_inputs
 from train.models.catalogue import register_model
-from train.models.retrieval_model import Dimensions, Encoded, ImageBatch, RetrievalModel
+from train.models.scan import Scan
 from train.runs.run import open_run
 
 
 @dataclass(frozen=True)
-class Pairwise(ModelConfig):
+class Pairwise(ScanConfig):
     kind: ClassVar[str] = "pairwise"
-    width: int = 5
-
-
-class PairwiseModel(RetrievalModel):
-    """Scores by attention of the image over words."""
-
-    similarity = "attention"
-    vectors = False
-
-    def __init__(self, config: Pairwise, dimensions: Dimensions) -> None:
-        super().__init__()
-        self.languages, self.width = dimensions.languages, config.width
-        self.images = torch.nn.Linear(*dimensions.feature_shape, config.width)
-        self.words = torch.nn.Embedding(dimensions.vocabulary_size, config.width)
-
-    def encode_images(self, images: ImageBatch) -> Encoded:
-        return Encoded(self.images(images.features)[:, None])
-
-    def encode_captions(self, captions: CaptionBatch, language: str) -> Encoded:
-        ids = torch.from_numpy(captions.padded(0))
-        return Encoded(self.words(ids), ids != 0)
-
-    def scores(self, a: Encoded, b: Encoded) -> Tensor:
-        products = torch.einsum("ae,bte->abt", a.values[:, 0], b.values).masked_fill(~b.mask, -torch.inf)
-        attention = products.softmax(dim=2)
-        return (attention * products.nan_to_num(neginf=0)).sum(2)
 
 
 @pytest.fixture
 def pairwise(kinds) -> str:
-    """Register the kind ``pairwise``, and return a configuration."""
-    register_model(Pairwise, PairwiseModel)
-    start, end = CONFIG.index("embed_dim"), CONFIG.index("[loss]")
-    return (CONFIG[:start] + 'kind = "pairwise"\nwidth = 4\n' + CONFIG[end:]).replace("c2c_probability = 0.5", "")
+    """Register the kind ``pairwise``, a model without vectors, and return a configuration."""
+    register_model(Pairwise, Scan)
+    return SCAN.replace('kind = "scan"', 'kind = "pairwise"')
 
 
 def test_configuration_of_a_registered_kind(pairwise):
     config = from_toml(pairwise, "test")
-    assert config.model == Pairwise(width=4)
+    assert config.model == Pairwise(embed_dim=16, word_dim=8, attention="t2i", pooling="lse")
     assert model_kinds() == ("pairwise", "vse")
     assert from_toml(to_toml(config), "copy") == config
-    with pytest.raises(UsageError, match=r"unknown key model\.word_dim: expected 'width'"):
-        from_toml(pairwise.replace("width = 4", "word_dim = 4"), "test")
-    with pytest.raises(UsageError, match=r"model\.width is 'a', expected a whole number"):
-        from_toml(pairwise.replace("width = 4", "width = 'a'"), "test")
-
-
-def test_extends_with_another_kind_drops_its_keys(pairwise):
-    config = from_toml('extends = "demo"\n[model]\nkind = "pairwise"', "test")
-    assert config.model == Pairwise()
-    assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nword_dim = 7', "test").model == VseConfig(
-        embed_dim=64, word_dim=7
-    )
+    with pytest.raises(UsageError, match=r"unknown key model\.text: expected "):
+        from_toml(pairwise.replace("word_dim = 8", "text = 8"), "test")
+    # Another kind than that of the extended configuration drops its keys.
+    assert from_toml('extends = "demo"\n[model]\nkind = "pairwise"', "test").model == Pairwise()
+    small = VseConfig(embed_dim=64, word_dim=7)
+    assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nword_dim = 7', "test").model == small
 
 
 def test_registering_a_used_kind_is_refused(kinds):
@@ -93,35 +57,28 @@ def test_registering_a_used_kind_is_refused(kinds):
         kind: ClassVar[str] = "vse"
 
     with pytest.raises(UsageError, match="model kind 'vse' exists already"):
-        register_model(Other, PairwiseModel)
-    register_model(Pairwise, PairwiseModel)
-    register_model(Pairwise, PairwiseModel)  # A notebook's cell that is run again.
+        register_model(Other, Scan)
+    register_model(Pairwise, Scan)
+    register_model(Pairwise, Scan)  # A notebook's cell that is run again.
 
 
 @pytest.mark.slow
-def test_registered_model_without_vectors(pairwise, toy, train_toy, tmp_path):
-    train_toy(pairwise, "whole")
-    train_toy(pairwise.replace("44", "20"), "parts")
-    train_toy(pairwise, "parts", resume=True)
-    assert_equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
-    run = open_run(tmp_path / "whole")
-    assert isinstance(run.model, PairwiseModel)
-    scores = evaluate(EvaluateJob(str(tmp_path / "whole"), toy.captions, toy.features, splits=("train",)))
+def test_registered_model_without_vectors(pairwise, toy_regions, train_toy, tmp_path):
+    folder = train_toy(pairwise.replace("44", "2"), corpus=toy_regions).folder
+    assert isinstance(open_run(folder).model, Scan)
+    scores = evaluate(EvaluateJob(folder, toy_regions.captions, toy_regions.features, splits=("train",)))
     assert {score.language for score in scores} == {"en", "de"}
-    untrained = train_toy(pairwise.replace("0.01", "1e-9"), "untrained")
-    before = evaluate(EvaluateJob(untrained.folder, toy.captions, toy.features, splits=("train",)))
-    assert sum(score.retrieval.sum_of_recalls for score in scores) > sum(score.retrieval.sum_of_recalls for score in before)
     for use in (
-        lambda: embed(EmbedJob(run.folder.location, str(tmp_path / "embedded"), features=toy.features)),
-        lambda: search(SearchJob(str(tmp_path / "whole"), "a", "en", toy.features, tokenized=True)),
+        lambda: embed(EmbedJob(folder, str(tmp_path / "embedded"), features=toy_regions.features)),
+        lambda: search(SearchJob(folder, "a", "en", toy_regions.features, tokenized=True)),
     ):
         with pytest.raises(UsageError, match=r"a model of the kind 'pairwise', .* imagepivot evaluate scores it"):
             use()
     assert not (tmp_path / "embedded").exists()
 
 
-def test_run_of_an_unregistered_kind_is_no_damaged_one(pairwise, train_toy, monkeypatch):
-    folder = train_toy(pairwise.replace("44", "2")).folder
+def test_run_of_an_unregistered_kind_is_no_damaged_one(pairwise, toy_regions, train_toy, monkeypatch):
+    folder = train_toy(pairwise.replace("44", "2"), corpus=toy_regions).folder
     monkeypatch.delitem(config_models._SECTIONS, "pairwise")
     unknown = r"%s: model\.kind is 'pairwise', expected one of 'vse': import the module that registers it .* --import MODULE"
     with pytest.raises(UsageError, match=unknown % r"best\.pt"):
@@ -131,17 +88,12 @@ def test_run_of_an_unregistered_kind_is_no_damaged_one(pairwise, train_toy, monk
 
 
 @pytest.mark.slow
-def test_training_inputs_replace_the_corpus(toy, train_toy, tmp_path):
-    expected = train_toy(CONFIG, "corpus")
+def test_training_inputs_replace_the_corpus(toy, finished_run, tmp_path):
     config = from_toml(CONFIG, "test")
-    training_inputs = load_training_inputs(config, toy, seed=0)
-    job = TrainJob(config, None, str(tmp_path / "training_inputs"), device="cpu")
-    assert train(job, training_inputs=training_inputs).progress == expected.progress
-    assert_equal(weights(tmp_path / "training_inputs"), weights(tmp_path / "corpus"))
-    zeros = replace(training_inputs.training.features, stored=training_inputs.training.features.stored * 0)
-    other = replace(training_inputs, training=replace(training_inputs.training, features=zeros))
-    train(replace(job, output=str(tmp_path / "zeros")), training_inputs=other)
-    assert not torch.equal(weights(tmp_path / "zeros")["images.bias"], weights(tmp_path / "corpus")["images.bias"])
+    job = TrainJob(config, None, str(tmp_path / "run"), device="cpu", curves=False)
+    result = train(job, training_inputs=load_training_inputs(config, toy, seed=0))
+    assert result.progress == finished_run[1].progress
+    assert_equal(weights(tmp_path / "run"), weights(finished_run[0]))
 
 
 @pytest.mark.cluster

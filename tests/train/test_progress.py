@@ -3,6 +3,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -22,38 +23,33 @@ EVALUATED = replace(EVALUATED, chance=CHANCE, monitored=("en", "de"))
 SCORES = "en 100.0, de 55.5; best 155.6 of 1,200 (chance 96.0)"
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", clock)
+    """A clock that a test sets."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
-def shown(clock, times: list[float]) -> str:
+def displayed(clock, times: list[float], *reports: Report) -> list[str]:
+    """Return the lines of reports at some times, after the start of the display."""
     output, clock.now = io.StringIO(), times[0]
     with TrainingDisplay(Console(file=output, width=120)) as watch:
-        for clock.now, report in zip(times[1:], (REPORT, EVALUATED), strict=True):
+        for clock.now, report in zip(times[1:], reports, strict=True):
             watch(report)
-    return output.getvalue()
+    return output.getvalue().splitlines()
 
 
 def test_training_display_without_a_terminal(clock):
-    text = shown(clock, times=[0.0, 5.0, 15.0])
-    assert text.splitlines() == [
+    assert displayed(clock, [0.0, 5.0, 15.0], REPORT, EVALUATED) == [
         f"step 1,210: sum of recalls {SCORES}",
         "step 1,210: epoch 1, loss 12, best 155.6 of 1,200 (chance 96.0), 1.0 steps/s",
     ]
-    quick = shown(clock, times=[0.0, 5.0, 9.0])
-    assert quick.splitlines() == [f"step 1,210: sum of recalls {SCORES}"]
+    assert displayed(clock, [0.0, 5.0, 9.0], REPORT, EVALUATED) == [f"step 1,210: sum of recalls {SCORES}"]
+    first = Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0)
+    assert displayed(clock, [0.0, 0.0, 60.0], first, replace(first, step=3)) == [
+        "step 3 of 10: 3 min 30 s left, epoch 0, loss 1, 30.0 s each"
+    ]
 
 
 @pytest.fixture
@@ -69,15 +65,6 @@ def written(monkeypatch):
 
     yield read
     events.finish(0)
-
-
-def test_training_display_shows_seconds_per_step(clock):
-    output = io.StringIO()
-    with TrainingDisplay(Console(file=output, width=120)) as watch:
-        watch(Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
-        clock.now += 60
-        watch(Report(step=3, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0))
-    assert output.getvalue() == "step 3 of 10: 3 min 30 s left, epoch 0, loss 1, 30.0 s each\n"
 
 
 @pytest.mark.parametrize(("steps", "stops_early"), [(101, False), (101, True), (None, True)])
@@ -116,16 +103,13 @@ def test_training_display_events(clock, written):
     assert found[-1] == found[-1] | expected
 
 
-def test_count_display_without_a_terminal(clock):
+def test_count_display(clock, written):
     output = io.StringIO()
     with CountDisplay(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
         for seconds in (4.0, 5.0, 1.0, 8.0):
             clock.now += seconds
             count(10)
     assert output.getvalue() == "embed: 30 of 100 vectors, 23 s left, 3.0/s\n"
-
-
-def test_count_display_events(clock, written):
     with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, monitoring=JSON) as count:
         clock.now += 10
         count(20)

@@ -1,7 +1,6 @@
 """Features of random weights are named by everything that derives from them."""
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,13 +31,9 @@ REMARK = f"untrained: the weights of {NAME} are random, the features mean nothin
 RANDOM = {"extractor": {"untrained": True, "weights": {"name": "random:3"}}, "extractor_fingerprint": "e" * 64}
 
 
-def with_random_weights(corpus: Corpus, folder: Path) -> Corpus:
-    return replace(corpus, features=rewrite(corpus.features, folder, lambda rows: rows, parameters=RANDOM))
-
-
 @pytest.fixture(scope="module")
 def corpus(toy, tmp_path_factory) -> Corpus:
-    return with_random_weights(toy, tmp_path_factory.mktemp("random") / "features")
+    return replace(toy, features=rewrite(toy.features, tmp_path_factory.mktemp("random") / "features", list, parameters=RANDOM))
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +46,13 @@ def trained(corpus, tmp_path_factory) -> tuple[str, list[str]]:
     return folder, warnings
 
 
-def test_training_warns_and_keeps_the_names(trained):
+def test_training_warns_and_keeps_the_names(trained, finished_run):
     folder, warnings = trained
     assert REMARK in warnings
     assert events(Path(folder), "untrained") == [{"event": "untrained", "step": 0, "features": [NAME]}]
     assert open_run(folder).untrained == open_run(folder, checkpoint="last").untrained == (NAME,)
-
-
-def test_training_on_other_features_names_none(finished_run):
-    folder = finished_run[0]
-    assert (open_run(folder).untrained, events(folder, "untrained")) == ((), [])
+    other = finished_run[0]
+    assert (open_run(other).untrained, events(other, "untrained")) == ((), [])
 
 
 @pytest.mark.parametrize("name", [BEST, LAST])
@@ -71,13 +63,10 @@ def test_checkpoint_of_version_0_2_is_read(copied_run, name):
     assert open_run(copied_run, checkpoint=name.removesuffix(".pt")).untrained == ()
 
 
-def test_scores_name_the_features(trained, corpus):
+def test_scores_name_the_features(trained, corpus, finished_run, toy):
     scores = evaluate(EvaluateJob(trained[0], corpus.captions, corpus.features, splits=("test",)))
     assert {tuple(score.to_dict()["untrained"]) for score in scores} == {(NAME,)}
     assert list(score_table(scores, title="").notes)[-1] == REMARK
-
-
-def test_scores_of_other_features_have_no_remark(finished_run, toy):
     scores = evaluate(EvaluateJob(str(finished_run[0]), toy.captions, toy.features, splits=("test",)))
     assert not any("untrained" in score.to_dict() for score in scores)
     assert len(score_table(scores, title="").notes) == 2
@@ -89,26 +78,18 @@ def test_comparison_names_the_runs(trained, finished_run):
     assert [note for note in comparison.notes if "untrained" in note] == [f"{comparison.runs[0].name}: {REMARK}"]
 
 
-def test_embeddings_name_the_features(trained, corpus, tmp_path):
+def test_embeddings_and_search_name_the_features(trained, corpus, finished_run, toy, tmp_path):
     manifests = embed(EmbedJob(trained[0], str(tmp_path), corpus.features, corpus.captions, device="cpu"))
     assert [manifest.parameters["model"]["untrained"] for manifest in manifests] == [[NAME], [NAME]]
     assert [open_dataset(tmp_path / name).untrained for name in ("images", "captions")] == [(NAME,), (NAME,)]
-
-
-@pytest.mark.parametrize("source", ["features", "embeddings"])
-def test_search_warns(trained, corpus, tmp_path, source):
-    embed(EmbedJob(trained[0], str(tmp_path), corpus.features, device="cpu"))
-    places = {"features": corpus.features, "embeddings": str(tmp_path)}
-    warnings: list[str] = []
-    job = SearchJob(trained[0], "en1 en2", "en", **{source: places[source]}, tokenized=True, device="cpu")
-    search(job, on_warning=warnings.append)
-    assert warnings == [REMARK]
-
-
-def test_search_in_other_features_is_silent(finished_run, toy, caplog):
-    with caplog.at_level(logging.WARNING):
-        search(SearchJob(str(finished_run[0]), "en1", "en", features=toy.features, tokenized=True, device="cpu"))
-    assert caplog.records == []
+    for run, places, expected in (
+        (trained[0], {"features": corpus.features}, [REMARK]),
+        (trained[0], {"embeddings": str(tmp_path)}, [REMARK]),
+        (str(finished_run[0]), {"features": toy.features}, []),
+    ):
+        warnings: list[str] = []
+        search(SearchJob(run, "en1 en2", "en", **places, tokenized=True, device="cpu"), on_warning=warnings.append)
+        assert warnings == expected
 
 
 def test_sts_names_the_features(trained, tmp_path):
@@ -130,16 +111,13 @@ def test_figures_name_the_features(trained, corpus, tmp_path, monkeypatch):
     assert notes[0].endswith(f" {REMARK}.")
 
 
-def test_reproduce_warns_before_training(toy_2016, tmp_path, monkeypatch):
-    corpus = with_random_weights(toy_2016, tmp_path / "features")
+def test_reproduce_and_its_report_name_the_features(toy_2016, tmp_path, monkeypatch):
+    corpus = replace(toy_2016, features=rewrite(toy_2016.features, tmp_path / "features", list, parameters=RANDOM))
     monkeypatch.setattr("train.reports.reproduce._run_all", lambda tasks, job: ())
     warnings: list[str] = []
     job = reproduce_job("gella2017", str(tmp_path / "output"), corpus, overrides=SMALL, rows=("vse-*",), device="cpu")
     reproduce(job, on_warning=warnings.append)
     assert warnings == [REMARK]
-
-
-def test_report_of_reproduce_names_the_features(tmp_path):
     result = {"feature": NAME, "untrained": [NAME], "overrides": [], "step": 4, "scores": []}
     write_result(tmp_path / "results/gella2017/vse-en/seed-0.json", result)
     report = read_report(str(tmp_path), "gella2017")

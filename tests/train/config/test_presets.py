@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -24,14 +25,15 @@ def write(tmp_path):
 
 def test_extends_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
     first = write(
-        runs__mine='extends = "../bases/wide.toml"\n[loss]\nmargin = 0.3',
+        runs__mine='extends = "../bases/wide.toml"\n[loss]\nmargin = 0.3\n[data]\nportions = { de = ["translation"], en = ["x"] }',
         bases__wide='extends = "deeper/narrow.toml"\n[model]\nembed_dim = 64\n[loss]\nmargin = 0.4',
         bases__deeper__narrow='extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 32\nword_dim = 8',
     )
     monkeypatch.chdir("/")
     config, preset = load_config(first), load_config("kadar2018/bilingual-c2c")
     assert (config.loss.margin, config.model.embed_dim, config.model.word_dim) == (0.3, 64, 8)
-    assert config.data == preset.data
+    # A value is replaced, not mixed with the preset's.
+    assert config.data == replace(preset.data, portions={"de": ("translation",), "en": ("x",)})
     assert config.loss.c2c_probability == preset.loss.c2c_probability
     # An absolute path, and one in a text without a file.
     assert from_toml(f'extends = "{first}"\n[model]\nword_dim = 9', "text").model.word_dim == 9
@@ -77,3 +79,9 @@ def test_shared_base_is_no_circle(write):
 def test_missing_or_invalid_base_is_refused(write, tmp_path, files, message):
     with pytest.raises(UsageError, match=f"^{re.escape(message.format(tmp_path))}"):
         load_config(write(**files))
+
+
+@pytest.mark.parametrize("name", ["no.toml", "gella2017", "../presets/vsepp"])
+def test_missing_presets_and_files_are_refused(name):
+    with pytest.raises(UsageError, match=f"there is no (file|preset) '{re.escape(name)}'"):
+        load_config(name)

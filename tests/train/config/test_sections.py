@@ -1,4 +1,3 @@
-import re
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,12 +22,6 @@ def leaves(value, prefix=""):
             yield f"{prefix}{item.name}", inner
 
 
-def test_missing_values_have_defaults():
-    config = from_toml(SMALL, "a.toml")
-    assert config == Config(data=DataConfig(portions={"en": ("comparable",)}))
-    assert config.data.languages == ("en",)
-
-
 def test_configuration_round_trip():
     text = """
     description = "ein Test: \\"é\\""
@@ -47,13 +40,9 @@ def test_configuration_round_trip():
     assert type(config.optimizer.learning_rate) is float
     assert from_toml(to_toml(config), "b.toml") == config
     assert to_toml(from_toml(to_toml(config), "b.toml")) == to_toml(config)
-
-
-def test_languages_keep_their_order():
-    ab = from_toml('[data]\nportions = { a = ["x"], b = ["x"] }', "a.toml")
-    ba = from_toml('[data]\nportions = { b = ["x"], a = ["x"] }', "a.toml")
-    assert (ab.data.languages, ba.data.languages) == (("a", "b"), ("b", "a"))
-    assert to_toml(ab) != to_toml(ba)
+    other = from_toml(text.replace('de = ["a", "b"], pt-BR = ["c"]', 'pt-BR = ["c"], de = ["a", "b"]'), "a.toml")
+    assert (other.data.languages, to_toml(other) == to_toml(config)) == (("pt-BR", "de"), False)
+    assert from_toml(SMALL, "a.toml") == Config(data=DataConfig(portions={"en": ("comparable",)}))
 
 
 def test_overrides(tmp_path):
@@ -64,24 +53,16 @@ def test_overrides(tmp_path):
         "schedule.max_steps": "12",
         "description": '"in quotes"',
     }
-    (tmp_path / "a.toml").write_text(SMALL)
+    (tmp_path / "a.toml").write_text(SMALL + "[loss]\nmargin = 1.0")
     config = load_config(str(tmp_path / "a.toml"), overrides)
     assert config.optimizer.learning_rate == 1e-3
     assert config.loss.hinges == "max"
     assert config.data.portions == {"en": ("comparable",), "de": ("translation",)}
     assert config.schedule.max_steps == 12
     assert config.description == "in quotes"
-
-
-def test_file_extends_a_preset(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'extends = "kadar2018/bilingual-c2c"\n[model]\nembed_dim = 64\n[data]\nportions = { de = ["translation"], en = ["x"] }'
-    )
-    config, base = load_config(str(path)), load_config("kadar2018/bilingual-c2c")
-    assert config.model == replace(base.model, embed_dim=64)
-    assert config.loss == base.loss
-    assert config.data.portions == {"de": ("translation",), "en": ("x",)}  # A value is replaced, not mixed with the preset's.
+    for key, message in (("margin.x", "cannot set 'loss.margin.x': 'margin' is a value"), ("x", r"unknown key loss\.x")):
+        with pytest.raises(UsageError, match=message):
+            load_config(str(tmp_path / "a.toml"), {f"loss.{key}": "1"})
 
 
 @pytest.mark.parametrize(
@@ -91,12 +72,8 @@ def test_file_extends_a_preset(tmp_path):
             "[optimizer]\nlearning_rat = 1",
             r"mine: unknown key optimizer.learning_rat: did you mean 'optimizer.learning_rate'\?",
         ),
-        ("[loss]\nhinges = 'mean'", "loss.hinges is 'mean', expected one of 'sum', 'max'"),
         ("[loss]\nmargin = 0", "loss.margin is 0.0, expected more than 0"),
         ("[loss]\nmargin = nan", "loss.margin is nan, expected a finite number"),
-        ("[loss]\nmargin = inf", "loss.margin is inf, expected a finite number"),
-        ("[schedule]\nbatch_size = 9_223_372_036_854_775_808", "schedule.batch_size is beyond 64 bits"),
-        (f"[loss]\nmargin = 1{'0' * 400}", "loss.margin is beyond 64 bits"),
         (f"[loss]\nmargin = 1{'0' * 4300}", "mine: not TOML: it has a number of thousands of digits"),
         ("[loss]\ndiversity_weight = -1", "loss.diversity_weight is -1.0, expected 0 or more"),
         ("[loss]\ndiversity_margin = 0", "loss.diversity_margin is 0.0, expected more than 0"),
@@ -118,7 +95,6 @@ def test_file_extends_a_preset(tmp_path):
         ("[model]\nkind = 'dan'\ndropout = 1.0", "model.dropout is 1.0, expected 0 to less than 1"),
         ("[model]\nkind = 'scan'\nnegative_slope = -1", "model.negative_slope is -1.0, expected 0 or more"),
         ("[schedule]\nbatches = 'images'\nbucket_by_length = true", "schedule.bucket_by_length belongs to batches of 'tasks'"),
-        ("[optimizer]\nname = 'sgd'", "optimizer.name is 'sgd', expected one of 'adam', 'adamw'"),
         ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
         ("[schedule]\nmonitor_languages = ['de']", "schedule.monitor_languages names de, but the languages are en"),
         ("[schedule]\npatience = 0", "training would never end"),
@@ -167,45 +143,15 @@ def test_invalid_configurations_are_refused(text, message):
         from_toml(text, "mine")
 
 
-def test_missing_presets_and_files_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"there is no file 'no\.toml'"):
-        load_config("no.toml")
-    with pytest.raises(UsageError, match="there is no preset 'gella2017'"):
-        load_config("gella2017")
-    with pytest.raises(UsageError, match=r"there is no preset '\.\./presets/vsepp'"):
-        load_config("../presets/vsepp")
-
-
-def test_override_below_a_value_is_refused(tmp_path):
-    (tmp_path / "a.toml").write_text(SMALL + "[loss]\nmargin = 1.0")
-    with pytest.raises(UsageError, match=r"cannot set 'loss.margin.x': 'margin' is a value, not a section"):
-        load_config(str(tmp_path / "a.toml"), {"loss.margin.x": "1"})
-    with pytest.raises(UsageError, match=r"unknown key loss\.x"):
-        load_config(str(tmp_path / "a.toml"), {"loss.x": "1"})
-
-
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("loss", {"hinges": "mean"}, "loss.hinges is 'mean', expected one of 'sum', 'max'"),
-        ("model", {"similarity": "dot"}, "model.similarity is 'dot', expected one of 'cosine', 'order'"),
-        ("optimizer", {"learning_rate": float("inf")}, "optimizer.learning_rate is inf, expected a finite number"),
-        ("schedule", {"batch_size": 2**70}, "schedule.batch_size is beyond 64 bits"),
-        ("schedule", {"max_steps": 2.5}, "schedule.max_steps is 2.5, expected a whole number"),
-    ],
-)
-def test_values_of_a_program_are_checked(section, values, message):
-    config = from_toml(SMALL, "a.toml")
-    with pytest.raises(UsageError, match=re.escape(message)):
-        replace(config, **{section: replace(getattr(config, section), **values)})
-
-
 def test_lasting_configuration_excludes_the_budget():
     config = from_toml(SMALL, "a.toml")
     longer = replace(config, schedule=ScheduleConfig(max_steps=5, max_epochs=4, patience=0), description="x")
     assert to_toml(longer.lasting) == to_toml(config.lasting)
     other = replace(config, schedule=ScheduleConfig(batch_size=5))
     assert to_toml(other.lasting) != to_toml(config.lasting)
+    fraction = replace(config.schedule, max_steps=2.5)
+    with pytest.raises(UsageError, match=r"schedule\.max_steps is 2\.5, expected a whole number"):  # Of a program.
+        replace(config, schedule=fraction)
 
 
 GELLA = {"vse-en", "vse-de", "oe-en", "oe-de", "pivot-sym", "pivot-asym", "parallel-sym", "parallel-asym"}
@@ -235,35 +181,26 @@ def test_each_table_row_has_a_preset():
     assert set(list_presets()) == expected
 
 
-@pytest.mark.parametrize("name", list_presets())
-def test_presets_are_configurations(name):
-    config = load_config(name)
-    assert config.description
-    assert from_toml(to_toml(config), "copy") == config
-
-
 def preset_text(name: str) -> str:
     return (Path(train.__file__).parent / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo"])
 def test_presets_of_papers_set_all_hyperparameters(name):
-    config = load_config(name)
-    text, extended = preset_text(name), ""
+    config, text = load_config(name), preset_text(name)
+    assert config.description
+    assert from_toml(to_toml(config), "copy") == config
+    said = text
     while 'extends = "' in text:
         text = preset_text(text.partition('extends = "')[2].partition('"')[0])
-        extended += text
-    said = preset_text(name) + extended
+        said += text
+    sections, keys = ("model.", "optimizer.", "loss.diversity"), ("loss.margin", "loss.hinges", "schedule.batch_size")
     for key, _ in leaves(config):
         if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another text encoder.
             continue
         if key.startswith("loss.diversity") and config.model.kind != "mha-d":  # There are no heads.
             continue
-        if (
-            key.partition(".")[0] in ("model", "optimizer")
-            or key.startswith("loss.diversity")
-            or key in ("loss.margin", "loss.hinges", "schedule.batch_size")
-        ):
+        if key.startswith(sections) or key in keys:
             assert f"{key.rpartition('.')[2]} = " in said, f"{name} leaves {key} to a default"
 
 
@@ -425,12 +362,6 @@ def test_presets_equal_the_papers(name):
     for pattern, numbers in NUMBERS.items():
         expected |= numbers if fnmatchcase(name, pattern) else {}
     assert {key: found[key] for key in expected} == expected
-
-
-def test_binary_file_is_refused(tmp_path):
-    (tmp_path / "x.toml").write_bytes(b"[data]\n\xff\xfe")
-    with pytest.raises(UsageError, match=r"x\.toml' is not UTF-8: line 2, column 1"):
-        load_config(str(tmp_path / "x.toml"))
 
 
 def test_selected_languages_have_the_portions_of_the_configuration():

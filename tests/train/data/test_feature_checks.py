@@ -21,8 +21,9 @@ def features(new_dataset, tmp_path):
         for number, factor in factors.items():
             first = rows[number]["feature"] = rows[number]["feature"].copy()
             first.reshape(-1, 2)[0] *= np.array(factor, dtype)
-        new_dataset(tmp_path / "features", "features", rows, parameters={}, spec=FeatureSpec("toy", shape, dtype))
-        return read_features(open_dataset(tmp_path / "features"), IDS, **arguments)
+        folder = tmp_path / f"features-{len(list(tmp_path.iterdir()))}"
+        new_dataset(folder, "features", rows, parameters={}, spec=FeatureSpec("toy", shape, dtype))
+        return read_features(open_dataset(folder), IDS, **arguments)
 
     return features
 
@@ -42,23 +43,12 @@ def test_outliers_are_counted(features, tmp_path, arguments, mapped):
     assert json.loads(json.dumps(vars(found)))["norm_outliers"] == 3
 
 
-def test_ordinary_features_are_no_outliers(features):
-    assert find_feature_outliers("train", features({1: 99.0, 2: 1 / 99}), IDS) is None
-    assert find_feature_outliers("train", features({}), IDS) is None
-
-
-def test_outlier_among_several_vectors(features):
+def test_outliers_among_several_vectors_zeros_or_no_images(features):
     found = find_feature_outliers("val", features({4: 0}, shape=(3, 2), dtype="float16"), IDS)
     assert (found.zero_features, found.norm_outliers, found.example) == (1, 0, "image-04")
-
-
-def test_all_zeros(features):
-    found = find_feature_outliers("val", features(dict.fromkeys(range(20), 0.0)), IDS)
-    assert (found.zero_features, found.norm_outliers, found.median) == (20, 0, 0.0)
-    assert "a norm" not in found.remark
-    assert "20 have a feature of zeros, for example image-00" in found.remark
-
-
-def test_no_images(features):
-    read = features({})
-    assert find_feature_outliers("val", replace(read, rows=read.rows[:0]), []) is None
+    zeros = find_feature_outliers("val", features(dict.fromkeys(range(20), 0.0)), IDS)
+    assert (zeros.zero_features, zeros.norm_outliers, zeros.median) == (20, 0, 0.0)
+    assert "20 have a feature of zeros, for example image-00" in zeros.remark
+    ordinary = features({1: 99.0, 2: 1 / 99})
+    assert find_feature_outliers("train", ordinary, IDS) is None
+    assert find_feature_outliers("val", replace(ordinary, rows=ordinary.rows[:0]), []) is None

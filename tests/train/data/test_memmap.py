@@ -31,12 +31,6 @@ def path(tmp_path):
     return path
 
 
-def test_complete_file_is_reused(path, tmp_path):
-    array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
-    assert isinstance(array, np.memmap)
-    assert array.tolist() == np.arange(21).reshape(SHAPE).tolist()
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -62,36 +56,37 @@ def test_damaged_file_is_rewritten(path, tmp_path, change):
     assert path.read_bytes() == before
 
 
-def test_folder_at_the_path_is_refused(path, tmp_path):
+def test_identity_shape_and_type_name_the_file(path, tmp_path):
+    (path.parent / "mine.txt").write_text("mine")
+    array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
+    assert isinstance(array, np.memmap)
+    assert array.tolist() == np.arange(21).reshape(SHAPE).tolist()
+    for identity, shape, dtype in ((["b"], SHAPE, np.float32), (["a"], (3, 7), np.float32), (["a"], SHAPE, np.float16)):
+        mapped_array(tmp_path / "cache", identity, shape, dtype, count)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 4
+    assert (path.parent / "mine.txt").read_text() == "mine"
     path.unlink()
     path.mkdir()
     with pytest.raises(DatasetError, match=r"\.npy': the path is a folder, expected a file"):
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, count)
 
 
-def test_identity_shape_and_type_name_the_file(path, tmp_path):
-    for identity, shape, dtype in ((["b"], SHAPE, np.float32), (["a"], (3, 7), np.float32), (["a"], SHAPE, np.float16)):
-        mapped_array(tmp_path / "cache", identity, shape, dtype, count)
-    assert len(list((tmp_path / "cache").iterdir())) == 4
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_full_disk_is_an_error_before_writing(tmp_path, monkeypatch, supported):
+def test_full_disk_is_an_error_before_writing(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if supported:
-        monkeypatch.setattr(os, "posix_fallocate", full)
-    else:
-        monkeypatch.delattr(os, "posix_fallocate")
-        monkeypatch.setattr("train.data.memmap._BLOCK", bytes(16))
-        assert mapped_array(tmp_path / "small", ["a"], (1001, 3), np.float32, count)[1000].tolist() == [3000, 3001, 3002]
-        [made] = (tmp_path / "small").iterdir()
-        assert made.stat().st_size == 128 + 1001 * 3 * 4  # The header of npy, and the values.
-        return
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DatasetError, match="the disk is full: free some space"):
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_reserved_file_without_fallocate_has_its_size(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr("train.data.memmap._BLOCK", bytes(16))
+    assert mapped_array(tmp_path, ["a"], (1001, 3), np.float32, count)[1000].tolist() == [3000, 3001, 3002]
+    [written] = tmp_path.iterdir()
+    assert written.stat().st_size == 128 + 1001 * 3 * 4  # The header of npy, and the values.
 
 
 # Fills in two steps, says where it is, and waits in between until it is told to go on.
@@ -147,10 +142,3 @@ def test_partial_file_of_a_killed_process_is_rewritten(tmp_path):
     array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, count)
     assert array.tolist() == np.arange(21).reshape(SHAPE).tolist()
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_other_files_stay(path, tmp_path):
-    (path.parent / "mine.txt").write_text("mine")
-    mapped_array(tmp_path / "cache", ["b"], SHAPE, np.float32, count)
-    assert path.exists()
-    assert (path.parent / "mine.txt").read_text() == "mine"

@@ -87,19 +87,6 @@ def test_batches_continue_after_any_state(kind, toy, expected):
         assert len(resumed) == len(expected[0])
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("before", [0, 1, 2, 4])
-@pytest.mark.parametrize("after", [0, 2, 4])
-def test_change_of_workers_keeps_the_batches(kind, toy, expected, before, after):
-    done = random.Random(f"{before} {after}").randrange(1, len(expected[0]))
-    first = list(islice(DataLoader(make(kind, toy), batch_size=None, num_workers=before), done))
-    resumed = make(kind, toy)
-    resumed.load_state_dict(first[-1]["state"])
-    rest = list(DataLoader(resumed, batch_size=None, num_workers=after))
-    assert list(map(keys, first + rest)) == expected[0]
-
-
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (2, "spawn")])

@@ -40,23 +40,36 @@ def same(a, b) -> bool:
     )
 
 
+def check(captions, batch) -> None:
+    """Check that the sides of a batch have its images and languages."""
+    for side, language in zip(batch.captions, batch.languages, strict=True):
+        assert captions.images[side].tolist() == batch.images.tolist()
+        names = {captions.language_names[number] for number in captions.languages[side]}
+        assert language == (names.pop() if len(names) == 1 else None)
+    if batch.task == "images":
+        assert batch.languages == captions.language_names
+        assert len(set(batch.images.tolist())) == len(batch.images)
+    elif batch.task == "c2c":
+        first, second = (captions.languages[side] for side in batch.captions)
+        assert (first < second).all()
+    else:
+        assert (batch.task, len(batch.captions), None in batch.languages) == ("c2i", 1, False)
+
+
 @pytest.mark.parametrize(("count", "size"), [(10, 4), (12, 4), (3, 4), (1, 1)])
 @pytest.mark.parametrize("by_length", [False, True])
 def test_epoch_batches_cover_every_row(count, size, by_length):
-    lengths = np.arange(count) % 5 if by_length else None
-    shuffled = EpochBatches(count, size, (0,), lengths=lengths)
+    shuffled = EpochBatches(count, size, (0,), lengths=np.arange(count) % 5 if by_length else None)
     steps = -(-count // size)
     assert shuffled.epoch_steps == steps
     passes = []
     for number in range(3):
         batches = [shuffled.next() for _ in range(steps)]
-        assert sorted(np.concatenate(batches).tolist()) == list(range(count))
-        assert sorted(len(batch) for batch in batches)[1:] == [size] * (steps - 1)
-        assert sum(map(len, batches)) == count
-        assert shuffled.epoch == number + 1
         passes.append(np.concatenate(batches).tolist())
-    if count >= 10:
-        assert passes[0] != passes[1] != passes[2]
+        assert sorted(passes[-1]) == list(range(count))
+        assert sorted(map(len, batches))[1:] == [size] * (steps - 1)
+        assert shuffled.epoch == number + 1
+    assert count < 10 or passes[0] != passes[1] != passes[2]
 
 
 def test_epoch_batches_bucket_by_length():
@@ -80,10 +93,6 @@ def test_epoch_batches_orders_are_uniform():
 
 
 def test_task_sampler_epoch_of_one_language(rows):
-    captions = rows()
-    captions = captions.select(captions.rows_of("de"))
-    with pytest.raises(UsageError, match="the training split has no captions in language 'en'"):
-        TaskSampler(captions, 8, seed=0)
     captions = rows(de=3)
     sampler = TaskSampler(captions, 8, seed=0)
     assert sampler.epoch_steps == 9  # 69 captions
@@ -91,9 +100,19 @@ def test_task_sampler_epoch_of_one_language(rows):
         batches = [sampler.next() for _ in range(9)]
         assert sorted(np.concatenate([batch.captions[0] for batch in batches]).tolist()) == list(range(69))
         assert sampler.epoch == epoch + 1
-        assert {(batch.task, batch.languages, len(batch.captions)) for batch in batches} == {("c2i", ("de",), 1)}
         for batch in batches:
-            assert batch.images.tolist() == captions.images[batch.captions[0]].tolist()
+            check(captions, batch)
+
+
+def test_samplers_without_captions_are_refused(rows, new_captions):
+    captions = rows()
+    apart = new_captions([("a", "en", "c", 0, [1]), ("b", "de", "c", 0, [1])])
+    with pytest.raises(UsageError, match="the training split has no captions in language 'en'"):
+        TaskSampler(captions.select(captions.rows_of("de")), 8, seed=0)
+    with pytest.raises(UsageError, match="no image has captions in two languages"):
+        TaskSampler(apart, 8, seed=0, c2c_probability=0.5)
+    with pytest.raises(UsageError, match="no image has captions in every one of de, en"):
+        ImageSampler(apart, 2, seed=0)
 
 
 def test_task_sampler_languages_are_equally_likely(rows):
@@ -120,23 +139,10 @@ def test_task_sampler_c2c_probability(rows):
     steps = -(-len(everything) // 4)
     sampled = [pair for batch in between[:steps] for pair in zip(*(side.tolist() for side in batch.captions), strict=True)]
     assert sorted(sampled) == everything
-    for batch in between:
-        sides = [captions.languages[side] for side in batch.captions]
-        assert (sides[0] < sides[1]).all()
-        for side, language in zip(sides, batch.languages, strict=True):
-            names = {captions.language_names[number] for number in side}
-            assert language == (names.pop() if len(names) == 1 else None)
-        assert (
-            batch.images.tolist() == captions.images[batch.captions[0]].tolist() == captions.images[batch.captions[1]].tolist()
-        )
-    assert {len(batch.languages) for batch in between} == {2}
+    for batch in batches:
+        check(captions, batch)
     assert any(None in batch.languages for batch in between)
-
-
-def test_task_sampler_pairs_of_two_languages(rows):
-    sampler = TaskSampler(rows(en=2, de=3), 8, seed=0, c2c_probability=1)
-    assert sampler.epoch_steps == -(-23 * 6 // 8)
-    assert {sampler.next().languages for _ in range(40)} == {("en", "de")}
+    assert TaskSampler(captions, 8, seed=0, c2c_probability=1).epoch_steps == -(-len(everything) // 8)
 
 
 def test_task_sampler_buckets_pairs_by_length(rows):
@@ -151,48 +157,27 @@ def test_task_sampler_buckets_pairs_by_length(rows):
     assert spreads[1] < 0.4 * spreads[0]
 
 
-def test_task_sampler_without_pairs_is_refused(rows):
-    with pytest.raises(UsageError, match="no image has captions in two languages"):
-        TaskSampler(rows(en=2), 8, seed=0, c2c_probability=0.5)
-
-
-def test_image_sampler_epoch(rows):
-    captions = rows(en=5, de=5)
-    sampler = ImageSampler(captions, 4, seed=0)
-    assert sampler.epoch_steps == 5 * 6
-    matches = []
-    for epoch in range(2):
-        batches = [sampler.next() for _ in range(30)]
-        assert sampler.epoch == epoch + 1
-        for batch in batches:
-            assert (batch.task, batch.languages) == ("images", ("en", "de"))
-            assert len(set(batch.images.tolist())) == len(batch.images)
-            for language, side in enumerate(batch.captions):
-                assert (captions.languages[side] == language).all()
-                assert captions.images[side].tolist() == batch.images.tolist()
-        for language in range(2):
-            sampled = np.concatenate([batch.captions[language] for batch in batches])
-            assert sorted(sampled.tolist()) == captions.rows_of(captions.language_names[language]).tolist()
-        assert [len(batch.images) for batch in batches] == [4, 4, 4, 4, 4, 3] * 5
-        matches.append({pair for batch in batches for pair in zip(*(side.tolist() for side in batch.captions), strict=True)})
-    assert matches[0] != matches[1]
-
-
 def test_image_sampler_repeats_captions_of_smaller_languages(rows, caplog):
     captions = rows()
     with caplog.at_level(logging.WARNING):
-        sampler = ImageSampler(captions, 64, seed=0)
+        sampler = ImageSampler(captions, 8, seed=0)
     assert "3 images lack captions in some language; training continues with 20" in caplog.text
-    assert sampler.epoch_steps == 5
-    batches = [sampler.next() for _ in range(5)]
-    assert [len(batch.images) for batch in batches] == [20] * 5
-    names = {captions.image_ids[image] for image in batches[0].images}
-    assert names == {f"image-{n:02d}" for n in range(23)} - {"image-03", "image-07", "image-22"}
-    for language, times in enumerate([{1}, {1, 2}, {5}]):
-        counts = Counter(row for batch in batches for row in batch.captions[language].tolist())
-        assert set(counts.values()) == times
-        chosen = np.isin(captions.images, batches[0].images) & (captions.languages == language)
-        assert sorted(counts) == np.flatnonzero(chosen).tolist()
+    assert sampler.epoch_steps == 5 * 3
+    complete = np.flatnonzero(~np.isin(captions.image_ids, ["image-03", "image-07", "image-22"]))
+    matches = []
+    for epoch in range(2):
+        batches = [sampler.next() for _ in range(15)]
+        assert sampler.epoch == epoch + 1
+        assert [len(batch.images) for batch in batches] == [8, 8, 4] * 5
+        for batch in batches:
+            check(captions, batch)
+        for language, times in enumerate([{1}, {1, 2}, {5}]):
+            counts = Counter(row for batch in batches for row in batch.captions[language].tolist())
+            assert set(counts.values()) == times
+            chosen = np.isin(captions.images, complete) & (captions.languages == language)
+            assert sorted(counts) == np.flatnonzero(chosen).tolist()
+        matches.append({pair for batch in batches for pair in zip(*(side.tolist() for side in batch.captions), strict=True)})
+    assert matches[0] != matches[1]
 
 
 def test_image_sampler_images_with_fewer_captions(new_captions):
@@ -201,12 +186,6 @@ def test_image_sampler_images_with_fewer_captions(new_captions):
     batches = [sampler.next() for _ in range(sampler.epoch_steps)]
     assert [sorted(batch.images.tolist()) for batch in batches] == [[0, 1], [0], [0]]
     assert sorted(np.concatenate([batch.captions[0] for batch in batches]).tolist()) == [0, 1, 2, 3]
-
-
-def test_image_sampler_without_complete_images_is_refused(new_captions):
-    captions = new_captions([("a", "en", "c", 0, [1]), ("b", "de", "c", 0, [1])])
-    with pytest.raises(UsageError, match="no image has captions in every one of de, en"):
-        ImageSampler(captions, 2, seed=0)
 
 
 SAMPLERS = {
@@ -250,20 +229,13 @@ def captions(toy):
     return open_data(toy.captions, toy.features, split="val", portions=PORTIONS).captions
 
 
-def rows_in(batches):
-    return Counter(int(row) for batch in batches for side in batch.captions for row in side)
-
-
 @pytest.mark.parametrize("batch_size", [5, 7, 1000])
 def test_fixed_batches_cover_every_caption(captions, batch_size):
     batches = fixed_batches(captions, ScheduleConfig(batch_size=batch_size), LossConfig())
-    assert rows_in(batches) == Counter(range(len(captions)))
+    assert sorted(row for batch in batches for row in batch.captions[0].tolist()) == list(range(len(captions)))
     for batch in batches:
-        assert batch.task == "c2i"
-        (rows,) = batch.captions
-        assert len(rows) <= batch_size
-        assert {captions.language_names[captions.languages[row]] for row in rows} == set(batch.languages)
-        assert captions.images[rows].tolist() == batch.images.tolist()
+        check(captions, batch)
+        assert len(batch.images) <= batch_size
     if batch_size < 10:
         assert any(np.any(np.diff(batch.images) < 0) for batch in batches)  # Negatives are not neighbours in the alphabet.
 
@@ -271,58 +243,26 @@ def test_fixed_batches_cover_every_caption(captions, batch_size):
 @pytest.mark.parametrize(("probability", "share"), [(0.5, 1), (0.2, 0.25), (1.0, 1)])
 def test_fixed_batches_share_of_caption_pairs(captions, probability, share):
     batches = fixed_batches(captions, ScheduleConfig(batch_size=8), LossConfig(c2c_probability=probability))
-    pairs = [batch for batch in batches if batch.task == "c2c"]
-    assert sum(len(batch.images) for batch in pairs) == round(share * len(captions))
-    assert len(pairs) == len(batches) if probability == 1 else rows_in(set_of(batches, "c2i")) == Counter(range(len(captions)))
-    seen = Counter()
-    for batch in pairs:
-        first, second = batch.captions
-        assert captions.images[first].tolist() == captions.images[second].tolist() == batch.images.tolist()
-        assert all(captions.languages[first] < captions.languages[second])
-        seen.update(zip(first.tolist(), second.tolist(), strict=True))
-        for side, language in zip(batch.captions, batch.languages, strict=True):
-            spoken = {captions.language_names[n] for n in captions.languages[side]}
-            assert language == (spoken.pop() if len(spoken) == 1 else None)
-    assert set(seen.values()) == {1}
-
-
-def set_of(batches, task):
-    return [batch for batch in batches if batch.task == task]
-
-
-def test_fixed_batches_of_images(captions):
-    batches = fixed_batches(captions, ScheduleConfig(batches="images", batch_size=5), LossConfig())
-    found = rows_in(batches)
-    assert set(found) == set(range(len(captions)))
-    english = captions.rows_of("en")
-    assert {found[row] for row in english.tolist()} == {1}
-    assert {found[row] for row in captions.rows_of("fr").tolist()} == {3}  # One for three in English.
+    rows, pairs = [], []
     for batch in batches:
-        assert len(set(batch.images.tolist())) == len(batch.images) <= 5
-        for rows, language in zip(batch.captions, batch.languages, strict=True):
-            assert captions.language_of(rows) == language
-            assert captions.images[rows].tolist() == batch.images.tolist()
+        check(captions, batch)
+        (pairs if batch.task == "c2c" else rows).extend(zip(*(side.tolist() for side in batch.captions), strict=True))
+    assert len(pairs) == len(set(pairs)) == round(share * len(captions))
+    assert sorted(rows) == ([] if probability == 1 else [(row,) for row in range(len(captions))])
 
 
 def test_fixed_batches_exclude_incomplete_images(captions, caplog):
     french = captions.language_names.index("fr")
-    few = captions.select((captions.languages != french) | (captions.images < 4))
-    batches = fixed_batches(few, ScheduleConfig(batches="images", batch_size=5), LossConfig())
-    assert {int(image) for batch in batches for image in batch.images} == {0, 1, 2, 3}
+    few = captions.select((captions.languages != french) | (captions.images >= 8))
+    settings = ScheduleConfig(batches="images", batch_size=3)
+    batches = fixed_batches(few, settings, LossConfig())
+    rows = Counter(row for batch in batches for side in batch.captions for row in side.tolist())
+    # Of each image three captions in English, two in German and one in French.
+    assert rows.keys() == set(np.flatnonzero(few.images >= 8).tolist())
+    times = {(few.language_names[few.languages[row]], count) for row, count in rows.items()}
+    assert times == {("en", 1), ("de", 1), ("de", 2), ("fr", 3)}
     for batch in batches:
-        for rows, language in zip(batch.captions, batch.languages, strict=True):
-            assert few.language_of(rows) == language
-            assert few.images[rows].tolist() == batch.images.tolist()
-    none = captions.select((captions.languages == french) ^ (captions.images < 4))
-    apart = none.select((none.languages != french) | (none.images >= 4))
-    assert fixed_batches(apart, ScheduleConfig(batches="images", batch_size=5), LossConfig()) == []
+        check(few, batch)
+    apart = few.select((few.languages != french) ^ (few.images >= 8))
+    assert fixed_batches(apart, settings, LossConfig()) == []
     assert caplog.messages == []
-
-
-def test_fixed_batches_are_reproducible(captions):
-    for settings in (ScheduleConfig(batch_size=5), ScheduleConfig(batches="images", batch_size=5)):
-        first, second = (fixed_batches(captions, settings, LossConfig()) for _ in range(2))
-        assert [batch.images.tolist() for batch in first] == [batch.images.tolist() for batch in second]
-        assert [[side.tolist() for side in batch.captions] for batch in first] == [
-            [side.tolist() for side in batch.captions] for batch in second
-        ]

@@ -9,7 +9,6 @@ from tests.train.trainings import ALL_PORTIONS, rewrite
 from train.data import features
 from train.data.batches import CaptionBatch
 from train.data.splits import open_data
-from train.data.token_features import open_token_features
 
 
 def opened(corpus, split="val", **options):
@@ -46,8 +45,11 @@ def test_token_vectors_of_a_batch(toy, write_tokens, tmp_path, mapped, dtype):
         np.testing.assert_array_equal(found, expected.astype(np.float32))
         np.testing.assert_array_equal(batch.lengths, captions.lengths[rows])
         np.testing.assert_array_equal(batch.padded(-1), captions.batch(rows).padded(-1))
-    assert captions.batch(np.zeros(0, np.int64)).token_vectors().shape == (0, 4)
-    assert captions.batch(np.zeros(0, np.int64)).compact().token_vectors().shape == (0, 4)
+    empty = captions.batch(np.zeros(0, np.int64))
+    assert empty.token_vectors().shape == empty.compact().token_vectors().shape == (0, 4)
+    without = CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).compact()
+    with pytest.raises(ValueError, match="the captions have no token vectors"):
+        without.token_vectors()
 
 
 def test_mapped_copy_serves_all_splits(toy_tokens, tmp_path):
@@ -67,15 +69,31 @@ def test_token_fingerprints(toy_tokens):
     found = opened(toy_tokens).fingerprints
     assert found["token_features"] == open_dataset(toy_tokens.token_features).fingerprint
     assert found["token_model"] == "f" * 64
-    with pytest.raises(DatasetError, match="the token features come from another model"):
-        opened(toy_tokens, expected={"token_model": "0" * 64})
 
 
-def test_captions_without_token_vectors_are_refused(toy):
-    captions = open_data(toy.captions, toy.features, split="val", portions=ALL_PORTIONS).captions
-    with pytest.raises(ValueError, match="the captions have no token vectors"):
-        captions.batch(np.arange(2)).token_vectors()
-    assert CaptionBatch(captions.token_ids, captions.offsets, np.arange(2)).compact().vectors is None
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"expected": {"token_model": "0" * 64}}, DatasetError, "the token features come from another model"),
+        ({"token_width": 300}, UsageError, r"model\.word_dim is 300, but the vectors in .* have width 4"),
+        ({"split": "train"}, UsageError, r"the features of \d+ captions take 0\.0 GB, .* --memory-map"),
+        ({"token_features": "captions"}, DatasetError, "holds encoded, expected token-features"),
+        ({"token_features": "other"}, DatasetError, r"belongs to other captions \(fingerprint dddddddddddd\.\.\.\) than"),
+        ({"token_features": "short"}, DatasetError, r"has 5 vectors of the caption [\w/-]+, which has \d token ids"),
+    ],
+)
+def test_unfitting_token_features_are_refused(toy_tokens, write_tokens, tmp_path, monkeypatch, options, error, message):
+    monkeypatch.setattr(features, "memory_limit", lambda: 30_000)
+    inputs = ({"name": "captions", "fingerprint": "d" * 64},)
+    locations = {
+        "captions": lambda: toy_tokens.captions,
+        "other": lambda: rewrite(toy_tokens.token_features, tmp_path / "other", list, inputs=inputs),
+        "short": lambda: write_tokens(tmp_path, cut=3),
+    }
+    if "token_features" in options:
+        options = {"token_features": locations[options["token_features"]]()}
+    with pytest.raises(error, match=message):
+        opened(toy_tokens, **options)
 
 
 def test_missing_captions_are_refused(toy_tokens, tmp_path):
@@ -86,24 +104,10 @@ def test_missing_captions_are_refused(toy_tokens, tmp_path):
         lambda rows: [row for row in rows if row["image_id"] != "val-003"],
         failures=[failure],
     )
-    message = r"lacks \d+ of \d+ captions: val-003/\w+/comparable/0, .* \(1 captions failed there\)\. Write it for the captions"
+    message = r"lacks \d+ of \d+ captions: val-003/\w+/comparable/0, .* \(1 captions failed there\)"
     with pytest.raises(DatasetError, match=message):
         opened(replace(toy_tokens, token_features=location))
     assert len(opened(replace(toy_tokens, token_features=location), "train").captions)
-
-
-def test_other_caption_lengths_are_refused(toy, write_tokens, tmp_path):
-    corpus = replace(toy, token_features=write_tokens(tmp_path, cut=3))
-    with pytest.raises(DatasetError, match=r"has 5 vectors of the caption [\w/-]+, which has \d token ids: write it again"):
-        opened(corpus)
-
-
-def test_token_features_of_other_captions_are_refused(toy_tokens, tmp_path):
-    location = rewrite(
-        toy_tokens.token_features, tmp_path / "other", list, inputs=({"name": "captions", "fingerprint": "d" * 64},)
-    )
-    with pytest.raises(DatasetError, match=r"belongs to other captions \(fingerprint dddddddddddd\.\.\.\) than"):
-        opened(replace(toy_tokens, token_features=location))
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -115,18 +119,3 @@ def test_nonfinite_token_vectors_are_refused(toy_tokens, tmp_path, mapped):
     location = rewrite(toy_tokens.token_features, tmp_path / "nan", spoil)
     with pytest.raises(DatasetError, match="has a NaN or infinite vector of"):
         opened(replace(toy_tokens, token_features=location), memory_map=str(tmp_path / "maps") if mapped else None)
-
-
-def test_token_features_of_another_width_or_kind_are_refused(toy_tokens):
-    encoded = open_dataset(toy_tokens.captions)
-    message = r"model\.word_dim is 300, but the vectors in .* have width 4: give --set model\.word_dim=4"
-    with pytest.raises(UsageError, match=message):
-        open_token_features(toy_tokens.token_features, encoded, width=300)
-    with pytest.raises(DatasetError, match="holds encoded, expected token-features"):
-        open_token_features(toy_tokens.captions, encoded, width=4)
-
-
-def test_token_features_too_large_for_memory(toy_tokens, monkeypatch):
-    monkeypatch.setattr(features, "memory_limit", lambda: 30_000)
-    with pytest.raises(UsageError, match=r"the features of \d+ captions take 0\.0 GB, .* --memory-map"):
-        opened(toy_tokens, "train")

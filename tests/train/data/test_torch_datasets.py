@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -100,8 +99,8 @@ def tokens(tmp_path_factory):
     ],
     ids=str,
 )
-def test_pair_dataset_equals_joined_rows(toy, selected):
-    pairs = PairDataset(toy.captions, toy.features, **{f"{label}s": values for label, values in selected.items()})
+def test_pair_dataset_equals_joined_rows(toy, resharded, selected):
+    pairs = PairDataset(toy.captions, resharded[7], **{f"{label}s": values for label, values in selected.items()})
     expected = joined(toy.captions, toy.features, **selected)
     assert len(pairs) == len(expected)
     assert keys(pairs) == sorted(expected)
@@ -109,6 +108,28 @@ def test_pair_dataset_equals_joined_rows(toy, selected):
         check(pair, expected[key_of(pair)])
         assert pair["token_ids"].dtype == np.int32
         assert pair["feature"].shape == (8,)
+    pairs[0]["feature"][:] = pairs[0]["token_ids"][:] = 7
+    check(pairs[0], expected[key_of(pairs[0])])  # A changed pair leaves the dataset unchanged.
+
+
+@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
+def test_pairs_of_regions_and_tokens(toy, regions, tokens, dataset):
+    pairs = list(dataset(toy.captions, regions, splits=["val"]))
+    expected = joined(toy.captions, regions, split=["val"])
+    assert sorted(keys(pairs)) == sorted(expected)
+    by_region = dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), (3,))
+    for pair in pairs:
+        check(pair, expected[key_of(pair)])
+        shapes = {name: value.shape for name, value in pair.items() if isinstance(value, np.ndarray) and name != "token_ids"}
+        assert shapes == {"features": (3, 2), "boxes": (3, 4), **by_region}
+        assert isinstance(pair["num_regions"], int)
+    (pair, *_) = dataset(toy.captions, regions, columns=["boxes", "num_regions"])
+    assert set(pair) == {*KEY, "split", "token_ids", "boxes", "num_regions"}
+    pairs = sorted(dataset(*tokens), key=key_of)
+    assert [pair["text"] for pair in pairs] == [f"A {name}, {n}." for name in "abc" for n in range(2)]
+    assert [pair["tokens"] for pair in pairs[:2]] == [["a", "a"], ["a", "a", "1"]]
+    assert pairs[2]["feature"].dtype == np.float16
+    assert pairs[2]["feature"].tolist() == [[98, 98], [98, 98]]
 
 
 def test_pair_dataset_indexing(toy):
@@ -122,62 +143,15 @@ def test_pair_dataset_indexing(toy):
         pairs["a"]
 
 
-def test_changed_pairs_leave_the_dataset_unchanged(toy):
-    pairs = PairDataset(toy.captions, toy.features)
-    pairs[0]["feature"][:] = 7
-    pairs[0]["token_ids"][:] = 7
-    assert 7 not in pairs[0]["feature"]
-    assert 7 not in pairs[0]["token_ids"][:1]
-
-
-def test_pair_dataset_is_independent_of_shards(toy, resharded):
-    before = keys(PairDataset(toy.captions, toy.features))
-    for folder in resharded.values():
-        pairs = PairDataset(toy.captions, folder)
-        assert keys(pairs) == before
-        expected = joined(toy.captions, toy.features)
-        check(pairs[17], expected[before[17]])
-
-
-def test_regions(toy, regions):
-    pairs = PairDataset(toy.captions, regions, splits=["val"])
-    expected = joined(toy.captions, regions, split=["val"])
-    for pair in pairs:
-        check(pair, expected[key_of(pair)])
-        shapes = {name: value.shape for name, value in pair.items() if isinstance(value, np.ndarray)}
-        del shapes["token_ids"]
-        by_region = dict.fromkeys(("class_ids", "class_scores", "attribute_ids", "attribute_scores"), (3,))
-        assert shapes == {"features": (3, 2), "boxes": (3, 4), **by_region}
-        assert isinstance(pair["num_regions"], int)
-
-
-def test_columns_of_the_images(toy, regions):
-    pairs = PairDataset(toy.captions, regions, columns=["boxes", "num_regions"])
-    assert set(pairs[0]) == {*KEY, "split", "token_ids", "boxes", "num_regions"}
-    with pytest.raises(UsageError, match=r"has no column 'pixels'\. It has: width, height, num_regions, boxes, features"):
-        PairDataset(toy.captions, regions, columns=["pixels"])
-
-
-def test_tokens(tokens):
-    captions, features = tokens
-    pairs = PairDataset(captions, features)
-    assert [(pair["text"], pair["tokens"]) for pair in pairs][:2] == [("A a, 0.", ["a", "a"]), ("A a, 1.", ["a", "a", "1"])]
-    assert pairs[2]["feature"].dtype == np.float16
-    assert pairs[2]["feature"].tolist() == [[98, 98], [98, 98]]
-
-
-@pytest.mark.parametrize("folder", ["features", "regions"])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_unit_vectors(toy, regions, tmp_path, folder, mapped):
-    images = toy.features if folder == "features" else regions
+def test_unit_vectors(toy, regions, tmp_path, mapped):
     arguments = {"memory_map": tmp_path} if mapped else {}
-    pairs, stream = PairDataset(toy.captions, images, l2=True, **arguments), PairStream(toy.captions, images, l2=True)
-    name = "feature" if folder == "features" else "features"
-    expected = joined(toy.captions, images)
-    for pair in (*pairs, *stream):
-        vectors = np.array(expected[key_of(pair)][name]).reshape(pair[name].shape)
-        norms = np.sqrt((vectors**2).sum(-1, keepdims=True))
-        np.testing.assert_allclose(pair[name], vectors / np.where(norms > 0, norms, 1), rtol=1e-6)
+    for name, images in (("feature", toy.features), ("features", regions)):
+        expected = joined(toy.captions, images)
+        for pair in (*PairDataset(toy.captions, images, l2=True, **arguments), *PairStream(toy.captions, images, l2=True)):
+            vectors = np.array(expected[key_of(pair)][name]).reshape(pair[name].shape)
+            norms = np.sqrt((vectors**2).sum(-1, keepdims=True))
+            np.testing.assert_allclose(pair[name], vectors / np.where(norms > 0, norms, 1), rtol=1e-6)
 
 
 def test_pair_dataset_too_large_for_memory(toy, monkeypatch, tmp_path):
@@ -199,74 +173,55 @@ def test_stream_covers_every_pair(toy, resharded, shards, shuffle):
         check(pair, expected[key_of(pair)])
 
 
-def test_stream_of_regions_and_tokens(toy, regions, tokens):
-    expected = joined(toy.captions, regions, split=["test"])
-    pairs = list(PairStream(toy.captions, regions, splits=["test"]))
-    assert sorted(keys(pairs)) == sorted(expected)
-    for pair in pairs:
-        check(pair, expected[key_of(pair)])
-    assert sorted(pair["text"] for pair in PairStream(*tokens)) == [f"A {name}, {n}." for name in "abc" for n in range(2)]
-
-
 def test_stream_order_follows_seed_and_epoch(toy):
     def order(epoch: int, **arguments):
         stream = PairStream(toy.captions, toy.features, **arguments)
         stream.set_epoch(epoch)
         return keys(stream)
 
-    first = order(0, shuffle=True)
+    first, stored = order(0, shuffle=True), [keys(table.to_pylist()) for table in open_dataset(toy.captions).shards(KEY)]
     assert order(0, shuffle=True) == first
-    assert order(0) == order(1) == [key for table in open_dataset(toy.captions).shards(KEY) for key in keys(table.to_pylist())]
+    assert order(0) == order(1) == [key for shard in stored for key in shard]
     others = [order(1, shuffle=True), order(0, shuffle=True, seed=1), order(0)]
     assert all(other != first and sorted(other) == sorted(first) for other in others)
     # Not only the shards change places: the captions of a shard do as well.
-    shards = [{key[0] for key in keys(table.to_pylist())} for table in open_dataset(toy.captions).shards(KEY)]
-    within = [[key for key in one if key[0] in shards[0]] for one in (first, others[0])]
-    assert within[0] != within[1]
+    assert [key for key in first if key in stored[0]] != [key for key in others[0] if key in stored[0]]
 
 
 def test_stream_reads_matching_shards_only(toy, resharded, monkeypatch):
     stream = PairStream(toy.captions, resharded[6])
     read, shard = [], Dataset.shard
-
-    def logged(self, number, columns=None):
-        read.append((self.kind, number))
-        return shard(self, number, columns)
-
-    monkeypatch.setattr(Dataset, "shard", logged)
+    monkeypatch.setattr(Dataset, "shard", lambda self, *rest: read.append((self.kind, rest[0])) or shard(self, *rest))
     list(stream)
     assert read == [(kind, number) for shard in range(6) for kind, number in (("features", shard), ("encoded", shard % 3))]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize(
+    ("world_size", "workers"), [(2, 0), (5, 0), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 5), (2, 2)))]
+)
 def test_stream_shares_of_ranks_are_equal(toy, resharded, world_size, shuffle, workers):
     everything = joined(toy.captions, resharded[6], portion=["comparable"])
-    share = len(everything) // world_size
+    arguments = {"shuffle": shuffle, "portions": ["comparable"]}
     for epoch in (0, 1):
-        parts = []
+        drawn = []
         for rank in range(world_size):
-            arguments = {"shuffle": shuffle, "portions": ["comparable"], "rank": rank, "world_size": world_size}
-            stream = PairStream(toy.captions, resharded[6], **arguments)
+            stream = PairStream(toy.captions, resharded[6], **arguments, rank=rank, world_size=world_size)
             stream.set_epoch(epoch)
-            parts.append(loaded(stream, workers))
             assert stream.num_pairs == len(everything)
-        assert [len(part) for part in parts] == [share] * world_size
-        drawn = [key for part in parts for key in part]
-        assert len(set(drawn)) == len(drawn) == len(everything) - len(everything) % world_size
+            part = loaded(stream, workers)
+            assert len(part) == len(everything) // world_size
+            drawn += part
+        assert len(set(drawn)) == len(drawn)
         assert set(drawn) <= set(everything)
-        alone = PairStream(toy.captions, resharded[6], shuffle=shuffle, portions=["comparable"])
+        alone = PairStream(toy.captions, resharded[6], **arguments)
         alone.set_epoch(epoch)
         assert drawn == keys(alone)[: len(drawn)] or workers
-
-
-def test_stream_with_too_many_ranks_is_refused(toy):
-    with pytest.raises(UsageError, match="rank is 2 of 2 processes, expected 0 to 1"):
-        PairStream(toy.captions, toy.features, rank=2, world_size=2)
-    message = r"world_size is 4, more than the [\d,]+ pairs or 3 shards of features: start fewer processes"
-    with pytest.raises(UsageError, match=message):
-        PairStream(toy.captions, toy.features, rank=0, world_size=4)
+    with pytest.raises(UsageError, match=rf"rank is {world_size} of {world_size} processes, expected 0 to {world_size - 1}"):
+        PairStream(toy.captions, toy.features, rank=world_size, world_size=world_size)
+    with pytest.raises(UsageError, match=r"world_size is 7, more than the [\d,]+ pairs or 6 shards of features"):
+        PairStream(toy.captions, resharded[6], rank=0, world_size=7)
 
 
 def loaded(dataset, workers, **arguments):
@@ -276,15 +231,6 @@ def loaded(dataset, workers, **arguments):
 
 def values_of(column):
     return column.tolist() if isinstance(column, torch.Tensor) else column
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dataset", [PairDataset, PairStream])
-def test_workers_cover_every_pair(toy, dataset, workers):
-    pairs = dataset(toy.captions, toy.features, portions=["comparable"])
-    expected = joined(toy.captions, toy.features, portion=["comparable"])
-    assert Counter(loaded(pairs, workers)) == Counter(list(expected))
 
 
 SCRIPT = """
@@ -326,35 +272,26 @@ def test_persistent_workers_see_the_epoch(toy, context):
     assert sorted(orders[0]) == sorted(orders[1])
 
 
-def test_collate_pairs(toy):
+def test_collate_pairs(toy, regions, tokens):
     pairs = PairDataset(toy.captions, toy.features)
     chosen = [pairs[number] for number in (3, 40, 41, 90)]
     batch = collate_pairs(chosen)
+    lengths = [len(pair["token_ids"]) for pair in chosen]
     assert batch["token_ids"].dtype == batch["lengths"].dtype == torch.int64
-    assert batch["lengths"].tolist() == [len(pair["token_ids"]) for pair in chosen]
-    assert batch["token_ids"].shape == (4, max(batch["lengths"]))
-    for row, pair in zip(batch["token_ids"].tolist(), chosen, strict=True):
-        length = len(pair["token_ids"])
-        assert row[:length] == pair["token_ids"].tolist()
-        assert row[length:] == [0] * (len(row) - length)
-    assert batch["feature"].shape == (4, 8)
+    assert batch["lengths"].tolist() == lengths
+    padded = [[*pair["token_ids"].tolist(), *[0] * (max(lengths) - len(pair["token_ids"]))] for pair in chosen]
+    assert batch["token_ids"].tolist() == padded
     assert batch["feature"].tolist() == [pair["feature"].tolist() for pair in chosen]
     assert batch["language"] == [pair["language"] for pair in chosen]
     assert batch["index"].tolist() == [pair["index"] for pair in chosen]
-
-
-def test_collate_pairs_of_tokens_and_regions(toy, regions, tokens):
-    batch = collate_pairs([PairDataset(*tokens)[n] for n in (0, 1)])
-    assert batch["tokens"] == [["a", "a"], ["a", "a", "1"]]
-    assert batch["feature"].shape == (2, 2, 2)
+    assert collate_pairs(list(PairDataset(*tokens))[:2])["tokens"] == [["a", "a"], ["a", "a", "1"]]
     batch = collate_pairs([PairDataset(toy.captions, regions)[n] for n in (0, 50)])
-    assert batch["features"].shape == (2, 3, 2)
-    assert batch["boxes"].shape == (2, 3, 4)
+    assert (batch["features"].shape, batch["boxes"].shape) == ((2, 3, 2), (2, 3, 4))
     assert batch["num_regions"].dtype == torch.int64
 
 
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
-def test_missing_features_are_refused_or_excluded(toy, gappy, dataset, caplog):
+def test_missing_features_are_refused_or_excluded(gappy, dataset, caplog):
     arguments = {"captions": gappy.captions, "features": gappy.features, "splits": ["val", "test"]}
     with pytest.raises(DatasetError, match=r"lacks the features of 1 of 9 images of split 'test'.*allow_missing_features=True"):
         dataset(**arguments)
@@ -364,10 +301,10 @@ def test_missing_features_are_refused_or_excluded(toy, gappy, dataset, caplog):
         ("val", 2, ("val-002", "val-009")),
     ]
     assert caplog.messages == [entry.remark for entry in pairs.missing_features]
-    lacking = {"test-004", "val-002", "val-009"}
-    expected = [key for key in joined(toy.captions, toy.features, split=["val", "test"]) if key[0] not in lacking]
+    complete = dict.fromkeys(open_dataset(gappy.features).image_ids())
+    rows = open_dataset(gappy.captions).table().to_pylist()
+    expected = [key_of(row) for row in rows if row["image_id"] in complete and row["split"] != "train"]
     assert sorted(keys(pairs)) == sorted(expected)
-    assert dataset(toy.captions, toy.features, allow_missing_features=True).missing_features == ()
 
 
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
@@ -378,27 +315,25 @@ def test_missing_features_are_refused_or_excluded(toy, gappy, dataset, caplog):
         ({"splits": ["dev"]}, DatasetError, "has no captions of split 'dev'. It has: test: de comparable 18"),
         ({"languages": ["en", "cs"]}, DatasetError, "has no captions of language 'cs'"),
         ({"languages": ["fr"], "portions": ["comparable"]}, DatasetError, "language 'fr', portion comparable. It has"),
+        ({"columns": ["pixels"]}, UsageError, r"has no column 'pixels'\. It has: feature"),
+        ({"captions": "features"}, DatasetError, "holds features, expected captions or encoded captions"),
+        ({"features": "captions"}, DatasetError, "holds encoded, expected features or regions"),
     ],
     ids=str,
 )
-def test_missing_captions_are_refused(toy, dataset, arguments, error, message):
+def test_wrong_arguments_are_refused(toy, dataset, arguments, error, message):
+    folders = {name: getattr(toy, arguments.get(name, name)) for name in ("captions", "features")}
     with pytest.raises(error, match=message):
-        dataset(toy.captions, toy.features, **arguments)
-
-
-def test_other_kinds_are_refused(toy):
-    with pytest.raises(DatasetError, match="holds features, expected captions or encoded captions"):
-        PairDataset(toy.features, toy.features)
-    with pytest.raises(DatasetError, match="holds encoded, expected features or regions"):
-        PairStream(toy.captions, toy.captions)
+        dataset(**{**arguments, **folders})
 
 
 @pytest.mark.parametrize("dataset", [PairDataset, PairStream])
 def test_nonfinite_features_are_refused(toy, dataset, tmp_path):
-    def spoil(rows):
-        feature = np.full(8, np.nan, np.float32)
-        return [row | ({"feature": feature} if row["image_id"] == "train-005" else {}) for row in rows]
-
-    broken = rewrite(toy.features, tmp_path, spoil)
+    feature = np.full(8, np.nan, np.float32)
+    broken = rewrite(
+        toy.features,
+        tmp_path,
+        lambda rows: [row | ({"feature": feature} if row["image_id"] == "train-005" else {}) for row in rows],
+    )
     with pytest.raises(DatasetError, match=r"NaN or infinite features, e\.g\. of image 'train-005'"):
         list(dataset(toy.captions, broken))

@@ -18,45 +18,39 @@ def rates(keys: str, steps: range | list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("progress", "schedule", "reason"),
+    ("progress", "schedule", "reason", "total"),
     [
-        (TrainingProgress(step=9, evals_since_best=1), ScheduleConfig(patience=2, max_steps=10), ""),
-        (TrainingProgress(step=9, evals_since_best=2), ScheduleConfig(patience=2, max_steps=10), "patience"),
-        (TrainingProgress(step=9, evals_since_best=2), ScheduleConfig(patience=0, max_steps=10), ""),
-        (TrainingProgress(step=10), ScheduleConfig(max_steps=10), "steps"),
-        (TrainingProgress(step=10), ScheduleConfig(max_steps=0), ""),
-        (TrainingProgress(step=19), ScheduleConfig(max_epochs=2), ""),
-        (TrainingProgress(step=20), ScheduleConfig(max_epochs=2), "epochs"),
+        (TrainingProgress(step=9, evals_since_best=1), ScheduleConfig(patience=2, max_steps=10), "", 10),
+        (TrainingProgress(step=9, evals_since_best=2), ScheduleConfig(patience=2, max_steps=10), "patience", 10),
+        (TrainingProgress(step=9, evals_since_best=2), ScheduleConfig(patience=0, max_steps=10), "", 10),
+        (TrainingProgress(step=10), ScheduleConfig(max_steps=10, max_epochs=3), "steps", 10),
+        (TrainingProgress(step=10), ScheduleConfig(max_steps=0), "", None),
+        (TrainingProgress(step=19), ScheduleConfig(max_epochs=2), "", 20),
+        (TrainingProgress(step=20), ScheduleConfig(max_epochs=2, max_steps=70), "epochs", 20),
     ],
 )
-def test_stop_reason(progress, schedule, reason):
-    assert stop_reason(progress, schedule, 10) == reason
+def test_stop_reason_and_maximum_of_steps(progress, schedule, reason, total):
+    assert stop_reason(progress, schedule, EPOCH) == reason
+    assert max_total_steps(schedule, EPOCH) == total
 
 
-@pytest.mark.parametrize(("max_steps", "max_epochs", "expected"), [(7, 0, 7), (0, 3, 30), (7, 3, 7), (70, 3, 30), (0, 0, None)])
-def test_max_total_steps(max_steps, max_epochs, expected):
-    assert max_total_steps(ScheduleConfig(max_steps=max_steps, max_epochs=max_epochs), EPOCH) == expected
+COSINE = 'lr_schedule = "cosine"\n'
+HALVES = [0.005 * (1 + cos(pi * step / 44)) for step in range(45)]
 
 
-def test_learning_rate_is_constant_by_default():
-    assert set(rates("", range(60))) == {0.01}
-
-
-def test_learning_rate_steps():
-    keys = "lr_step_epochs = 2\nlr_step_factor = 0.5"
-    assert rates(keys, [0, 19, 20, 39, 40]) == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
-
-
-def test_learning_rate_cosine():
-    expected = [0.005 * (1 + cos(pi * step / 44)) for step in range(45)]
-    assert rates('lr_schedule = "cosine"', range(45)) == pytest.approx(expected)
-    assert (expected[0], expected[22], expected[44]) == pytest.approx((0.01, 0.005, 0))
-
-
-def test_learning_rate_warmup():
-    assert rates("lr_warmup_steps = 4", range(6)) == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
-    both = rates('lr_warmup_steps = 4\nlr_schedule = "cosine"', [1])
-    assert both == pytest.approx([0.5 * 0.005 * (1 + cos(pi / 44))])
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("", dict.fromkeys(range(60), 0.01)),
+        ("lr_step_epochs = 2\nlr_step_factor = 0.5", {0: 0.01, 19: 0.01, 20: 0.005, 39: 0.005, 40: 0.0025}),
+        (COSINE, dict(enumerate(HALVES)) | {0: 0.01, 22: 0.005, 44: 0}),
+        ("lr_warmup_steps = 4", {0: 0.0025, 1: 0.005, 2: 0.0075, 3: 0.01, 4: 0.01, 5: 0.01}),
+        (COSINE + "lr_warmup_steps = 4", {1: 0.5 * HALVES[1]}),
+    ],
+    ids=["constant", "steps", "cosine", "warm-up", "both"],
+)
+def test_learning_rate(keys, expected):
+    assert rates(keys, list(expected)) == pytest.approx(list(expected.values()))
 
 
 def test_cosine_without_a_limit_is_refused():

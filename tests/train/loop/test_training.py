@@ -2,7 +2,6 @@ import json
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -33,20 +32,6 @@ from train.runs.checkpoints import BEST, LAST, TrainingProgress, read_checkpoint
 from train.runs.run import open_run
 
 
-@pytest.mark.slow
-def test_training_improves_recall(toy, train_toy, tmp_path):
-    text = CONFIG.replace("embed_dim = 6", "embed_dim = 24").replace("max_steps = 44", "max_steps = 120")
-    result = train_toy(text)
-    assert result.progress.stop_reason == "steps"
-    assert result.progress.step == 120
-    scores = [line["score"] for line in events(tmp_path / "run", "evaluation")]
-    assert max(scores) > scores[0] + 100
-    assert result.progress.best_score == max(scores)
-    assert result.progress.best_step == 17 * (1 + scores.index(max(scores))) or result.progress.best_step == 120
-    losses = [line["loss"] for line in events(tmp_path / "run", "step")]
-    assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
-
-
 def test_best_checkpoint_has_the_best_score(toy, finished_run):
     folder, result = finished_run
     best = open_run(folder)
@@ -54,6 +39,8 @@ def test_best_checkpoint_has_the_best_score(toy, finished_run):
     results = evaluate_ensemble([(best.model, training_inputs.validation)])
     assert sum(retrieval.sum_of_recalls for retrieval in results.values()) == result.progress.best_score
     assert best.step == result.progress.best_step
+    scores = {line["step"]: line["score"] for line in events(folder, "evaluation")}
+    assert scores[best.step] == max(scores.values()) == result.progress.best_score
     ranks, terms = read_ranks(folder), terms_of(best.config.loss, best.model)
     assert ranks.schema.metadata == {b"step": str(best.step).encode()}
     assert ranks.equals(measure_validation(best.model, training_inputs.validation, best.config, terms).ranks)
@@ -85,11 +72,10 @@ MAX_HINGES = ENGLISH.replace("[loss]", '[loss]\nhinges = "max"').replace("17", "
 
 
 @pytest.mark.slow
-def test_collapse_is_reported_once(toy, with_equal_features, tmp_path):
-    warnings = []
-    job = TrainJob(from_toml(MAX_HINGES, "test"), with_equal_features(toy), str(tmp_path / "run"), device="cpu", curves=False)
-    train(replace(job, config=replace(job.config, schedule=replace(job.config.schedule, max_steps=57))))
-    train(replace(job, resume=True), on_warning=warnings.append)
+def test_collapse_is_reported_once(toy, train_toy, with_equal_features, tmp_path):
+    warnings, equal = [], with_equal_features(toy)
+    train_toy(MAX_HINGES.replace("max_steps = 300", "max_steps = 57"), corpus=equal)
+    train_toy(MAX_HINGES, corpus=equal, resume=True, on_warning=warnings.append)
     (line,) = events(tmp_path / "run", "collapse")
     at_margin = [abs(entry["terms"]["c2i/en"] - 0.2) < 0.004 for entry in events(tmp_path / "run", "step")]
     last = line["step"] // 10
@@ -98,15 +84,11 @@ def test_collapse_is_reported_once(toy, with_equal_features, tmp_path):
     (warning,) = warnings
     assert f"for 100 steps the loss has stayed at the margin {0.2}" in warning
     assert "--set loss.sum_warmup_steps=100, or with a lower optimizer.learning_rate than 0.01" in warning
-
-
-@pytest.mark.slow
-def test_training_with_max_hinges_reports_no_collapse(train_toy, tmp_path):
-    train_toy(MAX_HINGES)
-    losses = [line["loss"] for line in events(tmp_path / "run", "step")]
+    train_toy(MAX_HINGES, "learns")
+    losses = [line["loss"] for line in events(tmp_path / "learns", "step")]
     assert min(abs(loss - 0.2) for loss in losses) < 0.004  # It passes the margin.
     assert losses[-1] < 0.15
-    assert events(tmp_path / "run", "collapse") == []
+    assert events(tmp_path / "learns", "collapse") == []
 
 
 def test_emulated_bfloat16_is_reported(train_toy, monkeypatch, tmp_path, caplog):
@@ -135,26 +117,27 @@ def test_weight_decay_of_unused_words(train_toy, tmp_path, optimizer):
 
 
 @pytest.mark.slow
-def test_patience(train_toy, tmp_path):
-    text = CONFIG.replace("patience = 0", "patience = 2").replace("max_steps = 44", "").replace("0.01", "1e-9")
-    result = train_toy(text)
-    # Nothing is learned at such a rate, so that no evaluation is better than the first.
-    assert result.progress.stop_reason == "patience"
-    assert (result.progress.best_step, result.progress.evals_since_best, result.progress.step) == (17, 2, 51)
-
-
-def test_progress_equal_score_is_no_improvement():
+def test_equal_score_is_no_improvement(train_toy):
     progress = replace(TrainingProgress(), step=5).evaluated(100.0)
     assert (progress.best_score, progress.best_step, progress.evals_since_best) == (100.0, 5, 0)
     later = replace(progress, step=9).evaluated(100.0)
     assert (later.best_score, later.best_step, later.evals_since_best) == (100.0, 5, 1)
     assert replace(later, step=11).evaluated(100.5) == TrainingProgress(step=11, best_score=100.5, best_step=11)
     assert TrainingProgress(step=1).evaluated(0.0).best_step == 1  # Even a model without a single hit is better than none.
+    text = CONFIG.replace("patience = 0", "patience = 2").replace("max_steps = 44", "").replace("0.01", "1e-9")
+    ended = train_toy(text).progress
+    # Nothing is learned at such a rate, so that no evaluation is better than the first.
+    assert (ended.stop_reason, ended.best_step, ended.evals_since_best, ended.step) == ("patience", 17, 2, 51)
 
 
 @pytest.mark.slow
 def test_timing_events(train_toy, tmp_path):
-    train_toy(PARALLEL)
+    lines = []
+    train_toy(PARALLEL, on_log=lines.append)
+    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [{"event": line.event, "step": line.step, **line.values} for line in lines] == logged
+    assert {"training_data", "chance", "step", "evaluation", "timing"} <= {line.event for line in lines}
+    assert {line.run for line in lines} == {str(tmp_path / "run")}
     laps = events(tmp_path / "run", "timing")
     assert [lap["step"] for lap in laps] == [17, 34, 44]
     assert [lap["steps"] for lap in laps] == [17, 17, 10]
@@ -164,32 +147,6 @@ def test_timing_events(train_toy, tmp_path):
         assert sum(lap["shares"].values()) == pytest.approx(1, abs=1e-3)
         assert min(lap[name] for name in ("seconds", "steps_per_second", "pairs_per_second")) > 0
     assert lasting_log(tmp_path / "run").count(b"second") == 0
-
-
-@pytest.mark.slow
-def test_on_log_receives_every_line_of_the_log(train_toy, tmp_path):
-    lines = []
-    train_toy(on_log=lines.append)
-    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [{"event": line.event, "step": line.step, **line.values} for line in lines] == logged
-    assert {"training_data", "chance", "step", "evaluation", "timing"} <= {line.event for line in lines}
-    assert {line.run for line in lines} == {str(tmp_path / "run")}
-
-
-@pytest.mark.slow
-def test_interrupted_run_writes_metrics_and_curves(train_toy, tmp_path):
-    def watch(report):
-        if report.step == 40:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_toy(on_report=watch, curves=True)
-    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
-    assert [row.split(",")[:2] for row in rows[1:]] == [
-        *(["step", "10"], ["evaluation", "17"], ["validation", "17"], ["step", "20"]),
-        *(["step", "30"], ["evaluation", "34"], ["validation", "34"], ["step", "40"]),
-    ]
-    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 SCAN = '[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "scan"'
@@ -215,17 +172,22 @@ def test_invalid_jobs_are_refused(toy, tmp_path, change, message):
 
 
 @pytest.mark.slow
-def test_diverged_weights_stop_training(train_toy, tmp_path):
+def test_diverged_weights_stop_training(train_toy, tmp_path, monkeypatch):
     expected = r"weights are not finite at step 1, with a learning rate of 1e\+38: the training has diverged\. .* no checkpoint"
     config = CONFIG.replace("learning_rate = 0.01", "learning_rate = 1e38")
     with pytest.raises(DivergedError, match=expected):
         train_toy(config.replace("eval_every_steps = 17", "eval_every_steps = 1"))
-    message = r"the loss is nan and the norm of its gradient nan at step 2, with a learning rate"
-    with pytest.raises(DivergedError, match=message):
+    with pytest.raises(DivergedError, match="the loss is nan and the norm of its gradient nan at step 2"):
         train_toy(config, "late")
+    measure = TrainingInputs.evaluate
+    monkeypatch.setattr(TrainingInputs, "evaluate", lambda *given: replace(measure(*given), loss=float("inf")))
+    with pytest.raises(DivergedError, match="the loss on the validation split is not finite at step 17"):
+        train_toy(name="late")
+    monkeypatch.undo()
+    assert events(tmp_path / "late", "validation") == []
+    assert not list(tmp_path.glob("late/*.pt"))
     # The advice: the same folder, with a lower rate.
     assert train_toy(CONFIG).progress.step == 44
-    assert not list(tmp_path.glob("late/*.pt"))
 
 
 @pytest.mark.slow
@@ -248,20 +210,6 @@ def test_diverged_run_keeps_checkpoints_and_log(train_toy, tmp_path, monkeypatch
     assert train_toy(resume=True).progress.step == 44
 
 
-def test_infinite_validation_loss_stops_training(toy, tmp_path):
-    class Spoilt(TrainingInputs):
-        def evaluate(self, model, config, terms):
-            return replace(super().evaluate(model, config, terms), loss=float("inf"))
-
-    config = from_toml(CONFIG, "test")
-    training_inputs = Spoilt(**vars(load_training_inputs(config, toy, seed=0)))
-    message = r"the loss on the validation split is not finite at step 17, with a learning rate of"
-    with pytest.raises(DivergedError, match=message):
-        train(TrainJob(config, None, str(tmp_path / "run"), device="cpu", curves=False), training_inputs=training_inputs)
-    assert not list(tmp_path.glob("run/*.pt"))
-    assert events(tmp_path / "run", "validation") == []
-
-
 def test_resuming_with_other_threads_is_reported(copied_run, train_toy):
     path = copied_run / "log.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -278,40 +226,26 @@ def test_resuming_with_other_threads_is_reported(copied_run, train_toy):
 
 
 @pytest.mark.slow
-def test_training_excludes_missing_features(train_toy, gappy, tmp_path, caplog):
-    with pytest.raises(DatasetError, match=r"2 of 12 images of split 'val'.*--allow-missing-features"):
-        train_toy(corpus=gappy)
-    remarks = []
-    result = train_toy(corpus=gappy, allow_missing_features=True, on_warning=remarks.append)
+def test_resuming_needs_the_same_missing_features(train_toy, toy, gappy, tmp_path, caplog):
+    allowed, remarks = {"corpus": gappy, "allow_missing_features": True}, []
+    result = train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"), **allowed, on_warning=remarks.append)
     assert [(missing.split, missing.images) for missing in result.missing_features] == [("train", 7), ("val", 2)]
     assert remarks == [missing.remark for missing in result.missing_features]
-    run = open_run(tmp_path / "run")
-    assert run.missing_features == {missing.split: missing.to_dict() for missing in result.missing_features}
     logged = events(tmp_path / "run", "missing_features")
     assert logged == [{"event": "missing_features", "step": 0, **missing.to_dict()} for missing in result.missing_features]
-    # Nobody who calls it without `on_warning` misses it.
-    train_toy(corpus=gappy, name="again", allow_missing_features=True)
-    assert caplog.messages == remarks
-    assert_equal(weights(tmp_path / "run"), weights(tmp_path / "again"))
-
-
-@pytest.mark.slow
-def test_resuming_needs_the_same_missing_features(train_toy, toy, gappy, tmp_path):
-    short = CONFIG.replace("max_steps = 44", "max_steps = 20")
-    train_toy(short, corpus=gappy, allow_missing_features=True)
     with pytest.raises(DatasetError, match="--allow-missing-features"):
         train_toy(corpus=gappy, resume=True)
     # The features have grown since: the fingerprint is the same, the captions that are trained on are not.
     features = rewrite(toy.features, tmp_path / "grown", lambda rows: [row for row in rows if row["image_id"] != "train-003"])
-    grown = replace(toy, features=features)
     with pytest.raises(DatasetError, match=r"images without features in split 'train': were 7, now 1; .* 'val': were 2, now 0"):
-        train_toy(corpus=grown, resume=True, allow_missing_features=True)
+        train_toy(corpus=replace(toy, features=features), resume=True, allow_missing_features=True)
     with pytest.raises(DatasetError, match=r"images without features in split 'train': were 7, now 0"):
         train_toy(resume=True)
-    resumed = train_toy(corpus=gappy, resume=True, allow_missing_features=True)
-    assert resumed.progress.step == 44
+    assert train_toy(**allowed, resume=True).progress.step == 44
     assert len(events(tmp_path / "run", "missing_features")) == 2
-    train_toy(corpus=gappy, name="whole", allow_missing_features=True)
+    caplog.clear()
+    train_toy(name="whole", **allowed)
+    assert caplog.messages == remarks  # Nobody who calls it without `on_warning` misses it.
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
@@ -323,14 +257,13 @@ def test_zero_features_are_reported(toy, train_toy, tmp_path):
 
     remarks = []
     train_toy(corpus=replace(toy, features=rewrite(toy.features, tmp_path / "odd", change)), on_warning=remarks.append)
-    assert len(remarks) == 2
-    assert remarks[0].startswith(
-        "feature outliers in split 'train': of 40 images 2 have a feature of zeros, for example train-004;"
-    )
-    assert remarks[1].startswith("feature outliers in split 'val': of 12 images 1 have a norm above 100 times the median")
-    logged = events(tmp_path / "run", "feature_outliers")
+    assert [remark.partition(":")[0] for remark in remarks] == [
+        "feature outliers in split 'train'",
+        "feature outliers in split 'val'",
+    ]
     assert [
-        (line["step"], line["split"], line["zero_features"], line["norm_outliers"], line["example"]) for line in logged
+        (line["step"], line["split"], line["zero_features"], line["norm_outliers"], line["example"])
+        for line in events(tmp_path / "run", "feature_outliers")
     ] == [(0, "train", 2, 0, "train-004"), (0, "val", 0, 1, "val-001")]
     # At first the bias is zero, and so is what the encoder makes of zeros: torch's own division had gradients of 10^12 there.
     assert all(line["gradient_norm"] < 1e3 for line in events(tmp_path / "run", "step"))

@@ -11,8 +11,6 @@ from tests.train.trainings import CONFIG as TRAINED
 from tests.train.trainings import events, rewrite
 from train.config.sections import from_toml
 from train.data.sampling import ImageSampler, TaskSampler
-from train.jobs import TrainJob
-from train.loop.training import train
 from train.loop.training_data import load_training_inputs, tokens_of
 from train.models.catalogue import build_model
 
@@ -20,7 +18,7 @@ COUNTS = {"en": {"a": 5, "b": 4, "c": 1}, "de": {"b": 9, "c": 4, "d": 3}}
 CONFIG = '[data]\nportions = { de = ["comparable"], en = ["comparable", "translation"] }\n'
 
 
-def test_tokens_of_a_language_with_a_threshold_per_language():
+def test_tokens_of_a_language():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=4)
     by_language = VocabularyParameters(min_count=4, count_scope="language")
     own = {language: [vocabulary.tokens[n] for n in tokens_of(vocabulary, language, by_language)] for language in COUNTS}
@@ -29,13 +27,10 @@ def test_tokens_of_a_language_with_a_threshold_per_language():
     # The same as the vocabulary of the language alone.
     for language, counts in COUNTS.items():
         assert set(own[language]) == set(Vocabulary.from_counts({language: counts}, min_count=4).tokens)
-
-
-def test_tokens_of_a_language_with_a_joint_threshold():
-    vocabulary = Vocabulary.from_counts(COUNTS, min_count=4, scope="joint")
-    own = tokens_of(vocabulary, "en", VocabularyParameters(min_count=4, count_scope="joint"))
-    assert [vocabulary.tokens[n] for n in own[4:]] == ["b", "a", "c"]
-    assert len(tokens_of(vocabulary, "fr", VocabularyParameters())) == 4
+    joint = Vocabulary.from_counts(COUNTS, min_count=4, scope="joint")
+    tokens = tokens_of(joint, "en", VocabularyParameters(min_count=4, count_scope="joint"))
+    assert [joint.tokens[n] for n in tokens[4:]] == ["b", "a", "c"]
+    assert len(tokens_of(joint, "fr", VocabularyParameters())) == 4
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -61,8 +56,10 @@ def test_min_count_applies_to_sampled_captions(toy, shared, drawn):
     )
 
 
-def test_training_inputs_follow_the_configuration(toy):
-    config = from_toml(CONFIG + "captions_per_image = 'one'\nimages = 'half'", "test")
+@pytest.mark.parametrize("l2", [True, False])
+def test_training_inputs_follow_the_configuration(toy, l2):
+    text = CONFIG + f"captions_per_image = 'one'\nimages = 'half'\nl2_features = {str(l2).lower()}\n"
+    config = from_toml(text + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5\nbucket_by_length = true", "test")
     training_inputs = load_training_inputs(config, toy, seed=0)
     assert training_inputs.dimensions.languages == training_inputs.training.captions.language_names == ("de", "en")
     assert training_inputs.dimensions.feature_shape == (8,)
@@ -70,29 +67,18 @@ def test_training_inputs_follow_the_configuration(toy):
     assert training_inputs.captions_parameters["text"] == {"recipe": "raw"}
     assert len(training_inputs.training.captions) == 2 * 20  # One caption of each language for half of 40 images.
     assert len(training_inputs.validation.captions) == 12 * (2 + 3 + 1)  # Nothing is drawn from the validation split.
-    assert training_inputs.training.captions.split == "train"
-    assert training_inputs.validation.captions.split == "val"
-
-
-def test_l2_features(toy):
-    for l2 in (False, True):
-        config = from_toml(CONFIG + f"l2_features = {str(l2).lower()}", "test")
-        training_inputs = load_training_inputs(config, toy, seed=0)
-        for data in (training_inputs.training, training_inputs.validation):
-            norms = (data.features[:] ** 2).sum(1) ** 0.5
-            assert (abs(norms - 1).max() < 1e-6) == l2
-
-
-def test_samplers(toy):
-    ranking = from_toml(CONFIG + "[loss]\nc2c_probability = 1.0\n[schedule]\nbatch_size = 5", "test")
-    training_inputs = load_training_inputs(ranking, toy, seed=0)
-    sampler = training_inputs.sampler(ranking, 0)
-    assert isinstance(sampler, TaskSampler)
-    assert [sampler.next().task for _ in range(9)] == ["c2c"] * 9
-    pivot = from_toml(CONFIG + "[loss]\ncaption_weight = 0.0\n[schedule]\nbatches = 'images'\nbatch_size = 5", "test")
-    sampler = training_inputs.sampler(pivot, 0)
-    assert isinstance(sampler, ImageSampler)
-    assert len(sampler.next().images) == 5
+    for data, split in ((training_inputs.training, "train"), (training_inputs.validation, "val")):
+        assert data.captions.split == split
+        norms = (data.features[:] ** 2).sum(1) ** 0.5
+        assert (abs(norms - 1).max() < 1e-6) == l2
+    sampler, captions = training_inputs.sampler(config, 0), training_inputs.training.captions
+    expected = TaskSampler(captions, 5, seed=0, c2c_probability=1.0, bucket_by_length=True)
+    assert [[side.tolist() for side in sampler.next().captions] for _ in range(9)] == [
+        [side.tolist() for side in expected.next().captions] for _ in range(9)
+    ]
+    pivot = from_toml(text + "[loss]\ncaption_weight = 0.0\n[schedule]\nbatches = 'images'\nbatch_size = 5", "test")
+    sampler, expected = training_inputs.sampler(pivot, 3), ImageSampler(captions, 5, seed=3)
+    assert sampler.next().images.tolist() == expected.next().images.tolist()
 
 
 @pytest.mark.parametrize("batches", ["tasks", "images"])
@@ -114,18 +100,6 @@ def test_sampler_of_a_single_image_is_refused(toy, new_captions, batches):
     sampler_of([*rows, ("b", "de", "comparable", 0, [1, 2])])
 
 
-@pytest.mark.slow
-def test_bucket_by_length(toy):
-    spread = {}
-    for bucket in (False, True):
-        config = from_toml(CONFIG + f"[schedule]\nbatch_size = 12\nbucket_by_length = {str(bucket).lower()}", "test")
-        training_inputs = load_training_inputs(config, toy, seed=0)
-        captions, sampler = training_inputs.training.captions, training_inputs.sampler(config, 0)
-        lengths = [captions.lengths[sampler.next().captions[0]] for _ in range(12)]
-        spread[bucket] = sum(int(tokens.max() - tokens.min()) for tokens in lengths)
-    assert spread[True] < 0.7 * spread[False]
-
-
 @pytest.fixture
 def unvalidated(toy, tmp_path):
     """The toy without German captions in the validation split."""
@@ -137,10 +111,8 @@ def unvalidated(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_unmonitored_language_without_validation_captions(unvalidated, tmp_path):
-    config = from_toml(TRAINED + 'monitor_languages = ["en"]', "test")
-    result = train(TrainJob(config, unvalidated, str(tmp_path / "run"), device="cpu"))
-    assert result.progress.step == 44
+def test_unmonitored_language_without_validation_captions(unvalidated, train_toy, tmp_path):
+    assert train_toy(TRAINED + 'monitor_languages = ["en"]', corpus=unvalidated).progress.step == 44
     for line in events(tmp_path / "run", "evaluation"):
         assert "de" not in line
         assert line["score"] == line["en"]["sum_of_recalls"] > 0

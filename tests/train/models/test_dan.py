@@ -7,7 +7,7 @@ import torch
 from tests.train.models.equations import batch_of, both_ways, drawn, parameters_of
 from train.config.models import DanConfig
 from train.models.catalogue import build_model
-from train.models.dan import AttentionSteps, Dan, Dropout
+from train.models.dan import Dan, Dropout
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 
@@ -17,22 +17,18 @@ def dropout(ratio: float, seed: int = 0) -> Dropout:
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9])
-def test_dropout_ratio_and_mean(ratio):
-    values = dropout(ratio)(torch.ones(200, 1000, dtype=torch.float64))
+def test_dropout_ratio_mean_and_gradient(ratio):
+    ones = torch.ones(200, 1000, dtype=torch.float64, requires_grad=True)
+    values = dropout(ratio)(ones)
     assert float((values == 0).double().mean()) == pytest.approx(ratio, abs=0.01)
-    assert float(values.mean()) == pytest.approx(1, rel=0.02)
+    assert float(values.detach().mean()) == pytest.approx(1, rel=0.02)
     assert sorted(values.unique().tolist()) == pytest.approx([0, 1 / (1 - ratio)])
-
-
-def test_dropout_gradient():
-    values = torch.ones(100, requires_grad=True)
-    dropped = dropout(0.5)(values)
-    dropped.sum().backward()
-    assert torch.equal(values.grad, dropped.detach())
+    values.sum().backward()
+    assert torch.equal(ones.grad, values.detach())
 
 
 def test_dropout_resumes_from_state():
-    values, module = torch.randn(50, 50), dropout(0.5)
+    values, module, none = torch.randn(50, 50), dropout(0.5), dropout(0.0)
     module(values)
     state = {name: value.clone() for name, value in module.state_dict().items()}
     following = [module(values) for _ in range(3)]
@@ -41,24 +37,14 @@ def test_dropout_resumes_from_state():
     assert not torch.equal(other(values), following[0])
     other.load_state_dict(state)
     torch.rand(7)  # The generator of the process is of no account.
+    assert other.eval()(values) is none(values) is values
+    other.train()
     assert all(torch.equal(other(values), expected) for expected in following)
-
-
-def test_dropout_in_evaluation_mode_or_without_ratio():
-    values, module, none = torch.randn(50), dropout(0.5).eval(), dropout(0.0)
-    before = module.state_dict()["next_seed"].clone()
-    assert module(values) is values
-    assert torch.equal(module.state_dict()["next_seed"], before)
-    assert none(values) is values
     assert not none.state_dict()
-
-
-def test_dropout_wrong_state_keys_are_refused():
-    module, none = dropout(0.5), dropout(0.0)
     with pytest.raises(RuntimeError, match=r"Missing key.*next_seed"):
         module.load_state_dict({})
     with pytest.raises(RuntimeError, match=r"Unexpected key.*next_seed"):
-        none.load_state_dict(module.state_dict())
+        none.load_state_dict(state)
 
 
 def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -85,45 +71,10 @@ def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: i
     return np.stack(contexts), np.stack(weights)
 
 
-def attention(*, mapped: bool, steps: int = 2, width: int = 5, dropout: float = 0.0, spread: float = 3.0) -> AttentionSteps:
-    torch.manual_seed(0)
-    config = DanConfig(embed_dim=4 if mapped else width, attention_steps=steps, attention_dim=6, dropout=dropout)
-    module = AttentionSteps(width, config, mapped=mapped).double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(spread)
-    return module
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("mapped", [True, False])
-def test_attention_steps_equal_equations(mapped, steps):
-    module, items = attention(mapped=mapped, steps=steps), torch.randn(7, 6, 5, dtype=torch.float64)
-    contexts, weights = module(Encoded(items)), module.weights(Encoded(items))
-    assert weights.shape == (7, steps, 6)
-    assert float((weights.max() - weights.min()).detach()) > 0.2  # It attends.
-    for row, image in enumerate(items.numpy()):
-        wanted, shares = steps_by_hand(image, parameters_of(module), steps)
-        np.testing.assert_allclose(contexts[row].detach(), wanted.ravel(), rtol=0, atol=1e-12)
-        np.testing.assert_allclose(weights[row].detach(), shares, rtol=0, atol=1e-12)
-
-
-def test_attention_steps_dropout_in_training_only():
-    module, items = attention(mapped=True, dropout=0.5), Encoded(torch.randn(7, 6, 5, dtype=torch.float64))
-    first, second = module(items), module(items)
-    assert not torch.equal(first, second)
-    module.eval()
-    assert torch.equal(module(items), module(items))
-    assert torch.equal(module(items), attention(mapped=True)(items))
-
-
-CONFIG = DanConfig(embed_dim=4, word_dim=3, attention_steps=2, attention_dim=5, dropout=0.0)
-DIMENSIONS = Dimensions(("en", "de"), 9, (6, 8), {"de": (0, 1, 2, 3, 5, 7)})
-
-
-@pytest.fixture
-def model() -> Dan:
-    model = build_model(CONFIG, DIMENSIONS, seed=0).double()
+@pytest.fixture(params=[1, 2, 3], ids=lambda steps: f"{steps} steps")
+def model(request) -> Dan:
+    config = DanConfig(embed_dim=4, word_dim=3, attention_steps=request.param, attention_dim=5, dropout=0.0)
+    model = build_model(config, Dimensions(("en", "de"), 9, (6, 8), {"de": (0, 1, 2, 3, 5, 7)}), seed=0).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
@@ -131,12 +82,14 @@ def model() -> Dan:
 
 
 def test_dan_image_embedding_equals_equations(model):
-    features = torch.randn(5, 6, 8, dtype=torch.float64)
-    encoded = model.encode_images(ImageBatch(features))
-    assert (encoded.mask, encoded.values.shape, model.width, model.heads) == (None, (5, 12), 12, 1)
+    features, steps = torch.randn(5, 6, 8, dtype=torch.float64), len(model.attention.of_items)
+    encoded, weights = model.encode_images(ImageBatch(features)), model.attention.weights(Encoded(features))
+    assert (encoded.mask, encoded.values.shape, model.heads) == (None, (5, model.width), 1)
+    assert float((weights.max() - weights.min()).detach()) > 0.2  # It attends.
     for row, image in enumerate(features.numpy()):
-        wanted, _ = steps_by_hand(image, parameters_of(model.attention), 2)
+        wanted, shares = steps_by_hand(image, parameters_of(model.attention), steps)
         np.testing.assert_allclose(encoded.values[row].detach(), wanted.ravel(), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(weights[row].detach(), shares, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
@@ -148,19 +101,16 @@ def test_dan_caption_embedding_equals_equations(model, language):
         # In German ids without a vector of their own are read as <unk>.
         rows = caption if language == "en" else [{0: 0, 1: 1, 2: 2, 3: 3, 5: 4, 7: 5}.get(token, 3) for token in caption]
         words = sum(both_ways(table[rows], parameters))  # The sum of both directions.
-        wanted, _ = steps_by_hand(words, parameters_of(encoder.pooling), 2)
+        wanted, _ = steps_by_hand(words, parameters_of(encoder.pooling), len(encoder.pooling.of_items))
         np.testing.assert_allclose(encoded.values[row].detach(), wanted.ravel(), rtol=0, atol=1e-12)
 
 
 def test_dan_score_is_sum_over_steps(model):
     images = model.encode_images(ImageBatch(torch.randn(5, 6, 8, dtype=torch.float64)))
     captions = model.encode_captions(batch_of(drawn(np.random.default_rng(1), 3)), "en")
-    scores = model.scores(images, captions)
-    assert scores.shape == (5, 3)
-    for row, image in enumerate(images.values.detach().numpy().reshape(5, 3, 4)):
-        for column, caption in enumerate(captions.values.detach().numpy().reshape(3, 3, 4)):
-            wanted = sum(image[step] @ caption[step] for step in range(3))
-            np.testing.assert_allclose(scores[row, column].detach(), wanted, rtol=0, atol=1e-12)
+    a, b = (encoded.values.detach().numpy().reshape(len(encoded), -1, 4) for encoded in (images, captions))
+    wanted = [[sum(x @ y for x, y in zip(image, caption, strict=True)) for caption in b] for image in a]
+    np.testing.assert_allclose(model.scores(images, captions).detach(), wanted, rtol=0, atol=1e-12)
     assert (model.similarity, model.vectors) == ("inner-product", True)
 
 
@@ -169,16 +119,17 @@ def test_dan_attention_weights_reproduce_embeddings(model):
     images = ImageBatch(features, torch.tensor([[True, True, False, True, True, False]]))
     captions = batch_of([[1, 5, 4, 6, 2]])
     found = model.attention_weights(images, captions, "de")
-    assert (found.regions.shape, found.words.shape, found.pairs) == ((2, 4), (2, 5), None)
+    steps = len(model.attention.of_items)
+    assert (found.regions.shape, found.words.shape, found.pairs) == ((steps, 4), (steps, 5), None)
     for weights in (found.regions, found.words):
         np.testing.assert_allclose(weights.detach().sum(1), 1, atol=1e-12)
         assert float(weights.detach().max() - weights.detach().min()) > 0.01
     words = 2 * model.sentences[1].states(captions).values[0]
-    contexts = model.encode_captions(captions, "de").values[0].view(3, 4)
+    contexts = model.encode_captions(captions, "de").values[0].view(steps + 1, 4)
     torch.testing.assert_close(contexts, torch.cat([words.mean(0, keepdim=True), found.words @ words]), rtol=0, atol=1e-12)
-    contexts = model.encode_images(images).values[0].view(3, 4)
+    contexts = model.encode_images(images).values[0].view(steps + 1, 4)
     pooled = found.regions @ features[0][images.mask[0]]
-    for step in range(2):
+    for step in range(steps):
         torch.testing.assert_close(
             contexts[step + 1], (model.attention.maps[step + 1].weight @ pooled[step]).tanh(), rtol=0, atol=1e-12
         )

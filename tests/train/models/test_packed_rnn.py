@@ -1,14 +1,13 @@
-"""Prefix trees against sets of prefixes, and the GRU and LSTM over them against torch's own."""
+"""Prefix trees against sets of prefixes, and the GRU and LSTM over them; test_encoders.py compares them with torch's own."""
 
 import weakref
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
 
 from tests.threads import threads_of_torch
-from tests.train.models.equations import both_ways, gradcheck_model
+from tests.train.models.equations import both_ways
 from train.data.batches import CaptionBatch
 from train.models import packed_rnn as rnn_module
 from train.models.packed_rnn import PrefixTrie, bilstm_over_trie, build_trie, gru_over_trie
@@ -55,11 +54,11 @@ def test_build_trie_worked_example():
     assert packed.ends.tolist() == [6, 4, 2, 4]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_build_trie_random_captions(seed):
     generator = np.random.default_rng(seed)
     captions = [generator.integers(0, 4, size=generator.integers(1, 9)).tolist() for _ in range(40)]
-    check(captions, generator.integers(0, 40, size=generator.integers(1, 60)).tolist())
+    check(captions, generator.integers(0, 40, size=generator.integers(0, 60)).tolist())
 
 
 def test_caption_without_tokens_is_refused():
@@ -82,67 +81,6 @@ def batch(seed: int, count: int, longest: int = 8) -> list[list[int]]:
 
 def packed(captions: list[list[int]]):
     return build_trie(CaptionBatch(*flat(captions), np.arange(len(captions))))
-
-
-def run(captions: list[list[int]], *, dtype: torch.dtype, words: int = WORDS, units: int = UNITS):
-    """Return final states and gradients of both GRUs, with the same parameters and upstream gradient."""
-    generator = torch.Generator().manual_seed(len(captions))
-    theirs = torch.nn.GRU(words, units).to(dtype)
-    ours = torch.nn.GRU(words, units).to(dtype)
-    ours.load_state_dict(theirs.state_dict())
-    upstream = torch.randn(len(captions), units, generator=generator, dtype=dtype)
-    results = []
-    for gru in (theirs, ours):
-        table = torch.randn(TOKENS, words, generator=torch.Generator().manual_seed(1), dtype=dtype, requires_grad=True)
-        if gru is theirs:
-            sequences = [table[torch.tensor(caption)] for caption in captions]
-            states = gru(pack_sequence(sequences, enforce_sorted=False))[1][0]
-        else:
-            collected = packed(captions)
-            states = gru_over_trie(gru, table[collected.tokens], collected)
-        states.backward(upstream)
-        gradients = {name: parameter.grad for name, parameter in gru.named_parameters()}
-        results.append({"states": states.detach(), "table": table.grad, **gradients})
-    return results
-
-
-@pytest.mark.parametrize(
-    ("captions", "dtype", "sizes", "tolerance"),
-    [
-        *(
-            (batch(n, n), dtype, {}, error)
-            for n in (1, 2, 33)
-            for dtype, error in ((torch.float64, 1e-13), (torch.float32, 1e-6))
-        ),
-        pytest.param(
-            batch(0, 40), torch.float32, {"words": 300, "units": 1024}, 1e-6, marks=pytest.mark.slow
-        ),  # The papers' sizes.
-        ([[3], [4], [3]], torch.float64, {}, 1e-13),
-    ],
-)
-def test_gru_equals_torch(captions, dtype, sizes, tolerance):
-    theirs, ours = run(captions, dtype=dtype, **sizes)
-    assert list(ours) == list(theirs)
-    for name, expected in theirs.items():
-        assert (ours[name] - expected).abs().max() <= tolerance * expected.abs().max(), name
-
-
-def test_gru_without_captions():
-    gru = torch.nn.GRU(WORDS, UNITS)
-    empty = check([[1, 2]], [])
-    assert (empty.level_sizes, empty.tokens.numel()) == ((), 0)
-    states = gru_over_trie(gru, torch.zeros(0, WORDS), empty)
-    assert states.shape == (0, UNITS)
-    states.sum().backward()
-    assert all(parameter.grad.abs().sum() == 0 for parameter in gru.parameters())
-
-
-def test_gru_gradients_equal_finite_differences():
-    torch.manual_seed(0)
-    gru = torch.nn.GRU(3, 4).double()
-    collected = packed(batch(3, 5, longest=4))
-    words = torch.randn(len(collected.tokens), 3, dtype=torch.float64, requires_grad=True)
-    assert gradcheck_model(gru, lambda words: gru_over_trie(gru, words, collected), words)
 
 
 def test_gru_two_batches_in_one_graph():
@@ -225,19 +163,10 @@ def batch_of(captions: list[list[int]]) -> CaptionBatch:
     return CaptionBatch(np.concatenate(others), offsets, np.arange(1, len(others), 2))
 
 
-def reader(dtype=torch.float64) -> tuple[torch.nn.LSTM, torch.nn.Embedding]:
-    torch.manual_seed(0)
-    return torch.nn.LSTM(WORDS, UNITS, bidirectional=True).to(dtype), torch.nn.Embedding(TOKENS, WORDS).to(dtype)
-
-
-def drawn(seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [[1, *rng.integers(3, 6, rng.integers(0, 7)).tolist(), 2] for _ in range(rng.integers(1, 9))]
-
-
-@pytest.mark.parametrize("captions", [[[1]], [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]], *map(drawn, range(12))])
+@pytest.mark.parametrize("captions", [[[1]], [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]], batch(0, 9)])
 def test_bilstm_equals_numpy(captions):
-    lstm, words = reader()
+    torch.manual_seed(0)
+    lstm, words = torch.nn.LSTM(WORDS, UNITS, bidirectional=True).double(), torch.nn.Embedding(TOKENS, WORDS).double()
     parameters = {name: value.detach().numpy() for name, value in lstm.named_parameters()}
     directions = bilstm_over_trie(lstm, words, batch_of(captions))
     longest = max(map(len, captions))
@@ -248,28 +177,3 @@ def test_bilstm_equals_numpy(captions):
         for states, wanted in zip(directions, both_ways(vectors, parameters), strict=True):
             np.testing.assert_allclose(states[row, : len(caption)].detach(), wanted, rtol=0, atol=1e-12)
             assert not states[row, len(caption) :].any()
-
-
-@pytest.mark.slow
-def test_bilstm_gradients_equal_finite_differences():
-    torch.manual_seed(0)
-    lstm, words = torch.nn.LSTM(2, 3, bidirectional=True).double(), torch.nn.Embedding(TOKENS, 2).double()
-    captions = batch_of([[1, 4, 2], [1, 4, 5, 2], [1, 2], [1, 4, 2]])
-
-    def states(table):
-        return torch.stack(bilstm_over_trie(lstm, lambda ids: torch.nn.functional.embedding(ids, table), captions))
-
-    assert gradcheck_model(lstm, states, words.weight)
-
-
-def test_bilstm_under_autocast():
-    lstm, words = reader(torch.float32)
-    captions = batch_of([[1, 4, 2], [1, 4, 5, 6, 2]])
-    full = torch.stack(bilstm_over_trie(lstm, words, captions))
-    with torch.autocast("cpu", torch.bfloat16):
-        low = torch.stack(bilstm_over_trie(lstm, words, captions))
-        low.sum().backward()
-    assert low.dtype == torch.float32
-    assert not torch.equal(low, full)
-    torch.testing.assert_close(low, full, rtol=0, atol=0.01)
-    assert all(parameter.grad.isfinite().all() for parameter in lstm.parameters())
