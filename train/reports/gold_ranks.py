@@ -1,15 +1,11 @@
 """Measured table 3 of Gella et al. 2017: image ranks of single captions.
 
 The paper shows two images with a German and an English caption each. They are "a few examples where PIVOT-ASYM and PARALLEL-ASYM
-models performed better on both the languages compared to baseline order embedding model". The report has
-
-* these four captions, if the dataset holds them, with the published ranks;
-* for all captions, how often each model is better and worse than OE, since the paper's examples show only the best.
-
-With several runs of a row, a rank is the median over them.
+models performed better on both the languages compared to baseline order embedding model". The report has these four captions, if
+the dataset holds them, with the published ranks. With several runs of a row, a rank is the median over them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from statistics import median
@@ -27,7 +23,6 @@ from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
 from train.reports.row_results import read_row
 
 _LANGUAGES = ("de", "en")
-_BASELINE = next(iter(GOLD_COLUMNS))
 
 
 @dataclass(frozen=True)
@@ -58,50 +53,25 @@ class RankedCaption:
 
 
 @dataclass(frozen=True)
-class RankComparison:
-    """Comparison of a column with OE over all captions of a language.
-
-    Attributes:
-        better: share of captions with a smaller rank than under OE, in percent; None for OE itself, or without OE.
-        worse: share of captions with a greater rank than under OE, in percent; None as ``better``.
-    """
-
-    language: str
-    column: str
-    median_rank: float
-    better: float | None
-    worse: float | None
-    captions: int
-
-
-@dataclass(frozen=True)
 class GoldRanks:
-    """Captions of table 3 of Gella et al. 2017, and a comparison over all captions."""
+    """Captions of table 3 of Gella et al. 2017, with measured and published ranks."""
 
     images: int
     runs: Mapping[str, int]  # Numbers of runs by preset.
     published: tuple[RankedCaption, ...]
-    comparisons: tuple[RankComparison, ...]
     untrained: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        plain = asdict(self)
-        comparisons = plain.pop("comparisons")
-        return {"paper": "gella2017", "table": "table 3", **plain, "all": comparisons}
+        return {"paper": "gella2017", "table": "table 3", **asdict(self)}
 
     def to_tables(self) -> list[Table]:
-        """Return tables of ranks of single captions, and of all captions."""
+        """Return a table of ranks of single captions."""
         rows: list[Row] = []
-        for comparison in self.comparisons:
-            shares = (None if share is None else f"{share:.1f} %" for share in (comparison.better, comparison.worse))
-            group = comparison.language, comparison.column, comparison.captions
-            rows.append((*group, f"{comparison.median_rank:g}", *shares))
-        columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
-        return [
-            _caption_table("Table 3: the captions of the paper", self.published),
-            Table(columns, rows, "Table 3: all captions"),
-        ]
+        for caption in self.published:
+            cells = (Cell(caption.rank_text(name), caption.published.get(name)) for name in GOLD_COLUMNS)
+            rows.append(((f"{caption.language}: {caption.text}", f"  image {caption.image_id}"), *cells))
+        return [Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, "Table 3: the captions of the paper")]
 
     def to_markdown(self) -> str:
         """Return the tables with notes as Markdown."""
@@ -148,24 +118,4 @@ def gold_ranks(output: str) -> GoldRanks:
         ranks = {column: tuple(queries.ranks[:, queries.ids == caption_id].ravel().tolist()) for column, queries in by_column}
         if any(ranks.values()):
             published.append(RankedCaption(rank.image_id, rank.language, rank.index, rank.text, ranks, rank.ranks))
-    return GoldRanks(images, runs, tuple(published), tuple(_compare(columns)), tuple(untrained))
-
-
-def _compare(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[RankComparison]:
-    """Compare each column with OE over all captions."""
-    for language, by_column in columns.items():
-        medians = {column: np.median(queries.ranks, axis=0) for column, queries in by_column.items()}
-        for column, ranks in medians.items():
-            better = worse = None
-            if column != _BASELINE and _BASELINE in medians:
-                better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
-                worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
-            yield RankComparison(language, column, float(np.median(ranks)), better, worse, len(ranks))
-
-
-def _caption_table(title: str, captions: Sequence[RankedCaption]) -> Table:
-    rows: list[Row] = []
-    for caption in captions:
-        cells = (Cell(caption.rank_text(name), caption.published.get(name)) for name in GOLD_COLUMNS)
-        rows.append(((f"{caption.language}: {caption.text}", f"  image {caption.image_id}"), *cells))
-    return Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, title)
+    return GoldRanks(images, runs, tuple(published), tuple(untrained))

@@ -372,7 +372,7 @@ def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
     assert "Table 2 (comparable captions)" in out
     assert "schedule.max_steps=2" in out
     markdown = Path(tmp_path, "o", "gella2017.md").read_text()
-    assert "| VSE | de | 1 | " in markdown
+    assert "| VSE, de, 1 run |" in markdown
     assert Path(tmp_path, "o", "gella2017.png").stat().st_size > 1000
 
 
@@ -384,7 +384,6 @@ def test_table_chooses_its_rows_and_table_3_ranks_captions(reproduce, tmp_path):
     trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
     assert trained == {"oe-de", "oe-en", "pivot-asym", "parallel-asym"}
     assert "4 of 4: " in notes
-    assert "Table 3: all captions" in out
     assert f"written: {tmp_path}/o/gella2017-table-3.json" in out
     assert json.loads((tmp_path / "o" / "gella2017-table-3.json").read_text())["images"] == 9
 
