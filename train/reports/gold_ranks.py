@@ -6,7 +6,7 @@ the dataset holds them, with the published ranks. With several runs of a row, a 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from schemas.keys import CaptionKey
 from schemas.parameters import untrained_remark
 from train.data.splits import TEST_SPLITS
 from train.evaluation.ranks import Queries
-from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
+from train.reports.published import GOLD_COLUMNS, GOLD_RANKS, GoldRank
 from train.reports.row_results import read_row
 
 _LANGUAGES = ("de", "en")
@@ -27,21 +27,10 @@ _LANGUAGES = ("de", "en")
 
 @dataclass(frozen=True)
 class RankedCaption:
-    """A caption of the paper as query.
+    """A caption of the paper, with the ranks of its image by column, one a run."""
 
-    Attributes:
-        index: index among the comparable captions of its image.
-        text: the caption as printed in the paper.
-        ranks: rank of its image under each run, by column.
-        published: rank in the paper, by column.
-    """
-
-    image_id: str
-    language: str
-    index: int
-    text: str
+    gold: GoldRank
     ranks: Mapping[str, tuple[int, ...]]
-    published: Mapping[str, int]
 
     def rank_text(self, column: str) -> str:
         """Return the median of the ranks, and their range in brackets if runs differ."""
@@ -63,14 +52,15 @@ class GoldRanks:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {"paper": "gella2017", "table": "table 3", **asdict(self)}
+        published = [{**vars(line.gold), "published": line.gold.ranks, "ranks": line.ranks} for line in self.published]
+        return {"paper": "gella2017", "table": "table 3", **vars(self), "published": published}
 
     def to_tables(self) -> list[Table]:
         """Return a table of ranks of single captions."""
         rows: list[Row] = []
-        for caption in self.published:
-            cells = (Cell(caption.rank_text(name), caption.published.get(name)) for name in GOLD_COLUMNS)
-            rows.append(((f"{caption.language}: {caption.text}", f"  image {caption.image_id}"), *cells))
+        for line in self.published:
+            cells = (Cell(line.rank_text(name), line.gold.ranks.get(name)) for name in GOLD_COLUMNS)
+            rows.append(((f"{line.gold.language}: {line.gold.text}", f"  image {line.gold.image_id}"), *cells))
         return [Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, "Table 3: the captions of the paper")]
 
     def to_markdown(self) -> str:
@@ -117,5 +107,5 @@ def gold_ranks(output: str) -> GoldRanks:
         by_column = columns.get(rank.language, {}).items()
         ranks = {column: tuple(queries.ranks[:, queries.ids == caption_id].ravel().tolist()) for column, queries in by_column}
         if any(ranks.values()):
-            published.append(RankedCaption(rank.image_id, rank.language, rank.index, rank.text, ranks, rank.ranks))
+            published.append(RankedCaption(rank, ranks))
     return GoldRanks(images, runs, tuple(published), tuple(untrained))

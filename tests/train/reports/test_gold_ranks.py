@@ -67,14 +67,14 @@ def test_ranks_are_those_of_each_run(trained, toy_2016, published):
     ranks = gold_ranks(str(trained))
     assert ranks.images == 9
     assert ranks.runs == dict.fromkeys(presets_of_table("gella2017", 3), SEEDS)
-    assert [(caption.image_id, caption.language, caption.index, caption.text) for caption in ranks.published] == [
+    assert [(line.gold.image_id, line.gold.language, line.gold.index, line.gold.text) for line in ranks.published] == [
         ("test-003", "de", 1, "ein Wort"),
         ("test-003", "en", 0, "a word"),
     ]
-    for caption in ranks.published:
+    for line in ranks.published:
         for column in GOLD_COLUMNS:
-            expected = ranks_by_hand(trained, toy_2016, column, caption.language)[caption.image_id, caption.index]
-            assert list(caption.ranks[column]) == expected
+            expected = ranks_by_hand(trained, toy_2016, column, line.gold.language)[line.gold.image_id, line.gold.index]
+            assert list(line.ranks[column]) == expected
 
 
 def test_reports(trained, published, tmp_path):
