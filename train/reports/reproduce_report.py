@@ -1,6 +1,6 @@
 """Report of ``imagepivot reproduce``: measured and published numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from statistics import mean, stdev
@@ -63,6 +63,11 @@ class RowMeasurement:
         measured += "" if self.deviation is None else f" ± {self.deviation:.1f}"
         return f"{measured} {_BEST}" if self.not_below_best else measured
 
+    @property
+    def interval_text(self) -> str | None:
+        """The interval; None without ranks."""
+        return None if self.interval is None else f"{self.interval.low:.1f}–{self.interval.high:.1f}"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -72,6 +77,16 @@ class Line:
     runs: int
     cells: Mapping[tuple[str, str], RowMeasurement]
     failed: int = 0
+
+    @property
+    def runs_text(self) -> str:
+        """Number of runs, and number of all runs if any failed."""
+        return f"{self.runs} of {self.runs + self.failed}" if self.failed else str(self.runs)
+
+    def chance(self, columns: Iterable[tuple[str, str]]) -> tuple[str | None, ...]:
+        """Format the recalls of chance."""
+        values = (self.cells[column].chance for column in columns)
+        return tuple(None if value is None else f"{value:.1f}" for value in values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -88,30 +103,30 @@ class Section:
     columns: tuple[tuple[str, str], ...]
     lines: tuple[Line, ...]
 
+    @property
+    def galleries(self) -> Mapping[str, Line]:
+        """A measured line for each language, for the recalls of chance."""
+        return {line.row.language: line for line in self.lines if line.runs}
+
     def to_table(self) -> Table:
         """Return the table, with a line per direction, at most 80 columns wide."""
         measures = [measure for measure in MEASURES if any(measure == column for _, column in self.columns)]
         directions = {way: [(way, measure) for measure in measures] for way, _ in self.columns}
         rows: list[Row] = []
         for line in self.lines:
-            runs = f"{line.runs} of {line.runs + line.failed}" if line.failed else str(line.runs)
-            rows.append((Cell(f"{line.row.name}, {line.row.language}, {runs} run{'' if runs == '1' else 's'}", style="bold"),))
+            runs = f"{line.runs_text} run{'' if line.runs_text == '1' else 's'}"
+            rows.append((Cell(f"{line.row.name}, {line.row.language}, {runs}", style="bold"),))
             for direction, columns in directions.items():
                 cells = [line.cells[column] for column in columns]
                 mark = f" {_OTHER_SET}" if any(cell.is_other_set for cell in cells) else ""
                 rows.append((f"  {direction.replace('_', ' ')}", *(cell.text for cell in cells)))
-                intervals = [cell.interval and f"{cell.interval.low:.1f}–{cell.interval.high:.1f}" for cell in cells]
-                published = [cell.published for cell in cells]
-                for name, values in (("95 % interval", intervals), (f"published{mark}", published)):
+                for name, attribute in (("95 % interval", "interval_text"), (f"published{mark}", "published")):
+                    values = [getattr(cell, attribute) for cell in cells]
                     if any(value is not None for value in values):
                         rows.append([Cell(value, style="dim") for value in (f"    {name}", *values)])
-        for language, line in {line.row.language: line for line in self.lines if line.runs}.items():
+        for language, line in self.galleries.items():
             rows.append((Cell(f"chance, {language}", style="bold"),))
-            for direction, columns in directions.items():
-                chance = (line.cells[column].chance for column in columns)
-                rows.append(
-                    (f"  {direction.replace('_', ' ')}", *(None if value is None else f"{value:.1f}" for value in chance))
-                )
+            rows += ((f"  {way.replace('_', ' ')}", *line.chance(columns)) for way, columns in directions.items())
         return Table(["", *number_columns(*(_SHORT[measure] for measure in measures))], rows, self.title)
 
 
@@ -278,7 +293,7 @@ def _other_set(score: Mapping[str, Any]) -> str:
 
 
 def _notes(rows: Sequence[RowSummary], *, is_paper_split: bool) -> tuple[str, ...]:
-    notes = ["Each number is the mean of the runs ± their standard deviation, with the published one below it."]
+    notes = ["Each number is the mean of the runs ± their standard deviation, with the published one beside or below it."]
     results = [result for row in rows for result in row.results]
     scores = [score for row in rows for score in row.scores]
     if not is_paper_split:
