@@ -174,9 +174,9 @@ def test_adding_word_vectors_keeps_results_of_other_rows(four_languages_regions,
     assert all(0 < pretrained["pretrained"][language] <= min(known[language], words[language]) for language in ("en", "de"))
     assert "pretrained" not in random
     report = read_report(str(tmp_path / "o"), "huang2019").to_markdown()
-    (line,) = (line for line in report.splitlines() if line.startswith("| huang2019/mha-d-fasttext: "))
+    (line,) = (line for line in report.splitlines() if line.startswith("| huang2019/mha-d-fasttext | "))
     numbers = pretrained["pretrained"]
-    assert f"words: en {words['en']}, de {words['de']}; pretrained: en {numbers['en']}, de {numbers['de']}; " in line
+    assert f"| en {words['en']}, de {words['de']} | en {numbers['en']}, de {numbers['de']} |" in line
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ _SETS = {
 }
 """Protocol of all three papers by portion."""
 
-_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median"}
+_SHORT = {"recall_at_1": "R@1", "recall_at_5": "R@5", "recall_at_10": "R@10", "median_rank": "median rank"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,12 @@ class RowMeasurement:
         """The interval; None without ranks."""
         return None if self.interval is None else f"{self.interval.low:.1f}–{self.interval.high:.1f}"
 
+    def to_cell(self) -> Cell:
+        """Return mean, deviation and interval, with the published number in brackets."""
+        published = self.published
+        text = self.text if self.interval is None else f"{self.text} [{self.interval_text}]"
+        return Cell(text, published if published is None or not self.is_other_set else f"{published} {_OTHER_SET}")
+
 
 @dataclass(frozen=True)
 class Line:
@@ -109,7 +115,17 @@ class Section:
         return {line.row.language: line for line in self.lines if line.runs}
 
     def to_table(self) -> Table:
-        """Return the table, with a line per direction, at most 80 columns wide."""
+        """Return the table with a row for each row of the paper."""
+        measures = [f"{direction.replace('_', ' ')} {_SHORT[measure]}" for direction, measure in self.columns]
+        rows: list[Row] = [
+            (line.row.name, line.row.language, line.runs_text, *(line.cells[column].to_cell() for column in self.columns))
+            for line in self.lines
+        ]
+        rows += [("chance", language, None, *line.chance(self.columns)) for language, line in self.galleries.items()]
+        return Table(["row", "language", *number_columns("runs", *measures)], rows, self.title)
+
+    def to_narrow_table(self) -> Table:
+        """Return the table for a terminal of 80 columns, with a line per direction."""
         measures = [measure for measure in MEASURES if any(measure == column for _, column in self.columns)]
         directions = {way: [(way, measure) for measure in measures] for way, _ in self.columns}
         rows: list[Row] = []
@@ -127,7 +143,8 @@ class Section:
         for language, line in self.galleries.items():
             rows.append((Cell(f"chance, {language}", style="bold"),))
             rows += ((f"  {way.replace('_', ' ')}", *line.chance(columns)) for way, columns in directions.items())
-        return Table(["", *number_columns(*(_SHORT[measure] for measure in measures))], rows, self.title)
+        headings = [_SHORT[measure].removesuffix(" rank") for measure in measures]
+        return Table(["", *number_columns(*headings)], rows, self.title)
 
 
 @dataclass(frozen=True)
@@ -167,17 +184,35 @@ class PaperReport:
     def to_markdown(self) -> str:
         """Return the report as Markdown."""
         failed = [(run.preset, run.seed, run.failure.kind, run.failure.reason) for run in self.failed]
-        tables = self.to_tables()
-        if failed:
-            tables.append(Table(("preset", "seed", "kind", "reason"), failed, "runs that failed"))
+        tables = [
+            *(section.to_table() for section in (*self.sections, *self.further)),
+            *([Table(_SUMMARY_COLUMNS, [*map(_summary_row, self.rows)], "What was trained")] if self.rows else []),
+            *([Table(("preset", "seed", "kind", "reason"), failed, "Runs that failed")] if failed else []),
+        ]
         return markdown_document(f"{self.paper}: measured beside published", self.notes, tables)
 
     def to_tables(self) -> list[Table]:
-        """Return the report as tables of at most 80 columns."""
-        tables = [section.to_table() for section in (*self.sections, *self.further)]
+        """Return the report as tables for a terminal of 80 columns."""
+        tables = [section.to_narrow_table() for section in (*self.sections, *self.further)]
         for data, rows in groupby(self.rows, key=_data):
             tables.append(Table([""], [(f"{row.preset}: {_describe(row)}",) for row in rows], f"trained{data}"))
         return tables
+
+
+_SUMMARY_COLUMNS = (
+    *("preset", "features", "recipe"),
+    *number_columns("vocabulary", "words", "pretrained", "captions", "steps", "best after", "seeds"),
+)
+
+
+def _summary_row(row: RowSummary) -> Row:
+    numbers = map(row.number, ("vocabulary", "words", "pretrained", "captions", "steps", "step"))
+    name = f"{row.preset} ({_ensemble(row)})" if row.members else row.preset
+    return name, row.feature, row.recipe, *numbers, row.seeds
+
+
+def _ensemble(row: RowSummary) -> str:
+    return f"means of the scores of {' and '.join(row.members)}"
 
 
 def _data(row: RowSummary) -> str:
@@ -190,7 +225,7 @@ def _describe(row: RowSummary) -> str:
     if not row.results:
         return f"seeds: {row.seeds}"
     if row.members:
-        return f"means of the scores of {' and '.join(row.members)}; seeds: {row.seeds}"
+        return f"{_ensemble(row)}; seeds: {row.seeds}"
     parts = [f"{name}: {row.number(name)}" for name in ("words", "pretrained", "captions") if row.number(name) != ABSENT]
     steps = f"of {row.number('steps')} steps" if row.number("steps") != ABSENT else "steps"
     return "; ".join((*parts, f"best after {row.number('step')} {steps}", f"seeds: {row.seeds}"))

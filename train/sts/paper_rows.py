@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.console.tables import Cell, Row, Table, markdown_document, number_columns
+from schemas.console.tables import Row, Table, markdown_document, number_columns
 from schemas.dataset import open_dataset
 from schemas.errors import UsageError
 from schemas.escapes import redact
@@ -83,8 +83,7 @@ class MeasuredSts:
         columns += (data_column(self.data[index], self.tasks[index]) for index in indices)
         lines: list[Row] = []
         for row in self.rows:
-            measured = (self.measurement(row, index) for index in indices)
-            cells = (Cell(value.text, value.published) for value in measured)
+            cells = (self.measurement(row, index).to_cell() for index in indices)
             runs = len(row.measured) if row.published.preset else None
             lines.append((row.published.label, runs, *cells))
         is_last = indices[-1] == len(self.data) - 1

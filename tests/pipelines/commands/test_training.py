@@ -372,7 +372,7 @@ def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
     assert "Table 2 (comparable captions)" in out
     assert "schedule.max_steps=2" in out
     markdown = Path(tmp_path, "o", "gella2017.md").read_text()
-    assert "| VSE, de, 1 run |" in markdown
+    assert "| VSE | de | 1 | " in markdown
     assert Path(tmp_path, "o", "gella2017.png").stat().st_size > 1000
 
 
