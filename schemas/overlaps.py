@@ -1,8 +1,7 @@
 """Leakage check: images with captions in several splits."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,31 +11,12 @@ from schemas.dataset import Dataset
 _NAMED = 3
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Counts of images by splits, e.g. ``{("test", "train"): 3}``, and three ids."""
-
-    counts: Mapping[tuple[str, ...], int]
-    first: tuple[str, ...]
-
-    @property
-    def remark(self) -> str:
-        """The overlap in one sentence."""
-        images = sum(self.counts.values())
-        by_splits = "; ".join(f"{count:,} in {', '.join(splits)}" for splits, count in sorted(self.counts.items()))
-        names = ", ".join(self.first) + (", ..." if images > len(self.first) else "")
-        return (
-            f"{images:,} images have captions in several splits ({by_splits}): {names}. A model is then chosen or measured by "
-            "images that it was trained on: put all captions of an image into one split"
-        )
-
-
 def _is_leak(splits: frozenset[str]) -> bool:
     return not all(split.startswith("test") for split in splits)
 
 
-def find_overlap(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = _is_leak) -> Overlap | None:
-    """Find images with captions in several splits.
+def leakage_remark(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = _is_leak) -> str:
+    """Return a sentence about images in several splits, or an empty string.
 
     Args:
         dataset: a dataset of kind ``captions`` or ``encoded``. All captions of an image are in one shard.
@@ -53,4 +33,11 @@ def find_overlap(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = _i
             if counts(frozenset(splits)):
                 images[tuple(sorted(splits))] += 1
                 first = sorted([*first, image_id])[:_NAMED]
-    return Overlap(images, tuple(first)) if images else None
+    if not images:
+        return ""
+    by_splits = "; ".join(f"{count:,} in {', '.join(splits)}" for splits, count in sorted(images.items()))
+    names = ", ".join(first) + (", ..." if images.total() > len(first) else "")
+    return (
+        f"{images.total():,} images have captions in several splits ({by_splits}): {names}. A model is then chosen or measured by "
+        "images that it was trained on: put all captions of an image into one split"
+    )

@@ -38,15 +38,15 @@ def captions(
     from pipelines.inputs.ids import extension_remark
     from pipelines.text.captions import prepare_captions
     from schemas.dataset import open_dataset
-    from schemas.overlaps import find_overlap
+    from schemas.overlaps import leakage_remark
 
     execution = replace(execution, max_failures=max_failures)
     with show_progress(notes, "captions", unit="captions", monitoring=monitoring) as meter:
         manifest = prepare_captions(job, execution, meter)
         meter.finalize(captions=manifest.rows + manifest.failed, **dataset_counts(manifest))
     dataset = open_dataset(job.output)
-    if len(manifest.statistics.get("images", ())) > 1 and (overlap := find_overlap(dataset)) is not None:
-        print_remark(overlap.remark)
+    if len(manifest.statistics.get("images", ())) > 1 and (remark := leakage_remark(dataset)):
+        print_remark(remark)
     first = next((table for table in dataset.shards(["image_id"]) if table.num_rows), None)
     if first is not None and (remark := extension_remark(first["image_id"].to_pylist())):
         print_remark(remark)

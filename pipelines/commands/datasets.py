@@ -63,7 +63,7 @@ def validate(
     --repair deletes damaged shards; rerunning the command that wrote the dataset writes only these again.
     """
     from schemas.dataset import open_dataset
-    from schemas.overlaps import find_overlap
+    from schemas.overlaps import leakage_remark
     from schemas.writing.validation import validate as problems_of
 
     if mend:
@@ -71,8 +71,8 @@ def validate(
     remarks: list[str] = []
     problems = problems_of(dataset, strict=strict, on_warning=remarks.append)
     opened = open_dataset(dataset)
-    if not problems and opened.kind in ("captions", "encoded") and (overlap := find_overlap(opened)) is not None:
-        remarks.append(overlap.remark)
+    if not problems and opened.kind in ("captions", "encoded") and (remark := leakage_remark(opened)):
+        remarks.append(remark)
     if as_json:
         texts = {"problems": list(map(redact, problems)), "remarks": list(map(redact, remarks))}
         typer.echo(to_json({"dataset": redact(dataset), "valid": not problems, **texts}, indent=2))

@@ -101,9 +101,9 @@ def test_distributions_hold_the_packages_alone(dist):
         assert wheel.read("imagepivot-stubs/__init__.pyi") == (ROOT / "imagepivot.py").read_bytes()
     with tarfile.open(dist.sdist) as archive:
         members = {name.partition("/")[2].partition("/")[0] for name in archive.getnames()}
-    usual = {"", "PKG-INFO", "README.md", "LICENSE", "pyproject.toml", "setup.cfg", "setup.py", "MANIFEST.in"}
+    usual = {"", "PKG-INFO", "README.md", "LICENSE", "pyproject.toml", "setup.cfg", "MANIFEST.in"}
     usual |= {"CHANGELOG.md", "constraints.txt", "imagepivot.egg-info"}
-    assert members - usual == {*PACKAGES, "imagepivot.py"}
+    assert members - usual == {*PACKAGES, "imagepivot.py", "imagepivot-stubs"}
 
 
 def test_bare_wheel_reads_inspects_and_validates(environment):

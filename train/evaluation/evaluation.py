@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -150,10 +151,7 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
     """Return the mean of sources of scores as a source."""
 
     def scores(rows: slice, columns: Tensor) -> Tensor:
-        total = sources[0](rows, columns)
-        for source in sources[1:]:
-            total = total + source(rows, columns)
-        return total / len(sources) if len(sources) > 1 else total
+        return reduce(torch.add, (source(rows, columns) for source in sources)) / len(sources)
 
     return scores
 

@@ -12,7 +12,7 @@ from schemas.console.events import Remark
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.options import takes_fields
-from schemas.overlaps import find_overlap
+from schemas.overlaps import leakage_remark
 from train.chance import DIRECTIONS
 from train.data.captions import Captions, labels_of, no_captions
 from train.data.splits import TEST_SPLITS, Exclusion, MissingFeatures, SplitData, default_test_splits, open_data
@@ -134,8 +134,8 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     evaluated = {*chosen} - trained
     if not job.members:
         on_warning(UNKNOWN_TRAINING)
-    elif overlap := find_overlap(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated)):
-        on_warning(overlap.remark)
+    elif remark := leakage_remark(captions, lambda splits: bool(splits & trained) and bool(splits & evaluated)):
+        on_warning(remark)
     split_portions = {split: portions_in(labels, split, languages or sorted(known), job.portions) for split in chosen}
     empty = [split for split in chosen if not split_portions[split]]
     if len(empty) == len(chosen) or (job.splits and empty):

@@ -11,7 +11,7 @@ import torch
 from schemas.conversion import dump
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from schemas.overlaps import find_overlap
+from schemas.overlaps import leakage_remark
 from schemas.parameters import VocabularyParameters
 from schemas.process.devices import upload
 from schemas.vocabulary import SPECIALS, Vocabulary
@@ -253,8 +253,7 @@ def overlap_remark(config: Config, corpus: Corpus | None) -> str:
     if corpus is None:
         return ""
     trained = {*config.data.splits}
-    overlap = find_overlap(open_dataset(corpus.captions), lambda splits: bool(splits & trained) and bool(splits - trained))
-    return "" if overlap is None else overlap.remark
+    return leakage_remark(open_dataset(corpus.captions), lambda splits: bool(splits & trained) and bool(splits - trained))
 
 
 def tokens_of(vocabulary: Vocabulary, language: str, parameters: VocabularyParameters) -> tuple[int, ...]:

@@ -1,16 +1,12 @@
 """Measured table 3 of Gella et al. 2017: image ranks of single captions.
 
 The paper shows two images with a German and an English caption each. They are "a few examples where PIVOT-ASYM and PARALLEL-ASYM
-models performed better on both the languages compared to baseline order embedding model". The report has
-
-* these four captions, if the dataset holds them, with the published ranks;
-* for all captions, how often each model is better and worse than OE, since the paper's examples show only the best.
-
-With several runs of a row, a rank is the median over them.
+models performed better on both the languages compared to baseline order embedding model". The report has these four captions, if
+the dataset holds them, with the published ranks. With several runs of a row, a rank is the median over them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
 from typing import Any
@@ -23,30 +19,18 @@ from schemas.keys import CaptionKey
 from schemas.parameters import untrained_remark
 from train.data.splits import TEST_SPLITS
 from train.evaluation.ranks import Queries
-from train.reports.published import GOLD_COLUMNS, GOLD_RANKS
+from train.reports.published import GOLD_COLUMNS, GOLD_RANKS, GoldRank
 from train.reports.row_results import read_row
 
 _LANGUAGES = ("de", "en")
-_BASELINE = next(iter(GOLD_COLUMNS))
 
 
 @dataclass(frozen=True)
 class RankedCaption:
-    """A caption of the paper as query.
+    """A caption of the paper, with the ranks of its image by column, one a run."""
 
-    Attributes:
-        index: index among the comparable captions of its image.
-        text: the caption as printed in the paper.
-        ranks: rank of its image under each run, by column.
-        published: rank in the paper, by column.
-    """
-
-    image_id: str
-    language: str
-    index: int
-    text: str
+    gold: GoldRank
     ranks: Mapping[str, tuple[int, ...]]
-    published: Mapping[str, int]
 
     def rank_text(self, column: str) -> str:
         """Return the median of the ranks, and their range in brackets if runs differ."""
@@ -58,50 +42,26 @@ class RankedCaption:
 
 
 @dataclass(frozen=True)
-class RankComparison:
-    """Comparison of a column with OE over all captions of a language.
-
-    Attributes:
-        better: share of captions with a smaller rank than under OE, in percent; None for OE itself, or without OE.
-        worse: share of captions with a greater rank than under OE, in percent; None as ``better``.
-    """
-
-    language: str
-    column: str
-    median_rank: float
-    better: float | None
-    worse: float | None
-    captions: int
-
-
-@dataclass(frozen=True)
 class GoldRanks:
-    """Captions of table 3 of Gella et al. 2017, and a comparison over all captions."""
+    """Captions of table 3 of Gella et al. 2017, with measured and published ranks."""
 
     images: int
     runs: Mapping[str, int]  # Numbers of runs by preset.
     published: tuple[RankedCaption, ...]
-    comparisons: tuple[RankComparison, ...]
     untrained: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        plain = asdict(self)
-        comparisons = plain.pop("comparisons")
-        return {"paper": "gella2017", "table": "table 3", **plain, "all": comparisons}
+        published = [{**vars(line.gold), "published": line.gold.ranks, "ranks": line.ranks} for line in self.published]
+        return {"paper": "gella2017", "table": "table 3", **vars(self), "published": published}
 
     def to_tables(self) -> list[Table]:
-        """Return tables of ranks of single captions, and of all captions."""
+        """Return a table of ranks of single captions."""
         rows: list[Row] = []
-        for comparison in self.comparisons:
-            shares = (None if share is None else f"{share:.1f} %" for share in (comparison.better, comparison.worse))
-            group = comparison.language, comparison.column, comparison.captions
-            rows.append((*group, f"{comparison.median_rank:g}", *shares))
-        columns = ("language", "row", *number_columns("captions", "median rank", "better than OE", "worse", spec=","))
-        return [
-            _caption_table("Table 3: the captions of the paper", self.published),
-            Table(columns, rows, "Table 3: all captions"),
-        ]
+        for line in self.published:
+            cells = (Cell(line.rank_text(name), line.gold.ranks.get(name)) for name in GOLD_COLUMNS)
+            rows.append(((f"{line.gold.language}: {line.gold.text}", f"  image {line.gold.image_id}"), *cells))
+        return [Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, "Table 3: the captions of the paper")]
 
     def to_markdown(self) -> str:
         """Return the tables with notes as Markdown."""
@@ -147,25 +107,5 @@ def gold_ranks(output: str) -> GoldRanks:
         by_column = columns.get(rank.language, {}).items()
         ranks = {column: tuple(queries.ranks[:, queries.ids == caption_id].ravel().tolist()) for column, queries in by_column}
         if any(ranks.values()):
-            published.append(RankedCaption(rank.image_id, rank.language, rank.index, rank.text, ranks, rank.ranks))
-    return GoldRanks(images, runs, tuple(published), tuple(_compare(columns)), tuple(untrained))
-
-
-def _compare(columns: Mapping[str, Mapping[str, Queries]]) -> Iterator[RankComparison]:
-    """Compare each column with OE over all captions."""
-    for language, by_column in columns.items():
-        medians = {column: np.median(queries.ranks, axis=0) for column, queries in by_column.items()}
-        for column, ranks in medians.items():
-            better = worse = None
-            if column != _BASELINE and _BASELINE in medians:
-                better = round(100 * float(np.mean(ranks < medians[_BASELINE])), 1)
-                worse = round(100 * float(np.mean(ranks > medians[_BASELINE])), 1)
-            yield RankComparison(language, column, float(np.median(ranks)), better, worse, len(ranks))
-
-
-def _caption_table(title: str, captions: Sequence[RankedCaption]) -> Table:
-    rows: list[Row] = []
-    for caption in captions:
-        cells = (Cell(caption.rank_text(name), caption.published.get(name)) for name in GOLD_COLUMNS)
-        rows.append(((f"{caption.language}: {caption.text}", f"  image {caption.image_id}"), *cells))
-    return Table(["rank of the right image", *number_columns(*GOLD_COLUMNS)], rows, title)
+            published.append(RankedCaption(rank, ranks))
+    return GoldRanks(images, runs, tuple(published), tuple(untrained))

@@ -130,10 +130,8 @@ class RunLog:
             # The error that ends the training must not be hidden by a later one.
             with suppress(*(ImagepivotError,) if error is not None else ()):
                 best = self._draw().best
-                if self._events is not None:
-                    if best is not None:
-                        self._events.write(numbers_in({"best": best}), int(best["step"]))
-                    self._events.finish(succeeded=error is None)
+                if self._events is not None and best is not None:
+                    self._events.write(numbers_in({"best": best}), int(best["step"]))
         finally:
             if self._events is not None:
                 self._events.close()

@@ -68,16 +68,6 @@ class EventFile:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._add(step=step, summary=self._summary(value=values))
 
-    def finish(self, *, succeeded: bool) -> None:
-        """Write the status of the session for the table of hyper-parameters."""
-        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
-
-        status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
-        end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
-        about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
-        value = self._summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about)
-        self._add(summary=self._summary(value=[value]))
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
