@@ -3,8 +3,8 @@
 >>> import imagepivot
 >>> features = imagepivot.open_dataset("build/demo/features")  # doctest: +SKIP
 
-Names are imported on first use: reading a dataset needs neither torch nor Beam, and a missing extra fails only on use of a name
-that needs it.
+Names are imported on first use: reading a dataset needs neither torch nor Beam, and a missing extra fails
+only on use of a name that needs it.
 
 Importing this module resolves ``schemas``, ``extractors``, ``pipelines`` and ``train`` to the packages of imagepivot. They precede
 modules of these names in the script's folder, with a warning, or on ``PYTHONPATH``. The command, all worker processes and
@@ -243,8 +243,8 @@ def _warn_of_hidden_modules() -> None:
             import warnings
 
             warnings.warn(
-                f"{place} is hidden: in this process `import {name}` gives the package of imagepivot. Rename yours, or import it "
-                "in a process without imagepivot",
+                f"{place} is hidden: in this process `import {name}` gives the package of imagepivot. "
+                "Rename yours, or import it in a process without imagepivot",
                 stacklevel=3,
             )
 

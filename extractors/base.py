@@ -58,9 +58,9 @@ class Description:
 class Extractor(ABC):
     """A loaded model with its preprocessing, result of `load_extractor`.
 
-    Call order: ``decode_image`` (bytes to RGB), ``preprocess`` (RGB to 8-bit pixels), ``collate`` (images to a batch), ``extract``
-    (batch to features). The first two are thread-safe. Extractors of images with different sizes override ``collate``, those
-    with several arrays per image ``extract_columns``.
+    Call order: ``decode_image`` (bytes to RGB), ``preprocess`` (RGB to 8-bit pixels), ``collate`` (images to
+    a batch), ``extract`` (batch to features). The first two are thread-safe. Extractors of images with
+    different sizes override ``collate``, those with several arrays per image ``extract_columns``.
 
     Attributes:
         device: device of the model; None for the CPU.
@@ -143,8 +143,8 @@ class Extractor(ABC):
         """Run the model without waiting for a GPU.
 
         Returns:
-            Function that waits for the GPU and returns the columns of `extract_columns`. Another thread may call it while the
-            next batch starts. The default computes everything immediately.
+            Function that waits for the GPU and returns the columns of `extract_columns`. Another thread may
+            call it while the next batch starts. The default computes everything immediately.
         """
         columns = self.extract_columns(batch)
         return lambda: columns

@@ -201,8 +201,8 @@ def list_extractors(*names: str) -> tuple[CatalogueEntry, ...]:
     """List extractors without their weights; imports torch.
 
     Args:
-        names: names of extractors, also ``timm:NAME``, ``open_clip:NAME`` and ``detectron2:CONFIG+WEIGHTS``; without any all, and
-            the families.
+        names: names of extractors, also ``timm:NAME``, ``open_clip:NAME`` and ``detectron2:CONFIG+WEIGHTS``;
+            without any all, and the families.
 
     Examples:
         >>> [listed] = imagepivot.list_extractors("timm:resnet18")
@@ -252,8 +252,8 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
         return Entry(module.spec(name.removeprefix(_TIMM), unpooled=unpooled), module="extractors.whole_image.timm_models")
     if unpooled and (name in ENTRIES or name.startswith((OPEN_CLIP, DETECTRON2))):
         raise UsageError(
-            f"--unpooled works with {_TIMM}NAME only, not with extractor {name!r}: leave it out; vgg19-grid and resnet152-grid "
-            "are always unpooled"
+            f"--unpooled works with {_TIMM}NAME only, not with extractor {name!r}: leave it out; vgg19-grid "
+            "and resnet152-grid are always unpooled"
         )
     if name.startswith(OPEN_CLIP):
         own = "extractors.whole_image.open_clip_images"
@@ -266,9 +266,9 @@ def entry_of(name: str, *, unpooled: bool = False) -> Entry:
         similar = get_close_matches(name, extractor_names(), n=1, cutoff=0.5)
         guess = f"did you mean {similar[0]!r}? Extractors are" if similar else "choose one of"
         raise UsageError(
-            f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm models, "
-            f"{OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models, and {DETECTRON2}CONFIG+WEIGHTS for detectron2 models. "
-            "--import MODULE registers one of your own"
+            f"there is no extractor {name!r}: {guess} {', '.join(extractor_names())}, {_TIMM}NAME for timm "
+            f"models, {OPEN_CLIP}NAME or {OPEN_CLIP}FOLDER for open_clip models, and "
+            f"{DETECTRON2}CONFIG+WEIGHTS for detectron2 models. --import MODULE registers one of your own"
         )
     return ENTRIES[name]
 

@@ -1,7 +1,7 @@
 """Base classes of extractors with one input size, so that a batch is one tensor.
 
-Shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels of the last feature map,
-``h`` and ``w`` its sides.
+Shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``S`` side of a crop in pixels, ``D`` channels of
+the last feature map, ``h`` and ``w`` its sides.
 """
 
 from abc import abstractmethod

@@ -1,9 +1,9 @@
 """ResNet50, ResNet152 (He et al. 2016) and VGG19 (Simonyan and Zisserman 2015).
 
-The papers are arXiv:1512.03385 and arXiv:1409.1556 (column E). Layers with weights, their names and the order of random
-initialization are torchvision's, so equal generator states give equal weights. As there, a ResNet stage has its stride in the 3×3
-convolution of its first block; the paper has it in the 1×1 convolution before. Importing torchvision instead would load torch's
-compiler, which takes as long as torch itself.
+The papers are arXiv:1512.03385 and arXiv:1409.1556 (column E). Layers with weights, their names and the order
+of random initialization are torchvision's, so equal generator states give equal weights. As there, a ResNet
+stage has its stride in the 3×3 convolution of its first block; the paper has it in the 1×1 convolution
+before. Importing torchvision instead would load torch's compiler, which takes as long as torch itself.
 
 Shapes: ``B`` images, ``C`` channels, ``H`` and ``W`` pixels or cells.
 """
@@ -114,8 +114,8 @@ class VGG19(nn.Module):
 def init_weights(model: nn.Module, *, linear_std: float | None = None) -> None:
     """Initialize the weights of a network in place, in module order.
 
-    Convolutions get He-normal weights (He et al. 2015, fan-out) and zero biases. Tensors on the meta device are skipped, since
-    torch would load its compiler for them.
+    Convolutions get He-normal weights (He et al. 2015, fan-out) and zero biases. Tensors on the meta device
+    are skipped, since torch would load its compiler for them.
 
     Args:
         model: network of convolutions, batch norms (unchanged) and linear layers.

@@ -40,8 +40,8 @@ class RegisteredExtractor:
 
         if request != "default":
             raise UsageError(
-                f"--weights is {request!r}, but the registered extractor {spec.name!r} loads its own: leave it out, and register "
-                "other weights with another name or version"
+                f"--weights is {request!r}, but the registered extractor {spec.name!r} loads its own: leave "
+                "it out, and register other weights with another name or version"
             )
         return Weights(state={})
 
@@ -49,8 +49,8 @@ class RegisteredExtractor:
         """Describe the extractor by its version, see `ExtractorModule`."""
         if settings.precision != "fp32" or settings.compile:
             raise UsageError(
-                f"the registered extractor {self.spec.name!r} chooses precision and compilation in its code: leave --precision and "
-                "--compile out, or register another name"
+                f"the registered extractor {self.spec.name!r} chooses precision and compilation in its "
+                "code: leave --precision and --compile out, or register another name"
             )
         parameters = settings.parameters(weights, version=self.version)
         del parameters["weights"]  # The version covers them.
@@ -71,8 +71,8 @@ class RegisteredExtractor:
 def register_extractor(spec: FeatureSpec, builder: ExtractorBuilder, *, version: str, batch_size: int = 16) -> None:
     """Register an extractor under the name of its spec.
 
-    Each program that extracts must register it. The command imports the module of ``--import``, or of an entry point of the
-    group ``imagepivot.extractors``; worker processes import the module of the builder.
+    Each program that extracts must register it. The command imports the module of ``--import``, or of an
+    entry point of the group ``imagepivot.extractors``; worker processes import the module of the builder.
 
     Args:
         spec: name, shape and source of the feature of one image.

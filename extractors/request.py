@@ -45,8 +45,8 @@ StoredType: TypeAlias = Annotated[DType, Opt("Store values as float32, or rounde
 WeightsRequest: TypeAlias = Annotated[
     str,
     Opt(
-        "Load [i]default[/i] (downloaded once), a file or address, [i]FILE#NAME[/i] (one of its sets), or [i]random:SEED[/i] "
-        "(untrained).",
+        "Load [i]default[/i] (downloaded once), a file or address, [i]FILE#NAME[/i] (one of its sets), or "
+        "[i]random:SEED[/i] (untrained).",
         completion=("default", "random:0"),
     ),
 ]
@@ -62,11 +62,11 @@ class ExtractorRequest(Options):
     """Request for an extractor. Its methods check and read, the constructor does not.
 
     Attributes:
-        name: one of `extractor_names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18`` for the model's default
-            tag; ``open_clip:NAME`` or ``open_clip:FOLDER``; or ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a
-            checkpoint.
-        weights: ``default`` weights are torchvision's or timm's. The format of a file is detected from its content. Remote files
-            are downloaded once per machine.
+        name: one of `extractor_names`; ``timm:NAME``, e.g. ``timm:resnet18.a1_in1k``, or ``timm:resnet18``
+            for the model's default tag; ``open_clip:NAME`` or ``open_clip:FOLDER``; or
+            ``detectron2:CONFIG+WEIGHTS`` with the paths of a config file and a checkpoint.
+        weights: ``default`` weights are torchvision's or timm's. The format of a file is detected from its
+            content. Remote files are downloaded once per machine.
         compile: unsupported for regions on a CPU. Last digits of features may differ, so it is part of the fingerprint.
         regions: options of region extractors; None for the defaults.
         dtype: features are rounded from float32. An image with values beyond the range of float16 becomes a failure.

@@ -59,8 +59,8 @@ Space: TypeAlias = Annotated[str, Opt("Name the space that two checkpoints share
 QuotingOption: TypeAlias = Annotated[
     Literal["auto", "rfc4180", "none"],
     Opt(
-        "Read quotes by [i]rfc4180[/i], as [i]none[/i] (ordinary characters), or [i]auto[/i] (rfc4180, refusing values that look "
-        "like rows).",
+        "Read quotes by [i]rfc4180[/i], as [i]none[/i] (ordinary characters), or [i]auto[/i] (rfc4180, "
+        "refusing values that look like rows).",
         panel=_TABLES,
     ),
 ]
@@ -231,8 +231,8 @@ class WordVectorsJob(Options):
     def _check(self) -> None:
         if not self.files or len(self.files) != len(self.languages):
             raise UsageError(
-                f"--languages is {','.join(self.languages)!r}, expected one language per FILE, in order: it names "
-                f"{len(self.languages)} for {len(self.files)} files"
+                f"--languages is {','.join(self.languages)!r}, expected one language per FILE, in order: it "
+                f"names {len(self.languages)} for {len(self.files)} files"
             )
         twice = [language for language in self.languages if self.languages.count(language) > 1]
         if twice:
@@ -347,8 +347,8 @@ class TextFeaturesJob(Options):
         name = "model" if self.encodes_captions else "model_fingerprint"
         if self.parameters(extractor.description)[name] != output.parameters[name]:
             raise InputError(
-                f"the model {self.model!r}, transformers or tokenizers of a worker differ from the launcher's: use the same on all "
-                "machines"
+                f"the model {self.model!r}, transformers or tokenizers of a worker differ from the "
+                "launcher's: use the same on all machines"
             )
 
 
@@ -389,8 +389,8 @@ class ImageOptions(Options):
 class FeaturesJob(Options):
     """Job of ``imagepivot features``.
 
-    The images may also be the result of `open_images`. The batch size affects speed and memory, not the features. None is the
-    extractor's own on a CPU, and the fastest on a GPU, see `extractors.batch_sizes`.
+    The images may also be the result of `open_images`. The batch size affects speed and memory, not the
+    features. None is the extractor's own on a CPU, and the fastest on a GPU, see `extractors.batch_sizes`.
 
     Raises:
         UsageError: a value is out of range, or two options contradict each other.
@@ -435,8 +435,8 @@ class FeaturesJob(Options):
                 self.task.shards(self.shards)
             if self.policy.overwrite:
                 raise UsageError(
-                    "--overwrite with --task would delete the shards of other tasks: leave it out, and delete the folder before "
-                    "the first task, or choose another"
+                    "--overwrite with --task would delete the shards of other tasks: leave it out, and "
+                    "delete the folder before the first task, or choose another"
                 )
 
     def open_images(self) -> ImageSource:
@@ -476,13 +476,13 @@ class FeaturesJob(Options):
         """
         if execution.accelerator is not None and self.device not in ("auto", "cuda"):
             raise UsageError(
-                f"--device is {self.device!r}, and --gpu {execution.accelerator.type!r} runs the model on all GPUs of a worker: "
-                "leave one of the two out"
+                f"--device is {self.device!r}, and --gpu {execution.accelerator.type!r} runs the model on "
+                "all GPUs of a worker: leave one of the two out"
             )
         if self.task is not None and not execution.is_local:
             raise UsageError(
-                f"--task is '{self.task}', and --runner follows --: a task writes its shards on its own machine, and a Beam runner "
-                "distributes all shards. Leave out one of the two"
+                f"--task is '{self.task}', and --runner follows --: a task writes its shards on its own "
+                "machine, and a Beam runner distributes all shards. Leave out one of the two"
             )
 
     def for_workers(self, execution: Execution) -> FeaturesJob:

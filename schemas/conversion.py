@@ -60,14 +60,14 @@ def convert(value: Any, hint: Any, place: str = "", *, error: type[ImagepivotErr
 
     Args:
         value: a plain value; lists become tuples where the annotation has tuples.
-        hint: a dataclass, ``str``, ``int``, ``float``, ``bool``, ``None``, ``Any``, ``Literal``, a list, a tuple, a mapping with
-            string keys, a union of these, or ``Annotated`` with one of these.
+        hint: a dataclass, ``str``, ``int``, ``float``, ``bool``, ``None``, ``Any``, ``Literal``, a list, a
+            tuple, a mapping with string keys, a union of these, or ``Annotated`` with one of these.
         place: key of the value in messages, e.g. ``loss.margin``.
         error: class of the errors: `UsageError` for values that users write, `DatasetError` for stored ones.
 
     Raises:
-        ImagepivotError: of the class ``error``: a value has another type, a number is not finite or beyond 64 bits, or a key of
-            a dataclass is unknown or missing.
+        ImagepivotError: of the class ``error``: a value has another type, a number is not finite or beyond 64
+            bits, or a key of a dataclass is unknown or missing.
     """
     return _convert(value, hint, place, error, (hint, value, place))
 

@@ -12,8 +12,8 @@ from schemas.storage.locations import is_remote
 def damaged(path: str, problem: str) -> DatasetError:
     """Return the error about a damaged file; the problem is a clause after its path."""
     return DatasetError(
-        f"{path} {problem}: copy the whole folder again, or run the command that wrote it again with --verify, which rewrites "
-        "only damaged files"
+        f"{path} {problem}: copy the whole folder again, or run the command that wrote it again with "
+        "--verify, which rewrites only damaged files"
     )
 
 

@@ -396,8 +396,8 @@ class Dataset:
             file = self.folder.open(entry.path)
         except FileNotFoundError:
             raise DatasetError(
-                f"{path} is listed in the manifest but missing: copy the whole folder again, or run the command that wrote it "
-                "again, which writes only missing shards"
+                f"{path} is listed in the manifest but missing: copy the whole folder again, or run the "
+                "command that wrote it again, which writes only missing shards"
             ) from None
         if file.size() != entry.bytes:
             raise damaged(path, f"has {file.size():,} bytes, the manifest says {entry.bytes:,}")
@@ -428,8 +428,8 @@ def column_values(column: pa.ChunkedArray, name: str, spec: FeatureSpec | None) 
     """Convert a column of this name.
 
     Returns:
-        A read-only array ``(rows, *shape)`` for a column of vectors, a list of arrays ``(vectors, *shape)`` for a variable
-        number of vectors per row, and a list for any other column.
+        A read-only array ``(rows, *shape)`` for a column of vectors, a list of arrays ``(vectors, *shape)``
+        for a variable number of vectors per row, and a list for any other column.
     """
     if pa.types.is_fixed_size_list(column.type):
         flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=True)

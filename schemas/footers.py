@@ -143,8 +143,8 @@ def check_expansion(size: int, file_size: int, path: str) -> None:
 class ShardRows:
     """Rows of an open Parquet file within the limit of `max_memory`.
 
-    A dictionary may expand 100 KB to gigabytes: text is read as dictionaries, and expanded only if it fits. The footer tells the
-    size of everything else. Text that is not UTF-8 is an error if it is checked.
+    A dictionary may expand 100 KB to gigabytes: text is read as dictionaries, and expanded only if it fits.
+    The footer tells the size of everything else. Text that is not UTF-8 is an error if it is checked.
     """
 
     def __init__(self, source: pa.NativeFile, path: str, *, check_text: bool = True, **options: Any) -> None:

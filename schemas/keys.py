@@ -1,7 +1,7 @@
 """Keys of rows, and the shard that a key belongs to.
 
-The shard is a pure function of the image id. Two datasets with the same number of shards are therefore co-partitioned: captions and
-features of an image have the same shard index.
+The shard is a pure function of the image id. Two datasets with the same number of shards are therefore
+co-partitioned: captions and features of an image have the same shard index.
 """
 
 import hashlib
@@ -64,9 +64,9 @@ class CaptionKey:
 def check_image_id(image_id: object, *, place: str, advice: str = "take it out of the file") -> str:
     """Check an image id and return it.
 
-    An id is a string, not empty, without control characters and surrogates. Other characters are allowed and unchanged: slashes,
-    dots, spaces, any script, case, normalization form and length. Messages begin with ``place``, e.g. a file and a row. For a
-    control character they end with ``advice``.
+    An id is a string, not empty, without control characters and surrogates. Other characters are allowed and
+    unchanged: slashes, dots, spaces, any script, case, normalization form and length. Messages begin with
+    ``place``, e.g. a file and a row. For a control character they end with ``advice``.
 
     Raises:
         InputError: it is invalid.
@@ -79,8 +79,8 @@ def check_image_id(image_id: object, *, place: str, advice: str = "take it out o
         return image_id
     if match[0] >= "\ud800":
         raise InputError(
-            f"{place}: the image id {image_id!r} has half a surrogate pair, {match[0]!r}, which is not a character; write the file "
-            "again from the original names"
+            f"{place}: the image id {image_id!r} has half a surrogate pair, {match[0]!r}, which is not a "
+            "character; write the file again from the original names"
         )
     advice = LONE_CR if "\r" in image_id else advice
     raise InputError(f"{place}: the image id {image_id!r} has the control character {match[0]!r}; {advice}")
@@ -100,8 +100,8 @@ def normalization_hint(missing: Iterable[str], present: Iterable[str]) -> str:
         if image_id is not None and image_id != other:
             forms = f"{image_id!a} ({_form(image_id)}) is {other!a} ({_form(other)}) there"
             return (
-                f"Unicode normalization differs: {forms}. Give names of files and ids of tables the same form before the datasets "
-                "are made, in Python with unicodedata.normalize('NFC', image_id)"
+                f"Unicode normalization differs: {forms}. Give names of files and ids of tables the same "
+                "form before the datasets are made, in Python with unicodedata.normalize('NFC', image_id)"
             )
     return ""
 

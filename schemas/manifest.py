@@ -78,8 +78,8 @@ class ShardEntry(FileEntry):
     """A shard of rows or of failures.
 
     Attributes:
-        footer_sha256: SHA-256 of a Parquet file from its metadata to its end, to check before parsing: a damaged footer can crash
-            pyarrow. Empty for failures.
+        footer_sha256: SHA-256 of a Parquet file from its metadata to its end, to check before parsing: a
+            damaged footer can crash pyarrow. Empty for failures.
     """
 
     rows: int
@@ -314,8 +314,8 @@ def _checked(cls: type[Manifest], content: dict[str, Any]) -> Manifest:
     fingerprint = fingerprint_of(manifest.kind, manifest.parameters, manifest.inputs, len(manifest.shards))
     if fingerprint != manifest.fingerprint:
         raise DatasetError(
-            f"it was changed by hand: its fingerprint is {manifest.fingerprint[:12]}..., its parameters and inputs give "
-            f"{fingerprint[:12]}..."
+            f"it was changed by hand: its fingerprint is {manifest.fingerprint[:12]}..., its parameters and "
+            f"inputs give {fingerprint[:12]}..."
         )
     _PARAMETERS[kind].from_json(manifest.parameters)
     try:
@@ -388,8 +388,8 @@ def diagnose(folder: Folder) -> str:
     files = {name for name in children if not name.endswith("/")}
     if "config.toml" in files and not files.isdisjoint(RUN_FILES):
         return (
-            f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give the folder of one of "
-            "the datasets that it was trained on"
+            f"{start} but a run of imagepivot train, which imagepivot evaluate, embed and search take: give "
+            "the folder of one of the datasets that it was trained on"
         )
     datasets = [name[:-1] for name in children if name.endswith("/") and MANIFEST_NAME in folder.children(name[:-1])]
     if datasets:
@@ -400,10 +400,10 @@ def diagnose(folder: Folder) -> str:
         if _NAME_IN_VERSION_1 in files:
             return f"{folder.location!r} {other_version(1)}"
         return (
-            f"{start}: it holds no {MANIFEST_NAME}, which is written last, but shards. Run the command that writes it again to "
-            "finish it, or copy the whole folder again"
+            f"{start}: it holds no {MANIFEST_NAME}, which is written last, but shards. Run the command that "
+            "writes it again to finish it, or copy the whole folder again"
         )
     return (
-        f"{start}: it holds no {MANIFEST_NAME}. Either the path is wrong or the run that writes it has not ended; run its command "
-        "again to finish it"
+        f"{start}: it holds no {MANIFEST_NAME}. Either the path is wrong or the run that writes it has not "
+        "ended; run its command again to finish it"
     )

@@ -111,8 +111,8 @@ def takes_fields(
 ) -> Callable[[Callable[Concatenate[_Job, _More], _Result]], JobFunction[_Job, _More, _Result]]:
     """Return a decorator that lets a job's function also take the job's fields.
 
-    Fields precede the keyword arguments of the function itself. Lists become tuples. A text for a nested dataclass is parsed, or
-    is its first field: ``extractor="resnet50-pool"``.
+    Fields precede the keyword arguments of the function itself. Lists become tuples. A text for a nested
+    dataclass is parsed, or is its first field: ``extractor="resnet50-pool"``.
     """
 
     def decorate(function: Callable[Concatenate[_Job, _More], _Result]) -> JobFunction[_Job, _More, _Result]:

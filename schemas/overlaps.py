@@ -20,8 +20,8 @@ def leakage_remark(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = 
 
     Args:
         dataset: a dataset of kind ``captions`` or ``encoded``. All captions of an image are in one shard.
-        counts: predicate of the splits of an image. By default images of test splits only do not count: Multi30K has its test
-            images of 2016 under two names.
+        counts: predicate of the splits of an image. By default images of test splits only do not count:
+            Multi30K has its test images of 2016 under two names.
     """
     images: Counter[tuple[str, ...]] = Counter()
     first: list[str] = []
@@ -38,6 +38,6 @@ def leakage_remark(dataset: Dataset, counts: Callable[[frozenset[str]], bool] = 
     by_splits = "; ".join(f"{count:,} in {', '.join(splits)}" for splits, count in sorted(images.items()))
     names = ", ".join(first) + (", ..." if images.total() > len(first) else "")
     return (
-        f"{images.total():,} images have captions in several splits ({by_splits}): {names}. A model is then chosen or measured by "
-        "images that it was trained on: put all captions of an image into one split"
+        f"{images.total():,} images have captions in several splits ({by_splits}): {names}. A model is then "
+        "chosen or measured by images that it was trained on: put all captions of an image into one split"
     )

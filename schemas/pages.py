@@ -1,7 +1,7 @@
 """Vectors by their offsets in a shard, without decoding its row groups.
 
-A column of a row group is a sequence of pages: header, repetition levels, definition levels and plain values. Row groups that other
-tools wrote with other encodings are decoded.
+A column of a row group is a sequence of pages: header, repetition levels, definition levels and plain values.
+Row groups that other tools wrote with other encodings are decoded.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Typed ``parameters`` of a manifest, one frozen dataclass per kind.
 
-``to_json`` returns the JSON values of manifest and fingerprint. ``from_json`` raises a `DatasetError` for a value of another type.
-Unknown values are None.
+``to_json`` returns the JSON values of manifest and fingerprint. ``from_json`` raises a `DatasetError` for a
+value of another type. Unknown values are None.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Decoder of users' text files: UTF-8 with lines that end in LF or CR LF.
 
-A byte order mark at the start of a file is dropped, and CR LF counts as LF. Neither becomes part of a token, an id, a header or a
-name. Other line ends (a lone CR of old Macs, U+2028) are text, and so is a later U+FEFF.
+A byte order mark at the start of a file is dropped, and CR LF counts as LF. Neither becomes part of a token,
+an id, a header or a name. Other line ends (a lone CR of old Macs, U+2028) are text, and so is a later U+FEFF.
 """
 
 import codecs

@@ -1,8 +1,8 @@
 """Reader of text files of word vectors: GloVe, word2vec and fastText.
 
-Each line has a word and its values with spaces between them; word2vec and fastText begin with the number of words and the width. A
-file is streamed once, and only requested words take memory. Words that are not UTF-8 (fastText) or contain spaces (GloVe) are
-skipped.
+Each line has a word and its values with spaces between them; word2vec and fastText begin with the number of
+words and the width. A file is streamed once, and only requested words take memory. Words that are not UTF-8
+(fastText) or contain spaces (GloVe) are skipped.
 """
 
 import gzip
@@ -174,8 +174,8 @@ class _Lines:
         start = line[:40].decode("utf-8", "replace").rstrip("\r\n")
         count = f"{self.width} " if self.width else ""
         return InputError(
-            f"{self._location!r}, line {line_number}: expected a word and its {count}numbers with spaces between them, as in "
-            f"GloVe's files and fastText's .vec, found {start!r}. {self._expected}"
+            f"{self._location!r}, line {line_number}: expected a word and its {count}numbers with spaces "
+            f"between them, as in GloVe's files and fastText's .vec, found {start!r}. {self._expected}"
         )
 
 

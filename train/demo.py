@@ -52,8 +52,8 @@ def show_run(folder: Path, output: str, *, console: Console, tokenize: Tokenize,
     for words in (
         f"imagepivot search {here}/run {shlex.quote(queries['en'])} --language en --features {here}/features",
         f"imagepivot inspect {here}/captions --rows 20",
-        f"imagepivot train demo {here}/run-2 --captions {here}/encoded --features {here}/features --vocabulary {here}/vocabulary "
-        "--languages en,de",
+        f"imagepivot train demo {here}/run-2 --captions {here}/encoded --features {here}/features "
+        f"--vocabulary {here}/vocabulary --languages en,de",
     ):
         console.print(f"  {words}", highlight=False, markup=False, soft_wrap=True)
 

@@ -13,8 +13,8 @@ def choose_device(device: str) -> torch.device:
     """Return the device of a name.
 
     Args:
-        device: ``cpu``; ``cuda`` (the first GPU, or this process's own under ``torchrun``); ``cuda:N``; or ``auto`` (``cuda``,
-            without a GPU ``cpu``).
+        device: ``cpu``; ``cuda`` (the first GPU, or this process's own under ``torchrun``); ``cuda:N``; or
+            ``auto`` (``cuda``, without a GPU ``cpu``).
 
     Raises:
         UsageError: the name is unknown, or the host has no such device.

@@ -333,8 +333,8 @@ class SearchJob(Options):
 class StsJob(Options):
     r"""Job of ``imagepivot sts``.
 
-    Runs and sentence pairs are distinguished by the contents of their folders. See `train.sts.pairs` for the formats.
-    The language is English if a run supports it, or the only language of the run.
+    Runs and sentence pairs are distinguished by the contents of their folders. See `train.sts.pairs` for the
+    formats. The language is English if a run supports it, or the only language of the run.
 
     Examples:
         >>> _ = Path("pairs.tsv").write_text("5\tred circle\ta red circle\n0\tred circle\tblue star\n3\ta star\tblue star\n")

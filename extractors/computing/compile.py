@@ -1,8 +1,8 @@
 """Models compiled by ``torch.compile``.
 
-On a CPU, code is compiled for one thread and one input shape, with frozen weights. Features therefore do not depend on thread count
-and batch size. This needs a C++ compiler. Later runs and other workers reuse the code from imagepivot's cache or from
-``TORCHINDUCTOR_CACHE_DIR``.
+On a CPU, code is compiled for one thread and one input shape, with frozen weights. Features therefore do not
+depend on thread count and batch size. This needs a C++ compiler. Later runs and other workers reuse the code
+from imagepivot's cache or from ``TORCHINDUCTOR_CACHE_DIR``.
 """
 
 import os
@@ -33,8 +33,8 @@ def check_compile(device: torch.device) -> None:
     names = (asked,) if asked else ("g++", "clang++", "c++")
     if not any(shutil.which(name) for name in names):
         raise UsageError(
-            f"--compile on a CPU needs a C++ compiler, but {' or '.join(names)} is not installed: install one (Debian: apt install "
-            "g++), name it with CXX, or leave --compile out"
+            f"--compile on a CPU needs a C++ compiler, but {' or '.join(names)} is not installed: install "
+            "one (Debian: apt install g++), name it with CXX, or leave --compile out"
         )
 
 

@@ -1,8 +1,8 @@
 """Deterministic parallel forwards on a CPU: single-threaded chunks of one shape.
 
-Torch chooses kernels, and thus the order of sums, by thread count and batch size, so last bits of features depend on both. Here
-each forward has a fixed shape and runs in one thread, and threads work on different images. This is not slower, since threads
-need not wait for each other at each layer.
+Torch chooses kernels, and thus the order of sums, by thread count and batch size, so last bits of features
+depend on both. Here each forward has a fixed shape and runs in one thread, and threads work on different
+images. This is not slower, since threads need not wait for each other at each layer.
 
 Shapes: ``B`` images of a batch.
 """

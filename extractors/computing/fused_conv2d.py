@@ -4,8 +4,8 @@ On a CPU the weights are pre-packed. On a GPU torch would launch one kernel per 
 feature map. cuDNN has one for all if it finds an engine for shapes, dtype and GPU. Each cuDNN layer is compared with torch's
 layers before use. Torch's layers compute if results differ, if two runs differ, or if cuDNN has no engine.
 
-Torch passes the TF32 switch to cuDNN's fused convolutions, but does not forbid nondeterministic algorithms there
-(``aten/src/ATen/native/cudnn/ConvShared.cpp``).
+Torch passes the TF32 switch to cuDNN's fused convolutions, but does not forbid nondeterministic algorithms
+there (``aten/src/ATen/native/cudnn/ConvShared.cpp``).
 
 Shapes: ``B`` images of one forward, ``C`` channels, ``H`` and ``W`` pixels.
 """
@@ -22,8 +22,8 @@ from extractors.computing.devices import precision_context
 from extractors.computing.oom import run_with_oom_retry
 from schemas.errors import first_line
 
-# Maximum difference relative to the maximum of a layer. In float32 it distinguishes TF32 (errors up to 5e-4) from another order of
-# sums; in 16 bits torch rounds up to three times, cuDNN once.
+# Maximum difference relative to the maximum of a layer. In float32 it distinguishes TF32 (errors up to 5e-4)
+# from another order of sums; in 16 bits torch rounds up to three times, cuDNN once.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 8 * 2**-10, torch.bfloat16: 8 * 2**-7}
 
 

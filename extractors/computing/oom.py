@@ -72,8 +72,8 @@ def run_with_oom_retry(function: Callable[[Tensor], Tensor], batch: Tensor, limi
                 raise
             if len(part) <= 1:
                 raise ImagepivotError(
-                    f"the GPU memory is too small for the model and one image ({error}): another process probably uses the GPU; "
-                    "stop it, or choose another GPU with --device"
+                    f"the GPU memory is too small for the model and one image ({error}): another process "
+                    "probably uses the GPU; stop it, or choose another GPU with --device"
                 ) from error
         # Outside the exception handler, since the exception keeps the failed attempt's memory alive.
         if result is None:

@@ -23,9 +23,9 @@ tags that Pillow ignores    ``unsupported``, see `extractors.images.tiff`; docs/
 several frames or images    the first; the primary image of HEIC, the largest of an icon
 ==========================  ===============================================================================================
 
-**EXIF orientation is not applied.** The feature sets of the papers (2016 to 2019) were extracted without it, and Flickr30K and COCO
-files are stored upright. Only orientation that is part of the format is applied: that of TIFF, TGA, AVIF and HEIC. Colour profiles
-and gamma are ignored.
+**EXIF orientation is not applied.** The feature sets of the papers (2016 to 2019) were extracted without it,
+and Flickr30K and COCO files are stored upright. Only orientation that is part of the format is applied: that
+of TIFF, TGA, AVIF and HEIC. Colour profiles and gamma are ignored.
 
 Formats without a decoder (Pillow built without it, or the extra ``heif`` missing) are ``unsupported``.
 """
@@ -107,8 +107,8 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise UsageError(
-            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True in this process, so that truncated images would be filled with grey: set "
-            "it to False before decoding"
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True in this process, so that truncated images would "
+            "be filled with grey: set it to False before decoding"
         )
     if not data:
         raise DecodeError("empty", "the image file has 0 bytes: its download or copy was probably cut off; fetch it again")
@@ -116,8 +116,8 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     if kind is None:
         raise DecodeError(
             "not_an_image",
-            f"the {len(data)} bytes begin with {data[:16]!r}, expected one of the formats {', '.join(FORMATS)}: "
-            "probably an error page or another kind of file under an image's name",
+            f"the {len(data)} bytes begin with {data[:16]!r}, expected one of the formats "
+            f"{', '.join(FORMATS)}: probably an error page or another kind of file under an image's name",
         )
     if (missing := missing_decoder(kind)) is not None:
         raise DecodeError("unsupported", f"the {len(data)} bytes are {kind}, and {missing}")
@@ -171,8 +171,8 @@ def _check_pixels(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DecodeError(
             "too_large",
-            f"the header says {width}×{height} pixels, expected at most {max_pixels} in all: a decompression bomb or a scan; "
-            "scale it down or leave it out",
+            f"the header says {width}×{height} pixels, expected at most {max_pixels} in all: a "
+            "decompression bomb or a scan; scale it down or leave it out",
         )
 
 
@@ -198,8 +198,8 @@ def _check_depth(data: bytes, mode: str) -> None:
     if not fits:
         raise DecodeError(
             "unsupported",
-            f"the samples have {' and '.join(map(str, sorted(depths)))} bits, expected 8, or 8 to 16 for grey without alpha: "
-            "convert the file to 8-bit RGB",
+            f"the samples have {' and '.join(map(str, sorted(depths)))} bits, expected 8, or 8 to 16 for "
+            "grey without alpha: convert the file to 8-bit RGB",
         )
 
 
@@ -239,8 +239,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode not in _CONVERTED_MODES:
         raise DecodeError(
             "unsupported",
-            f"the pixels are of mode {image.mode!r}, expected one of {', '.join(_CONVERTED_MODES)} or 16-bit grey: "
-            "there is no agreed way from it to 8-bit RGB; convert the file",
+            f"the pixels are of mode {image.mode!r}, expected one of {', '.join(_CONVERTED_MODES)} or "
+            "16-bit grey: there is no agreed way from it to 8-bit RGB; convert the file",
         )
     image.info.pop("transparency", None)  # Avoids a warning of Pillow, without effect on pixels.
     if image.mode == "RGB" and image.format == "JPEG":
@@ -298,8 +298,8 @@ def _decode_error(data: bytes, kind: str, error: Exception) -> DecodeError:
     if isinstance(error, Image.UnidentifiedImageError):
         return DecodeError(
             "decode_error",
-            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged or was cut off "
-            "near its start; fetch it again",
+            f"the {len(data)} bytes begin like {kind}, but the header cannot be read: the file is damaged "
+            "or was cut off near its start; fetch it again",
         )
     if str(error).endswith("not available"):
         return DecodeError(

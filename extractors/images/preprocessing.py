@@ -1,7 +1,7 @@
 """Image preprocessing: resize, crop and normalise.
 
-With antialiasing, results equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images byte for byte. Importing this loads no
-torch, which decoding processes do not need.
+With antialiasing, results equal torchvision's ``Resize`` and ``CenterCrop`` on Pillow images byte for byte.
+Importing this loads no torch, which decoding processes do not need.
 
 Shapes: ``B`` images, ``H`` and ``W`` pixels of an image or its crop, ``K`` = 10 crops.
 """

@@ -23,8 +23,8 @@ _MAX_LOG_GROWTH = math.log(1000 / 16)
 def cell_anchors() -> Tensor:
     """Return the twelve anchors of the cell at 0, 0: by ratio, then by scale.
 
-    Each ratio reshapes a window of 16×16 pixels, with sides rounded half to even (23×12, 16×16, 11×22). Each scale then enlarges it
-    around its centre at 7.5. Source: ``lib/rpn/generate_anchors.py``.
+    Each ratio reshapes a window of 16×16 pixels, with sides rounded half to even (23×12, 16×16, 11×22). Each
+    scale then enlarges it around its centre at 7.5. Source: ``lib/rpn/generate_anchors.py``.
 
     Returns:
         float32 ``[12, 4]``.

@@ -1,13 +1,13 @@
 """``faster-rcnn-36``: the regions of bottom-up attention (Anderson et al. 2018).
 
-Regions equal those of the original Caffe release and of MILVLG/bottom-up-attention.pytorch. Class and attribute ids count from 1,
-the first line of the files with their names; 0 is background or no attribute. Sides of a box exceed 16 pixels of the image; an
-image without such a proposal has no regions.
+Regions equal those of the original Caffe release and of MILVLG/bottom-up-attention.pytorch. Class and
+attribute ids count from 1, the first line of the files with their names; 0 is background or no attribute.
+Sides of a box exceed 16 pixels of the image; an image without such a proposal has no regions.
 
 In the 16-bit precisions only the res5 head computes in 16 bits, so that proposals are those of float32.
 
-Shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before NMS, ``R`` = ``max_regions``, ``H0``
-and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
+Shapes: ``B`` images, ``P`` proposals of an image, at most 300, ``Q`` boxes of an image before NMS, ``R`` =
+``max_regions``, ``H0`` and ``W0`` pixels of an image, ``D`` = 2048 width of a feature.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,9 +65,9 @@ ARCHITECTURE = Architecture(
     read=read_detector,
     without_default="no package distributes them. Pass with --weights PATH the original "
     "resnet101_faster_rcnn_final_iter_320000.caffemodel (github.com/peteanderson80/bottom-up-attention), "
-    "bua-caffe-frcn-r101-k36.pth (github.com/MILVLG/bottom-up-attention.pytorch), faster_rcnn_from_caffe.pkl "
-    "(github.com/airsplay/py-bottom-up-attention), or the pytorch_model.bin of huggingface.co/unc-nlp/frcnn-vg-finetuned; "
-    "--weights random:0 runs without, untrained",
+    "bua-caffe-frcn-r101-k36.pth (github.com/MILVLG/bottom-up-attention.pytorch), "
+    "faster_rcnn_from_caffe.pkl (github.com/airsplay/py-bottom-up-attention), or the pytorch_model.bin of "
+    "huggingface.co/unc-nlp/frcnn-vg-finetuned; --weights random:0 runs without, untrained",
 )
 
 

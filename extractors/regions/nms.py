@@ -25,8 +25,8 @@ def first_true(mask: Tensor, max_count: int) -> tuple[Tensor, Tensor]:
     """Return the positions of the first True values of a mask ``[B, P]``.
 
     Returns:
-        int64 ``[B, min(P, max_count)]``, ascending positions of True values, then arbitrary ones; and int64 ``[B]``, the number of
-        True values among them.
+        int64 ``[B, min(P, max_count)]``, ascending positions of True values, then arbitrary ones; and int64
+        ``[B]``, the number of True values among them.
     """
     positions = mask.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :max_count]
     return positions, mask.sum(dim=1).clamp(max=max_count)

@@ -213,8 +213,8 @@ def _modules(folder: Path, name: str) -> Iterator[tuple[Path, str]]:
         library, _, kind = module["type"].rpartition(".")
         if not library.startswith("sentence_transformers.") or kind not in expected:
             raise InputError(
-                f"module {index} of {name!r} is {module['type']!r}, expected {' or '.join(expected)} of sentence-transformers: "
-                "import vectors that its own library computes"
+                f"module {index} of {name!r} is {module['type']!r}, expected {' or '.join(expected)} of "
+                "sentence-transformers: import vectors that its own library computes"
             )
         yield folder / module["path"], kind
 
@@ -233,8 +233,8 @@ def _layers(folder: Path, kind: str, prefix: str, name: str) -> list[nn.Module]:
         mode = config.get("pooling_mode") or ",".join(modes)
         if mode not in _POOLINGS or (prefix and not config.get("include_prompt", True)):
             raise InputError(
-                f"{name!r} pools {mode!r}{'' if mode not in _POOLINGS else ' without the prefix'}, expected one of "
-                f"{', '.join(_POOLINGS)} over all sub-words: choose another model"
+                f"{name!r} pools {mode!r}{'' if mode not in _POOLINGS else ' without the prefix'}, expected "
+                f"one of {', '.join(_POOLINGS)} over all sub-words: choose another model"
             )
         return [SubWordPooling(mode)]
     library, _, activation = config.get("activation_function", "torch.nn.Tanh").rpartition(".")

@@ -1,7 +1,7 @@
 """Text models: loading those of transformers, and batches of equal lengths.
 
-Nothing is downloaded, and no code of a model's folder is run. Batches contain texts of equal sub-word counts, so on a CPU the bytes
-of a text do not depend on other texts and on the thread count.
+Nothing is downloaded, and no code of a model's folder is run. Batches contain texts of equal sub-word counts,
+so on a CPU the bytes of a text do not depend on other texts and on the thread count.
 
 Shapes: ``B`` texts, ``S`` sub-words.
 """
@@ -84,8 +84,8 @@ def load_model(folder: Path, name: str) -> tuple[Any, Any, Any]:
 
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{name!r} has no config.json, expected a model as saved by transformers: config.json, tokenizer.json or vocab.txt, "
-            "and model.safetensors or pytorch_model.bin"
+            f"{name!r} has no config.json, expected a model as saved by transformers: config.json, "
+            "tokenizer.json or vocab.txt, and model.safetensors or pytorch_model.bin"
         )
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -97,8 +97,8 @@ def load_model(folder: Path, name: str) -> tuple[Any, Any, Any]:
             )
     except _FAULTS as error:
         raise InputError(
-            f"transformers cannot read the model in {name!r} ({first_line(error)[:200]}): it is corrupt, incomplete or of another "
-            "kind; download it again"
+            f"transformers cannot read the model in {name!r} ({first_line(error)[:200]}): it is corrupt, "
+            "incomplete or of another kind; download it again"
         ) from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(UNUSED_WEIGHTS))
     misshapen = sorted(str(key) for key in report["mismatched_keys"])

@@ -78,8 +78,8 @@ class TokenExtractor(TextModel):
         Each token is tokenized separately. A token without sub-words, such as a control character, becomes the unknown sub-word.
 
         Returns:
-            The parts of each caption, and the counts of ``sub_words``, ``unknown_sub_words``, and ``captions_in_parts`` (captions
-            with several parts).
+            The parts of each caption, and the counts of ``sub_words``, ``unknown_sub_words``, and
+            ``captions_in_parts`` (captions with several parts).
         """
         unknown = self._tokenizer.unk_token_id
         parts: list[list[CaptionPart]] = []

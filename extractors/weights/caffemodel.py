@@ -1,8 +1,8 @@
 """Safe reader of ``.caffemodel`` weights by protobuf, without Caffe.
 
-A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. `_MESSAGES` has the fields that are
-read; others are skipped. Arrays are declared as bytes, which packed numbers are, so that numpy reads them without a Python object
-for each number. Caffe writes all arrays packed. No code is run.
+A ``.caffemodel`` is a serialised ``NetParameter`` of Caffe's ``src/caffe/proto/caffe.proto``. `_MESSAGES` has
+the fields that are read; others are skipped. Arrays are declared as bytes, which packed numbers are, so that
+numpy reads them without a Python object for each number. Caffe writes all arrays packed. No code is run.
 """
 
 from functools import cache
@@ -60,13 +60,13 @@ def read_layers(path: Path) -> dict[str, list[np.ndarray]]:
                 layers[name] = [_read_blob(blob) for blob in layer.blobs]
     except (DecodeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"the weights file {str(path)!r} cannot be read as a .caffemodel ({error}): it is truncated, corrupt or of another "
-            "kind; download it again"
+            f"the weights file {str(path)!r} cannot be read as a .caffemodel ({error}): it is truncated, "
+            "corrupt or of another kind; download it again"
         ) from error
     if not layers:
         raise InputError(
-            f"the weights file {str(path)!r} has no layer with weights, expected a trained .caffemodel, not the definition of a "
-            "network (prototxt) or a solver state"
+            f"the weights file {str(path)!r} has no layer with weights, expected a trained .caffemodel, not "
+            "the definition of a network (prototxt) or a solver state"
         )
     return layers
 

@@ -98,8 +98,8 @@ def _is_text(head: bytes) -> bool:
 def read_state_dict(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     """Read a state dict, or a chosen set of weights, from a file.
 
-    Supported are files of ``torch.save``, ``.safetensors`` and pickles of arrays. Wrappers of training scripts
-    (``{"state_dict": ...}``, ``{"model": ...}``, and ``module.`` before names) are removed.
+    Supported are files of ``torch.save``, ``.safetensors`` and pickles of arrays. Wrappers of training
+    scripts (``{"state_dict": ...}``, ``{"model": ...}``, and ``module.`` before names) are removed.
 
     Raises:
         InputError: the file is of another kind, is corrupt, could run code when read, or lacks the set of weights.
@@ -123,8 +123,8 @@ def read_entries(path: Path, choice: Choice | None = None, *, arrays: bool = Fal
         content = read_pickle(path)
     else:
         raise InputError(
-            f"the weights file {str(path)!r} is {'a Caffe model' if kind else _kind_of(path)}, expected {_EXPECTED}: pass the file "
-            "that belongs to the extractor"
+            f"the weights file {str(path)!r} is {'a Caffe model' if kind else _kind_of(path)}, expected "
+            f"{_EXPECTED}: pass the file that belongs to the extractor"
         )
     return _unwrap(content, path, choice)
 
@@ -141,8 +141,8 @@ def _unwrap(content: Any, path: Path, choice: Choice | None = None) -> dict[str,
     if len(sets) > 1:
         others = " or ".join(f"{path}#{name}" for name in sets if name != chosen)
         choice.remark = (
-            f"the weights file {str(path)!r} has {len(sets)} sets of weights ({', '.join(sets)}), using {chosen}: choose another "
-            f"with --weights {others}"
+            f"the weights file {str(path)!r} has {len(sets)} sets of weights ({', '.join(sets)}), using "
+            f"{chosen}: choose another with --weights {others}"
         )
     state = sets[chosen]
     names = [str(name) for name in state]
@@ -160,15 +160,15 @@ def _no_set(content: Any, path: Path, choice: Choice, names: list[str]) -> str:
         )
     if names:
         return (
-            f"the weights file {str(path)!r} has {len(names)} sets of weights, {', '.join(names)}: choose one, e.g. "
-            f"--weights {path}#{names[0]}"
+            f"the weights file {str(path)!r} has {len(names)} sets of weights, {', '.join(names)}: choose "
+            f"one, e.g. --weights {path}#{names[0]}"
         )
     while isinstance(content, Mapping) and (key := next((key for key in _WRAPPERS if key in content), None)):
         content = content[key]
     keys = f" with {list_names([repr(key) for key in content])}" if isinstance(content, Mapping) else ""
     return (
-        f"the weights file {str(path)!r} holds a {type(content).__name__}{keys}, expected names and tensors (a state dict): save "
-        "model.state_dict() instead"
+        f"the weights file {str(path)!r} holds a {type(content).__name__}{keys}, expected names and tensors "
+        "(a state dict): save model.state_dict() instead"
     )
 
 
@@ -234,8 +234,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"the weights file {str(path)!r} cannot be read as safetensors ({error}): it is corrupt or of another kind; download "
-            "it again"
+            f"the weights file {str(path)!r} cannot be read as safetensors ({error}): it is corrupt or of "
+            "another kind; download it again"
         ) from error
 
 

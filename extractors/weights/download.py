@@ -97,8 +97,8 @@ def fetch_weights_file(location: str) -> Path:
             return _fetch(location, folder)
     except OSError as error:
         raise InputError(
-            f"cannot store the weights {location!r} in {str(folder)!r} ({error.strerror or error}): free some space there, or set "
-            "TORCH_HOME to another folder"
+            f"cannot store the weights {location!r} in {str(folder)!r} ({error.strerror or error}): free "
+            "some space there, or set TORCH_HOME to another folder"
         ) from error
 
 
@@ -195,8 +195,8 @@ def _open_page(location: str) -> Iterator[_Object]:
         raise InputError(f"there are no weights at {location!r}: the server answers {error.code} {error.reason}") from error
     except (OSError, HTTPException, ValueError) as error:
         raise InputError(
-            f"cannot download the weights {location!r} ({error}): check the address and the network, or download the file "
-            "elsewhere and pass it with --weights PATH"
+            f"cannot download the weights {location!r} ({error}): check the address and the network, or "
+            "download the file elsewhere and pass it with --weights PATH"
         ) from error
     with response:
         version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""

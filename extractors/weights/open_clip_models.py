@@ -69,8 +69,8 @@ def full_name(model: str) -> str:
     tags = [known for known in list_pretrained_tags_by_model(name) if _has_quick_gelu(get_pretrained_cfg(name, known)) == gelu]
     if tag and tag not in tags:
         raise UsageError(
-            f"open_clip's model {name!r} has no weights {tag!r} for its activation, expected one of {', '.join(tags) or 'none'}: "
-            "models with QuickGELU have names that end in -quickgelu"
+            f"open_clip's model {name!r} has no weights {tag!r} for its activation, expected one of "
+            f"{', '.join(tags) or 'none'}: models with QuickGELU have names that end in -quickgelu"
         )
     return ".".join([name, *([tag] if tag else tags[:1])])
 
@@ -160,9 +160,9 @@ def _explained(problem: str) -> Iterator[None]:
         yield
     except _FAULTS as error:
         raise InputError(
-            f"open_clip {problem} ({type(error).__name__}: {first_line(error)[:200]}): a file is missing or corrupt, or must be "
-            "downloaded and there is no network. Use a folder that holds all files, or give weights by --weights PATH; --weights "
-            "random:0 runs the untrained model"
+            f"open_clip {problem} ({type(error).__name__}: {first_line(error)[:200]}): a file is missing or "
+            "corrupt, or must be downloaded and there is no network. Use a folder that holds all files, or "
+            "give weights by --weights PATH; --weights random:0 runs the untrained model"
         ) from error
     finally:
         logging.disable(level)

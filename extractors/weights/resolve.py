@@ -1,7 +1,7 @@
 """Resolution of weights: locate or download, hash, read and check.
 
-Weights are identified by the SHA-256 of their tensors, which does not depend on the file format. The hash of the file itself is
-compared only for downloads of published files, and with those of known wrong files.
+Weights are identified by the SHA-256 of their tensors, which does not depend on the file format. The hash of
+the file itself is compared only for downloads of published files, and with those of known wrong files.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _check_file(path: Path, sha256: str, architecture: Architecture, *, is_downl
     """Check the SHA-256 of a download, and that the file is not refused."""
     if is_download and not sha256.startswith(architecture.hash_prefix):
         raise InputError(
-            f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that begins with "
-            f"{architecture.hash_prefix}: the file is corrupt; delete it and run again"
+            f"the downloaded weights {str(path)!r} have the SHA-256 {sha256[:16]}…, expected one that "
+            f"begins with {architecture.hash_prefix}: the file is corrupt; delete it and run again"
         )
     for prefix, reason in architecture.refused.items():
         if sha256.startswith(prefix):

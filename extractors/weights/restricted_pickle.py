@@ -1,7 +1,7 @@
 """Safe reader of pickled arrays and tensors.
 
-A pickle is a program for a stack machine that may call any function of any installed package. Pickled state dicts need only some
-instructions and a few functions of numpy and torch. The reader works in two steps:
+A pickle is a program for a stack machine that may call any function of any installed package. Pickled state
+dicts need only some instructions and a few functions of numpy and torch. The reader works in two steps:
 
 1. Scan the program. Only instructions for plain values, containers and calls are allowed. Lengths and memo positions beyond the
    file are refused, because Python would allocate memory for them.
@@ -69,9 +69,9 @@ def read_pickle(path: Path) -> Any:
             return _RestrictedUnpickler(data, safe_globals(2 * len(data))).load()
         except PICKLE_ERRORS as error:
             raise InputError(
-                f"the weights file {str(path)!r} is refused as a pickle ({first_line(error)[:200]}): it is corrupt, or holds more "
-                "than arrays, tensors and plain containers, which could run code when read. If you trust the file, save its arrays "
-                "alone, best as .safetensors"
+                f"the weights file {str(path)!r} is refused as a pickle ({first_line(error)[:200]}): it is "
+                "corrupt, or holds more than arrays, tensors and plain containers, which could run code "
+                "when read. If you trust the file, save its arrays alone, best as .safetensors"
             ) from error
 
 
@@ -79,12 +79,12 @@ def safe_globals(max_bytes: int) -> dict[str, Any]:
     """Return substitutes for the functions called by pickles of arrays or tensors.
 
     Args:
-        max_bytes: total bytes that the substitutes may create, against pickles that expand. An array needs its size twice, as
-            text and as array.
+        max_bytes: total bytes that the substitutes may create, against pickles that expand. An array needs
+            its size twice, as text and as array.
 
     Returns:
-        Substitutes by the functions' names in pickles (``numpy.dtype``). The last two permit the classes' ``__setstate__``; their
-        names cannot be imported.
+        Substitutes by the functions' names in pickles (``numpy.dtype``). The last two permit the classes'
+        ``__setstate__``; their names cannot be imported.
     """
     builders = _Builders(max_bytes)
     functions: dict[str, Callable[..., Any]] = {

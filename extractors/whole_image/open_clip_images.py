@@ -1,8 +1,8 @@
 """``open_clip:NAME`` and ``open_clip:FOLDER``: the image encoder of a joint model.
 
-See `extractors.weights.open_clip_models` for names and folders. The feature is open_clip's ``encode_image``, after the projection,
-not normalised. Preprocessing has the bytes of the model's transform. The parameter ``checkpoint`` is the digest of both encoders,
-which text vectors of the model have, too.
+See `extractors.weights.open_clip_models` for names and folders. The feature is open_clip's ``encode_image``,
+after the projection, not normalised. Preprocessing has the bytes of the model's transform. The parameter
+``checkpoint`` is the digest of both encoders, which text vectors of the model have, too.
 """
 
 from dataclasses import replace
@@ -64,8 +64,8 @@ def _preprocessing(model: str) -> Preprocessing:
     side, *others = set(config["size"]) if isinstance(config["size"], (tuple, list)) else (config["size"],)
     if others or config["resize_mode"] not in ("shortest", "squash"):
         raise UsageError(
-            f"the model {model!r} resizes images by {config['resize_mode']!r} to {config['size']}, expected 'shortest' or 'squash' "
-            "to a square: choose another model"
+            f"the model {model!r} resizes images by {config['resize_mode']!r} to {config['size']}, expected "
+            "'shortest' or 'squash' to a square: choose another model"
         )
     return Preprocessing(
         resize_short=side if config["resize_mode"] == "shortest" else None,

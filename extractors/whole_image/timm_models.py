@@ -1,14 +1,14 @@
 """``timm:NAME``: the pooled feature of any image model of the package timm.
 
-Preprocessing follows ``timm.data.resolve_model_data_config``, with the bytes of timm's transform; pixels are normalised on the
-device. The feature is the model's output with ``num_classes=0``. Weights files may have timm's tensor names or those of the model's
-origin, which timm translates; a classifier is dropped.
+Preprocessing follows ``timm.data.resolve_model_data_config``, with the bytes of timm's transform; pixels are
+normalised on the device. The feature is the model's output with ``num_classes=0``. Weights files may have
+timm's tensor names or those of the model's origin, which timm translates; a classifier is dropped.
 
-With ``unpooled`` the feature is the output of timm's ``forward_features`` in row-major order: feature maps, or the patch tokens of
-transformers (without class, distillation and register tokens).
+With ``unpooled`` the feature is the output of timm's ``forward_features`` in row-major order: feature maps,
+or the patch tokens of transformers (without class, distillation and register tokens).
 
-In traceable models, batch norms after plain convolutions are folded (see `extractors.computing.fusion`), including timm's batch
-norm with an activation. Other models run as in timm.
+In traceable models, batch norms after plain convolutions are folded (see `extractors.computing.fusion`),
+including timm's batch norm with an activation. Other models run as in timm.
 
 Shapes: ``B`` images, ``H`` and ``W`` pixels of the input, ``T`` tokens, ``D`` width of the feature.
 """
@@ -188,8 +188,8 @@ def _grid(name: str) -> tuple[tuple[int, int], int]:
     if grid is None:
         output = list(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
         raise UsageError(
-            f"timm's model {name!r} returns {output} before its pooling, expected a feature map, or one token per patch: leave "
-            "--unpooled out, or choose another model"
+            f"timm's model {name!r} returns {output} before its pooling, expected a feature map, or one "
+            "token per patch: leave --unpooled out, or choose another model"
         )
     return grid, model.num_features
 
@@ -231,8 +231,8 @@ def _read_timm(path: Path, choice: Choice | None = None, *, name: str) -> dict[s
             state = translate(state, model)
         except (KeyError, IndexError, AttributeError, ValueError, RuntimeError, NotImplementedError) as error:
             raise InputError(
-                f"the weights file {str(path)!r} is of another model than {name!r}: timm cannot translate its tensor names "
-                f"({type(error).__name__}: {error}); pass the model's own file"
+                f"the weights file {str(path)!r} is of another model than {name!r}: timm cannot translate "
+                f"its tensor names ({type(error).__name__}: {error}); pass the model's own file"
             ) from error
     classifiers = _pretrained_config(name).classifier or ()
     classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
@@ -280,8 +280,8 @@ def _transformed_pixels(image: Image.Image, transform: Callable[[Image.Image], T
     if pixels.dtype != torch.uint8 or pixels.shape != config["input_size"]:
         raise DecodeError(
             "unsupported",
-            f"timm made {pixels.dtype} {list(pixels.shape)} of the image of {image.width}×{image.height} pixels, expected "
-            f"torch.uint8 {list(config['input_size'])}",
+            f"timm made {pixels.dtype} {list(pixels.shape)} of the image of {image.width}×{image.height} "
+            f"pixels, expected torch.uint8 {list(config['input_size'])}",
         )
     return pixels.numpy()
 

@@ -1,7 +1,7 @@
 """``vgg19-10crop`` and ``vgg19-10crop-caffe``: VGG19's fc7, mean of ten crops.
 
-The layer is the second fully connected one, after ReLU. With ``keep_crops`` the feature is ``[K, D]`` in the order of
-`extractors.images.preprocessing.ten_crop_views`.
+The layer is the second fully connected one, after ReLU. With ``keep_crops`` the feature is ``[K, D]`` in the
+order of `extractors.images.preprocessing.ten_crop_views`.
 
 The two extractors have incompatible feature spaces:
 
@@ -14,8 +14,8 @@ resize                Pillow, bilinear with antialiasing      bilinear without a
 centre crop           as torchvision's ``TenCrop``            rounded down, as Caffe's ``oversample``
 ====================  ======================================  =====================================================
 
-The second follows ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, the source of the papers' features: the ReLU
-is taken per crop, then the mean. Two differences remain:
+The second follows ``extract_cnn_features.py`` of github.com/ivendrov/order-embedding, the source of the
+papers' features: the ReLU is taken per crop, then the mean. Two differences remain:
 
 - That script divided each feature by its length; here features are unnormalised.
 - It resized floats; here the resized image is rounded to 8 bits (cosine of features 0.999999).
@@ -82,8 +82,8 @@ def _read_vgg19(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
 def _read_torchvision(path: Path, choice: Choice | None = None) -> dict[str, Tensor]:
     if checkpoint_format(path) == "caffe":
         raise InputError(
-            f"the weights file {str(path)!r} is a Caffe model, but vgg19-10crop needs torchvision's VGG19: use it with "
-            "--extractor vgg19-10crop-caffe"
+            f"the weights file {str(path)!r} is a Caffe model, but vgg19-10crop needs torchvision's VGG19: "
+            "use it with --extractor vgg19-10crop-caffe"
         )
     return _read_vgg19(path, choice)
 
@@ -196,15 +196,15 @@ class VGG19TenCrop(Extractor):
         """Run the model on the ten crops of B images from `preprocess`; B may be 0.
 
         Returns:
-            ``[B, D]`` or ``[B, K, D]`` in the spec's dtype, not negative, unnormalised. On a CPU the bytes do not depend on batch
-            and thread count.
+            ``[B, D]`` or ``[B, K, D]`` in the spec's dtype, not negative, unnormalised. On a CPU the bytes do
+            not depend on batch and thread count.
         """
         short = self._variant.preprocessing.resize_short
         for image in batch:
             if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3 or min(image.shape[1:]) != short:
                 raise ValueError(
-                    f"an image of the batch is {image.dtype} {list(image.shape)}, expected torch.uint8 [3, H, W] with the "
-                    f"smaller of H and W {short}"
+                    f"an image of the batch is {image.dtype} {list(image.shape)}, expected torch.uint8 [3, "
+                    f"H, W] with the smaller of H and W {short}"
                 )
         if not len(batch):
             return np.zeros((0, *self.spec.shape), dtype=self.spec.dtype)

@@ -128,8 +128,8 @@ class Option:
         """
         if value and self.opt.code_in is not None and (code := self.opt.code_in(value)):
             raise UsageError(
-                f"{place} has {self.name} = {code[0]!r}, which runs code: nothing was done. Give --trust if you know the file, or "
-                "give the value on the command line"
+                f"{place} has {self.name} = {code[0]!r}, which runs code: nothing was done. Give --trust if "
+                "you know the file, or give the value on the command line"
             )
 
     def text(self, value: Any) -> str:
@@ -211,8 +211,8 @@ def options_of(job: Any, default: Any = MISSING, *, is_optional: bool = False) -
     """Yield the options of a job and of the dataclasses in its fields.
 
     Args:
-        job: a dataclass, or a function, whose parameters count as fields; fields without an `Opt` that are no dataclasses are
-            skipped.
+        job: a dataclass, or a function, whose parameters count as fields; fields without an `Opt` that are no
+            dataclasses are skipped.
         default: an instance with the default values; ``MISSING`` for the defaults of the fields.
         is_optional: whether the dataclass is built only if one of its options is set. These then have no defaults.
     """
@@ -300,14 +300,14 @@ def _text_type(hint: Any) -> Any:
 class Command(TyperCommand):
     """A function as a command, with options from command line, environment or file.
 
-    The program creates all commands but runs one; the options are therefore created when they are first used. Environment
-    variables have names such as ``IMAGEPIVOT_FEATURES_DEVICE``.
+    The program creates all commands but runs one; the options are therefore created when they are first used.
+    Environment variables have names such as ``IMAGEPIVOT_FEATURES_DEVICE``.
 
     Empty values are refused. They mostly come from an unset shell variable, and could mean the current folder.
 
     Args:
-        function: takes dataclasses, parameters annotated with `Opt`, and optionally typer's ``context``. The default of a
-            dataclass holds the defaults of its fields.
+        function: takes dataclasses, parameters annotated with `Opt`, and optionally typer's ``context``. The
+            default of a dataclass holds the defaults of its fields.
         example: words of the command, for the end of its help.
     """
 

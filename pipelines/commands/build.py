@@ -63,8 +63,8 @@ def build_(
     settings: Annotated[
         tuple[str, ...],
         Opt(
-            "Replace a value of the plan, e.g. [i]paths.photos=/data/photos[/i] or [i]steps.vocabulary.min-count=5[/i]; "
-            "repeatable.",
+            "Replace a value of the plan, e.g. [i]paths.photos=/data/photos[/i] or "
+            "[i]steps.vocabulary.min-count=5[/i]; repeatable.",
             name="set",
             metavar="K=V",
             is_repeated=True,
@@ -79,11 +79,11 @@ def build_(
 ) -> None:
     """Run the commands of a plan in order.
 
-    PLAN is a TOML file with a section per step, or the name of a plan of the package. Each step is a command in its own process;
-    the first failure ends the build with its exit code.
+    PLAN is a TOML file with a section per step, or the name of a plan of the package. Each step is a command
+    in its own process; the first failure ends the build with its exit code.
 
-    The same command resumes a stopped build. A step with up-to-date output writes nothing. If its output holds another dataset, it
-    fails and names the difference; --overwrite STEP replaces the dataset.
+    The same command resumes a stopped build. A step with up-to-date output writes nothing. If its output
+    holds another dataset, it fails and names the difference; --overwrite STEP replaces the dataset.
     """
     if list_plans:
         from pipelines.plans.plan import plan_names, read_plan_table

@@ -28,10 +28,10 @@ def captions(
 ) -> None:
     """Tokenize raw captions into shards.
 
-    SOURCE depends on --format: [b]multi30k[/b]: the folder with task1 and task2; [b]karpathy[/b]: a file such as
-    dataset_flickr30k.json; [b]coco[/b]: a captions_SPLIT.json or a folder of them; [b]scan[/b]: a folder with SPLIT_caps.txt and
-    SPLIT_ids.txt, such as f30k_precomp; [b]table[/b]: a CSV, TSV, JSON lines or Parquet file with the columns image_id and text,
-    and optionally language, portion, index and split.
+    SOURCE depends on --format: [b]multi30k[/b]: the folder with task1 and task2; [b]karpathy[/b]: a file such
+    as dataset_flickr30k.json; [b]coco[/b]: a captions_SPLIT.json or a folder of them; [b]scan[/b]: a folder
+    with SPLIT_caps.txt and SPLIT_ids.txt, such as f30k_precomp; [b]table[/b]: a CSV, TSV, JSON lines or
+    Parquet file with the columns image_id and text, and optionally language, portion, index and split.
 
     Empty captions become failure rows. Flags after -- go to Beam: -- --runner=DataflowRunner --project=...
     """
@@ -88,9 +88,9 @@ def encode(job: EncodeJob, monitoring: Monitoring = Monitoring(), execution: Exe
 def word_vectors(job: WordVectorsJob, monitoring: Monitoring = Monitoring()) -> None:
     """Import pretrained vectors of a vocabulary's words, to initialize a training.
 
-    Each language has a FILE. The vectors of all languages share a space: use the aligned ones of fastText. Tokens are looked up
-    without Moses escapes (&apos;s as 's), then in lower case. A fastText model (.bin, needs the extra fasttext) also computes
-    vectors of unknown words from sub-words.
+    Each language has a FILE. The vectors of all languages share a space: use the aligned ones of fastText.
+    Tokens are looked up without Moses escapes (&apos;s as 's), then in lower case. A fastText model (.bin,
+    needs the extra fasttext) also computes vectors of unknown words from sub-words.
 
     Prints the share of words with a vector, by language.
     """
@@ -115,9 +115,9 @@ def text_features(
     The text encoders of joint models ([b]open_clip:[/b]) and models of sentence-transformers ([b]sentence:[/b]) read the raw text,
     with their own tokenizer, and write a vector per caption (kind embeddings).
 
-    Other models are transformers such as BERT, whose last layer is written for each token (kind token-features). A token gets the
-    mean vector of its sub-words; <start> and <end> get those of [CLS] and [SEP]. A caption has as many vectors as ids in the output
-    of encode.
+    Other models are transformers such as BERT, whose last layer is written for each token (kind
+    token-features). A token gets the mean vector of its sub-words; <start> and <end> get those of [CLS] and
+    [SEP]. A caption has as many vectors as ids in the output of encode.
 
     Nothing is downloaded but the weights of open_clip by name. Needs the extra bert, for open_clip the extra clip.
     """
@@ -151,14 +151,14 @@ def features(
 ) -> None:
     """Extract features of images into shards.
 
-    IMAGES is a folder of images or archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a [b]table[/b] (CSV, TSV, JSON
-    lines or Parquet) with columns image_id and uri; a [b].tar[/b]; a [b].parquet[/b] file with image bytes; or one image;
-    local, gs:// or s3://.
+    IMAGES is a folder of images or archives; a [b]pattern[/b] such as [i]'photos/**/*.jpg'[/i]; a
+    [b]table[/b] (CSV, TSV, JSON lines or Parquet) with columns image_id and uri; a [b].tar[/b]; a
+    [b].parquet[/b] file with image bytes; or one image; local, gs:// or s3://.
 
-    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid, faster-rcnn-36,
-    timm:NAME, open_clip:NAME and detectron2:CONFIG+WEIGHTS.
-    Unreadable images become failure rows. The same command resumes a stopped run. Flags after -- go to Beam:
-    -- --runner=DataflowRunner --project=...
+    The extractors are resnet50-pool, vgg19-10crop, vgg19-10crop-caffe, vgg19-grid, resnet152-grid,
+    faster-rcnn-36, timm:NAME, open_clip:NAME and detectron2:CONFIG+WEIGHTS. Unreadable images become failure
+    rows. The same command resumes a stopped run. Flags after -- go to Beam: -- --runner=DataflowRunner
+    --project=...
     """
     import_modules(imports)
     from pipelines.features.extraction import FeaturesPlan

@@ -84,8 +84,8 @@ def validate(
     if problems:
         count = "the problem" if len(problems) == 1 else f"the {len(problems)} problems"
         raise DatasetError(
-            f"{dataset!r} is not a valid dataset, see {count} above. Copy damaged files again, mend the dataset with --repair, or "
-            "make it again with --overwrite"
+            f"{dataset!r} is not a valid dataset, see {count} above. Copy damaged files again, mend the "
+            "dataset with --repair, or make it again with --overwrite"
         )
     print_line(f"{escape(dataset)} is valid")
 
@@ -102,8 +102,8 @@ def _repair(dataset: str) -> None:
         print_remark(left_alone(dataset, done.left_alone))
     if done.missing:
         raise DatasetError(
-            f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command that made it again "
-            "(without --overwrite): it keeps what is whole and makes only these"
+            f"{dataset!r} lacks {len(done.missing)} files now, e.g. {done.missing[0]!r}: run the command "
+            "that made it again (without --overwrite): it keeps what is whole and makes only these"
         )
 
 
@@ -111,8 +111,8 @@ def _repair(dataset: str) -> None:
 def view(job: ViewJob) -> None:
     """Draw the regions or crops of an image's features.
 
-    Regions are boxes with score and the names (or ids) of class and attribute. Other extractors have crops: ten for VGG19, else
-    the centre.
+    Regions are boxes with score and the names (or ids) of class and attribute. Other extractors have crops:
+    ten for VGG19, else the centre.
     """
     from pipelines.datasets.view import draw_view
 
@@ -143,9 +143,9 @@ def import_(job: ImportJob, monitoring: Monitoring = Monitoring()) -> None:
 def export(job: ExportJob, monitoring: Monitoring = Monitoring()) -> None:
     """Export features in the format of another code base.
 
-    [b]scan[/b]: SPLIT_ims.npy, SPLIT_caps.txt and SPLIT_ids.txt, for VSE++, SCAN and their descendants; [b]mulisera[/b]:
-    SPLIT-resnet50-avgpool.npy in the order of Multi30K's lists; [b]tsv[/b]: bottom-up-attention; [b]webdataset[/b]: one tar
-    per shard; [b]npy[/b]: features.npy and ids.txt.
+    [b]scan[/b]: SPLIT_ims.npy, SPLIT_caps.txt and SPLIT_ids.txt, for VSE++, SCAN and their descendants;
+    [b]mulisera[/b]: SPLIT-resnet50-avgpool.npy in the order of Multi30K's lists; [b]tsv[/b]:
+    bottom-up-attention; [b]webdataset[/b]: one tar per shard; [b]npy[/b]: features.npy and ids.txt.
     """
     from pipelines.exchange.exporting import export_dataset
 
@@ -181,8 +181,8 @@ def publish(
 def diff(job: DiffJob, monitoring: Monitoring = Monitoring()) -> None:
     """Compare the rows of two datasets.
 
-    Rows are matched by key, independently of shards. The exit code is 0 for equal rows, and 1 if a key is missing or a value
-    differs by more than the tolerance. Differing parameters are shown but do not count.
+    Rows are matched by key, independently of shards. The exit code is 0 for equal rows, and 1 if a key is
+    missing or a value differs by more than the tolerance. Differing parameters are shown but do not count.
     """
     from pipelines.datasets.comparison import compare_datasets, comparison_tables
 

@@ -26,8 +26,8 @@ def doctor(
 ) -> None:
     """Check versions and device, and optionally extractor weights and OUTPUT.
 
-    The device computes a small network, which is compared with the CPU. Without arguments, checks take a few seconds and use no
-    internet. The exit code is 1 if a check fails.
+    The device computes a small network, which is compared with the CPU. Without arguments, checks take a few
+    seconds and use no internet. The exit code is 1 if a check fails.
     """
     from pipelines.doctor import run_checks
 

@@ -1,7 +1,7 @@
 """Flex Template: launch parameters (``docker/metadata.json``) as a command line.
 
-Google's launcher runs `main` with ``--NAME=VALUE`` for parameters and for its own flags, without positional arguments or ``--``.
-Our parameters go before ``--``, all others after it.
+Google's launcher runs `main` with ``--NAME=VALUE`` for parameters and for its own flags, without positional
+arguments or ``--``. Our parameters go before ``--``, all others after it.
 """
 
 import sys

@@ -52,9 +52,9 @@ def search(
 ) -> None:
     """List the best images for sentences in any languages of a run, or for an image.
 
-    A sentence is tokenized by the recipe of the captions that the run was trained on. In place of a RUN, open_clip:NAME,
-    open_clip:FOLDER or sentence:FOLDER searches images of the same joint model. With --images, ids link to files on terminals that
-    support it. OUTPUT holds all its pictures.
+    A sentence is tokenized by the recipe of the captions that the run was trained on. In place of a RUN,
+    open_clip:NAME, open_clip:FOLDER or sentence:FOLDER searches images of the same joint model. With
+    --images, ids link to files on terminals that support it. OUTPUT holds all its pictures.
     """
     import_modules(imports)
     target = _page_place(output, _SHEETS) if output else None
@@ -134,8 +134,8 @@ def _extract(image: str, job: SearchJob, weights: str) -> Mapping[str, np.ndarra
     extractor = request.load(job.device)
     if extractor.fingerprint != stored.extractor_fingerprint:
         raise UsageError(
-            f"{job.features!r} has features of {stored.feature.name!r} with other weights or options than --weights {weights!r}: "
-            "give those that the features were extracted with"
+            f"{job.features!r} has features of {stored.feature.name!r} with other weights or options than "
+            f"--weights {weights!r}: give those that the features were extracted with"
         )
     folder, name = file_at(image)
     try:
@@ -180,10 +180,10 @@ def report(
 ) -> None:
     """Describe datasets and runs on one page, which holds all its pictures.
 
-    Captions: languages, lengths, frequent and unknown tokens, images without captions. Vocabularies: overlap. Features
-    and regions: norms, constant and zero dimensions, failures, a map. Runs: curves, scores with intervals, worst errors, and tests
-    in words. Examples of retrieval need the data that a run reads, or vectors of captions and images in one space. What is missing
-    or suspicious comes first in each chapter.
+    Captions: languages, lengths, frequent and unknown tokens, images without captions. Vocabularies: overlap.
+    Features and regions: norms, constant and zero dimensions, failures, a map. Runs: curves, scores with
+    intervals, worst errors, and tests in words. Examples of retrieval need the data that a run reads, or
+    vectors of captions and images in one space. What is missing or suspicious comes first in each chapter.
     """
     target = None if serve else _page_place(output, (".html",))
     if serve:

@@ -113,8 +113,8 @@ def finish_dataset(
         size = share * sum(entry.bytes for entry in manifest.shards)
         if size > _LARGE_UPDATE and share > 4 * (new + changed + removed) / max(1, manifest.rows):
             print_remark(
-                f"the update rewrote {share:.0%} of {len(manifest.shards):,} shards, {size / 1e9:,.1f} GB: with more shards "
-                "(--shards, once with --overwrite) a small change rewrites less"
+                f"the update rewrote {share:.0%} of {len(manifest.shards):,} shards, {size / 1e9:,.1f} GB: "
+                "with more shards (--shards, once with --overwrite) a small change rewrites less"
             )
     shown = {name: value for name, value in manifest.statistics.items() if name not in _NOT_SHOWN}
     render_tables(console, statistics_tables(replace(manifest, statistics=shown)))

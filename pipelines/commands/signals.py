@@ -1,7 +1,7 @@
 """Signals, output streams and exit of a command's process.
 
-Ctrl-C, SIGTERM and SIGHUP clean up, print one line about finished work, and exit with 128 plus the signal's number. A second signal
-exits immediately, which is as safe as SIGKILL.
+Ctrl-C, SIGTERM and SIGHUP clean up, print one line about finished work, and exit with 128 plus the signal's
+number. A second signal exits immediately, which is as safe as SIGKILL.
 """
 
 import atexit
@@ -80,8 +80,8 @@ def stopped_line() -> str:
 def prepare_streams() -> None:
     """Prepare standard streams for any terminal, pipe or closed descriptor.
 
-    Characters outside the terminal's encoding are written as escapes. A closed stream is opened on the null device: otherwise the
-    next opened file would take its descriptor, and receive the output of libraries.
+    Characters outside the terminal's encoding are written as escapes. A closed stream is opened on the null
+    device: otherwise the next opened file would take its descriptor, and receive the output of libraries.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -100,8 +100,8 @@ def prepare_streams() -> None:
 def fast_exit() -> Iterator[None]:
     """Exit with the block's exit code without freeing every object.
 
-    For the outermost block of a process. Threads and `atexit` functions end first. Freeing takes 0.2 s after torch is imported,
-    and a second more after Beam.
+    For the outermost block of a process. Threads and `atexit` functions end first. Freeing takes 0.2 s after
+    torch is imported, and a second more after Beam.
 
     Raises:
         SystemExit: as the block does.

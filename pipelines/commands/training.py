@@ -45,8 +45,8 @@ def train(
 ) -> None:
     """Train a joint embedding of images and sentences.
 
-    CONFIG is a preset (a row of a paper's table) or a TOML file. Missing values come from the preset that it [b]extends[/b], or are
-    defaults.
+    CONFIG is a preset (a row of a paper's table) or a TOML file. Missing values come from the preset that it
+    [b]extends[/b], or are defaults.
 
     Training stops early by the sum of recalls on the validation split. OUTPUT holds best.pt, last.pt, config.toml, log.jsonl,
     metrics.csv, curves.png and ranks.parquet. Ctrl-C saves after the current step; a second one exits immediately. --resume
@@ -99,8 +99,8 @@ def evaluate(
 
     With --exclude, scores without and with the evaluated images and captions that have duplicates in the training splits are shown.
 
-    OUTPUT/evaluation.json holds scores, intervals and settings; OUTPUT/ranks.parquet the rank of every query. With the same inputs
-    nothing is evaluated again.
+    OUTPUT/evaluation.json holds scores, intervals and settings; OUTPUT/ranks.parquet the rank of every query.
+    With the same inputs nothing is evaluated again.
     """
     import_modules(imports)
     from schemas.storage.folder import Folder
@@ -166,9 +166,9 @@ def compare(
 ) -> None:
     """Compare runs and evaluations: configurations, progress, scores and tests.
 
-    Scores of runs are those of the best step on the validation split. Runs that differ only in seeds are also averaged. Rows with
-    ranks of the same queries have 95 % intervals and are tested, over images and over seeds. Runs may have any model, languages and
-    data, and may still be training; notes name differing data.
+    Scores of runs are those of the best step on the validation split. Runs that differ only in seeds are also
+    averaged. Rows with ranks of the same queries have 95 % intervals and are tested, over images and over
+    seeds. Runs may have any model, languages and data, and may still be training; notes name differing data.
     """
     from train.reports.comparison import compare_runs
 
@@ -191,8 +191,8 @@ def compare(
 def embed(job: EmbedJob, imports: Imports = (), monitoring: Monitoring = Monitoring()) -> None:
     """Write embeddings of images and captions into shards.
 
-    OUTPUT/images is a dataset of kind features, OUTPUT/captions of kind embeddings with the keys of the captions. The same command
-    resumes a stopped one. Other splits or languages are another dataset.
+    OUTPUT/images is a dataset of kind features, OUTPUT/captions of kind embeddings with the keys of the
+    captions. The same command resumes a stopped one. Other splits or languages are another dataset.
     """
     import_modules(imports)
     from schemas.dataset import open_dataset
@@ -224,8 +224,8 @@ def sts(
     of Gella et al. 2017 and Huang et al. 2019 follow. Sentences are tokenized by the recipe of a run's captions. Pretrained models
     (open_clip:NAME, open_clip:FOLDER, sentence:FOLDER) read the text.
 
-    Sentence pairs are STS.input.X.txt with STS.gs.X.txt, tab-separated tables with columns score, sentence1 and sentence2, or files
-    of the STS benchmark. Pairs without a score are skipped.
+    Sentence pairs are STS.input.X.txt with STS.gs.X.txt, tab-separated tables with columns score, sentence1
+    and sentence2, or files of the STS benchmark. Pairs without a score are skipped.
     """
     import_modules(imports)
     from schemas.storage.folder import Folder
@@ -315,15 +315,15 @@ def reproduce(
 ) -> None:
     """Train the rows of a paper's tables, and compare the results with published ones.
 
-    Each row is trained with several seeds and evaluated on the test images of 2016, or on --split. OUTPUT/PAPER.md, PAPER.json
-    and PAPER.png hold the report on all results in OUTPUT; run the command again for rows with other captions or another
-    vocabulary. The same command resumes a stopped one.
+    Each row is trained with several seeds and evaluated on the test images of 2016, or on --split.
+    OUTPUT/PAPER.md, PAPER.json and PAPER.png hold the report on all results in OUTPUT; run the command again
+    for rows with other captions or another vocabulary. The same command resumes a stopped one.
 
-    A failed or killed run does not stop the others. The report lists it with the reason, the exit code is 3, and the same command
-    retries it.
+    A failed or killed run does not stop the others. The report lists it with the reason, the exit code is 3,
+    and the same command retries it.
 
-    Table 3 of gella2017 also prints ranks of single captions. Table 4 of gella2017 and table 2 of huang2019 need sentence pairs of
-    --sts.
+    Table 3 of gella2017 also prints ranks of single captions. Table 4 of gella2017 and table 2 of huang2019
+    need sentence pairs of --sts.
     """
     if plot:
         # First: a missing package fails before hours of training.

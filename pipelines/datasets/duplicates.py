@@ -1,8 +1,8 @@
 """``imagepivot duplicates``: groups of nearly equal images and of equal captions.
 
-A group is a connected component of matching pairs. Features match by their cosine, in an exact search or one by faiss. Pictures
-match by a perceptual hash, which ignores size, compression and colour. Coloured pictures also need like colours, up to one
-change of all: a red and a blue shirt of one cut have nearly equal hashes.
+A group is a connected component of matching pairs. Features match by their cosine, in an exact search or one
+by faiss. Pictures match by a perceptual hash, which ignores size, compression and colour. Coloured pictures
+also need like colours, up to one change of all: a red and a blue shirt of one cut have nearly equal hashes.
 """
 
 import logging
@@ -191,8 +191,8 @@ def digest_picture(data: bytes) -> PictureDigest:
 def hash_bits(picture: Image.Image) -> np.ndarray | None:
     """Compute the bits of ``imagehash.phash``; None if noise could flip half of them.
 
-    Noise deviates by one grey level. A bit is the sign of a low frequency. Gradients have few frequencies: their other signs are
-    those of rounding errors, and equal in unrelated pictures.
+    Noise deviates by one grey level. A bit is the sign of a low frequency. Gradients have few frequencies:
+    their other signs are those of rounding errors, and equal in unrelated pictures.
     """
     grey = picture.convert("L").resize((4 * _HASH_SIDE, 4 * _HASH_SIDE), Image.Resampling.LANCZOS)
     coefficients = dctn(np.asarray(grey, np.float64))[:_HASH_SIDE, :_HASH_SIDE].ravel()

@@ -108,7 +108,7 @@ def _copy(origin: Folder, folder: Folder, entry: FileEntry, meter: Meter) -> Non
     stored = folder.stat(entry.path)
     if stored is None or stored.size != entry.bytes:
         raise DatasetError(
-            f"{origin.path_of(entry.path)} has {stored and stored.size} bytes, not {entry.bytes}: the dataset changes, or validate "
-            "it"
+            f"{origin.path_of(entry.path)} has {stored and stored.size} bytes, not {entry.bytes}: the "
+            "dataset changes, or validate it"
         )
     meter.add(files=1)

@@ -120,8 +120,8 @@ def _labelled_regions(
     size_wh = (row["width"], row["height"])
     if all(size_wh) and size_wh != picture.size:
         raise InputError(
-            f"image {row['image_id']!r} is {picture.width}×{picture.height} pixels, its regions are those of a picture of "
-            f"{size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
+            f"image {row['image_id']!r} is {picture.width}×{picture.height} pixels, its regions are those "
+            f"of a picture of {size_wh[0]}×{size_wh[1]}: give the images that the dataset was made of"
         )
     regions = named_regions(row, RegionNames.of(dataset))[:max_regions]
     boxes = [LabelledBox(region.xyxy, region.text, index) for index, region in enumerate(regions)]
@@ -136,8 +136,8 @@ def _labelled_crops(dataset: Dataset, picture: Image.Image) -> tuple[_Drawing, s
         return (_ten_crops if transform.get("crops") == 10 else _one_crop)(transform, picture)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
         raise DatasetError(
-            f"the transform of {dataset.folder.location!r} cannot be drawn ({type(error).__name__}: {error}); it is "
-            f"{dict(transform)!r}: was the manifest changed, or written by a newer version?"
+            f"the transform of {dataset.folder.location!r} cannot be drawn ({type(error).__name__}: "
+            f"{error}); it is {dict(transform)!r}: was the manifest changed, or written by a newer version?"
         ) from error
 
 

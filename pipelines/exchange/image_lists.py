@@ -70,8 +70,8 @@ def match_ids(path: Path, image_ids: Collection[str]) -> list[str]:
         image_id, image = make_image_id(line, rule, place=place), CAPTION_NUMBER.sub("", line)
         if images.setdefault(image_id, image) != image:
             raise InputError(
-                f"{place}: {images[image_id]!r} and {image!r} are both the image {image_id!r} of the dataset, which tells "
-                "no folders or extensions apart: list the ids of its images"
+                f"{place}: {images[image_id]!r} and {image!r} are both the image {image_id!r} of the "
+                "dataset, which tells no folders or extensions apart: list the ids of its images"
             )
         listed.append(image_id)
     return listed

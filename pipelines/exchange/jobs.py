@@ -118,8 +118,8 @@ class ImportJob(Options):
             for option, files in (("--ids", self.ids), ("--boxes", self.boxes), ("--sizes", self.sizes)):
                 if files and len(files) != len(self.sources):
                     raise UsageError(
-                        f"{len(self.sources)} arrays but {len(files)} files with {option}: give one for each array, in the same "
-                        f"order: {option} FILE {option} FILE"
+                        f"{len(self.sources)} arrays but {len(files)} files with {option}: give one for "
+                        f"each array, in the same order: {option} FILE {option} FILE"
                     )
             if self.sizes and not self.boxes:
                 raise UsageError("--sizes is for regions: give --boxes as well, or leave --sizes out")

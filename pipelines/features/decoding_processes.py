@@ -1,8 +1,8 @@
 """Decoding and preprocessing in processes, where the GIL would limit threads.
 
 Each thread sends the bytes of an image to a worker process and waits for its pixels without the GIL
-(``docs/internals/optimizations.md``). A process loads torch only for transforms that need it (timm transforms beyond resize and
-centre crop).
+(``docs/internals/optimizations.md``). A process loads torch only for transforms that need it (timm transforms
+beyond resize and centre crop).
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _lost(code: int) -> ImagepivotError:
     advice = "Finished shards are kept; run the same command again"
     if code == -signal.SIGKILL:
         return ImagepivotError(
-            f"a process that decodes images was killed, probably because memory ran out. {advice}, with more memory, or with fewer "
-            "cores: there is a process per core"
+            f"a process that decodes images was killed, probably because memory ran out. {advice}, with "
+            "more memory, or with fewer cores: there is a process per core"
         )
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return ImagepivotError(f"a process that decodes images {how}; the log has its error. {advice}")

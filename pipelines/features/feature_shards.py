@@ -271,8 +271,8 @@ def write_feature_shard(
         is_unreadable = any(row["reason"] == "unreadable" for row in tally.failures)
         if is_unreadable and not is_remote(images.location) and not Path(images.location).exists():
             raise InputError(
-                f"the images {images.location!r} disappeared during the run: restore them (a network disk?), and run the same "
-                "command again; finished shards are kept"
+                f"the images {images.location!r} disappeared during the run: restore them (a network "
+                "disk?), and run the same command again; finished shards are kept"
             )
         writer.add_failures(tally.failures)
         sources = [*reuse.sources, *(source_of(ref, tally.digests.get(ref.image_id, "")) for ref in reuse.todo)]

@@ -1,7 +1,7 @@
 """Extractors in other Beam pipelines: a ``ModelHandler`` and a transform.
 
-Both decode, batch and handle failures as ``imagepivot features``. A batch of Beam is large, so that decoding runs ahead of the
-model's batches.
+Both decode, batch and handle failures as ``imagepivot features``. A batch of Beam is large, so that decoding
+runs ahead of the model's batches.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _image_bytes(batch: Sequence[bytes], ref: ImageRef) -> bytes:
     data = batch[int(ref.image_id)]
     if not isinstance(data, bytes):
         raise UsageError(
-            f"an element holds a {type(data).__name__}, expected the bytes of an image file: read it first, e.g. with "
-            "apache_beam.io.fileio.ReadMatches"
+            f"an element holds a {type(data).__name__}, expected the bytes of an image file: read it first, "
+            "e.g. with apache_beam.io.fileio.ReadMatches"
         )
     return data

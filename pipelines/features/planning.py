@@ -99,8 +99,8 @@ def list_images(job: FeaturesJob, *, keep: bool = False) -> Listing:
 def shards_remark(job: FeaturesJob, listing: Listing, execution: Execution) -> str:
     """Return a remark on too few shards for several machines; empty without one.
 
-    A stopped worker loses the shard that it writes, and at the end others wait for the last one. Rates are those of the catalogue;
-    without one, only the number of workers counts.
+    A stopped worker loses the shard that it writes, and at the end others wait for the last one. Rates are
+    those of the catalogue; without one, only the number of workers counts.
     """
     gpu, task, shards = execution.accelerator, job.task, len(listing.shards)
     if gpu is None and task is None:

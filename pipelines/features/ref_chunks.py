@@ -51,8 +51,8 @@ def chunk_refs(
 ) -> Iterator[tuple[int, RefChunk]]:
     """Yield shard index and chunk of references.
 
-    References of ``skip_shards`` are dropped. Chunks of a long listing are spilled to the local folder; None keeps them as bytes.
-    Batches grow with the number of shards, so that chunks do not shrink.
+    References of ``skip_shards`` are dropped. Chunks of a long listing are spilled to the local folder; None
+    keeps them as bytes. Batches grow with the number of shards, so that chunks do not shrink.
 
     Raises:
         DatasetError: the folder cannot be written.

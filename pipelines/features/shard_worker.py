@@ -42,8 +42,8 @@ def count_gpus(job: FeaturesJob) -> int:
 def devices_of_worker(job: FeaturesJob, worker_index: str, gpus: int = 0) -> tuple[str, ...]:
     """Return the devices of a worker process.
 
-    With ``gpus``, it is the only process of its machine, and has that many GPUs. Else (0) it has ``cuda:N``, round-robin by the
-    index of the worker, or without several GPUs the job's device.
+    With ``gpus``, it is the only process of its machine, and has that many GPUs. Else (0) it has ``cuda:N``,
+    round-robin by the index of the worker, or without several GPUs the job's device.
     """
     if gpus:
         return tuple(f"cuda:{index}" for index in range(gpus))
@@ -74,8 +74,8 @@ def planned_fingerprint(output: OutputDataset) -> str | None:
 def check_worker(job: FeaturesJob, planned: str | None, gpus: int, samples: Sequence[ImageRef] = ()) -> None:
     """Check devices, precision, weights and access to images, without the network.
 
-    ``planned`` is the result of `planned_fingerprint`: unlike the dataset it enlarges no graph. A missing image does not fail the
-    check, unless all ``samples`` fail with one message.
+    ``planned`` is the result of `planned_fingerprint`: unlike the dataset it enlarges no graph. A missing
+    image does not fail the check, unless all ``samples`` fail with one message.
 
     Raises:
         ImagepivotError: a device is missing, precision or weights differ from the plan, or no image can be read.
@@ -105,8 +105,8 @@ def check_fingerprint(job: FeaturesJob, planned: str | None, fingerprint: str) -
     """
     if fingerprint != planned:
         raise InputError(
-            f"a worker's extractor differs from the launcher's (weights {job.extractor.weights!r}, files or library versions): use "
-            "the same on all machines"
+            f"a worker's extractor differs from the launcher's (weights {job.extractor.weights!r}, files or "
+            "library versions): use the same on all machines"
         )
 
 

@@ -98,8 +98,8 @@ def open_input(folder: Folder, name: str, *, decompress: bool = True) -> Iterato
                     yield cast("BinaryIO", stored)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
-                f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was copied, or is not "
-                f"compressed at all; fetch it again, or name it without '.gz'"
+                f"{location!r} is not a whole gzip file ({error}): it was probably cut short while it was "
+                "copied, or is not compressed at all; fetch it again, or name it without '.gz'"
             ) from error
 
 

@@ -38,8 +38,8 @@ def extension_remark(image_ids: Sequence[str]) -> str:
     if not image_ids or not all(PurePosixPath(image_id).suffix.lower() in EXTENSIONS for image_id in image_ids):
         return ""
     return (
-        f"image ids such as {image_ids[0]!r} end as file names, but ids of imagepivot features have no extension: remove it from "
-        "the ids in SOURCE, or training finds no features"
+        f"image ids such as {image_ids[0]!r} end as file names, but ids of imagepivot features have no "
+        "extension: remove it from the ids in SOURCE, or training finds no features"
     )
 
 
@@ -66,8 +66,8 @@ def image_id_of(file_name: object, ids: IdRule = "name", *, place: str) -> str:
     path = check_image_id(file_name, place=place)
     if "\\" in path:
         raise InputError(
-            f"{place}: the file name {path!r} has a backslash, expected '/' between folders: replace backslashes by '/', or "
-            "give ids in a table"
+            f"{place}: the file name {path!r} has a backslash, expected '/' between folders: replace "
+            "backslashes by '/', or give ids in a table"
         )
     image_id = id_of_path(path, ids)
     return image_id or check_image_id(image_id, place=place)

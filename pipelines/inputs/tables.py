@@ -7,8 +7,8 @@
   `pipelines.inputs.dialects` detects the delimiter.
 * A JSON line is an object. The first line determines the columns; a later line with others is an error.
 
-Several workers read ranges of a large table: row groups of Parquet, or lines by their first byte. Lines must be rows, so CSV and
-TSV with quoted values are not split, nor are ``.gz`` files.
+Several workers read ranges of a large table: row groups of Parquet, or lines by their first byte. Lines must
+be rows, so CSV and TSV with quoted values are not split, nor are ``.gz`` files.
 """
 
 import json
@@ -183,8 +183,8 @@ class InputTable:
         header = next(rows)[1]
         if len(header) == 1:
             raise InputError(
-                f"{location!r} has a single column, {header[0]!r}, with {delimiter!r} as the delimiter: name the right one, e.g. "
-                "--delimiter ':'"
+                f"{location!r} has a single column, {header[0]!r}, with {delimiter!r} as the delimiter: "
+                "name the right one, e.g. --delimiter ':'"
             )
         names = self._resolve(header)
         positions = {ours: header.index(theirs) for ours, theirs in names.items()}
@@ -198,8 +198,8 @@ class InputTable:
                         advice = "without quoting, no value can hold a delimiter or line end: "
                         advice += "leave out --quoting none if values are quoted"
                     raise InputError(
-                        f"{location!r}, {_ROW.format(row_number, line)}: {len(row)} columns, expected the {len(header)} of the "
-                        f"header, with {delimiter!r} as the delimiter; {advice}"
+                        f"{location!r}, {_ROW.format(row_number, line)}: {len(row)} columns, expected the "
+                        f"{len(header)} of the header, with {delimiter!r} as the delimiter; {advice}"
                     )
                 yield line, row
             if not row_number and part is None:
@@ -232,8 +232,8 @@ class InputTable:
                 if wanted.intersection(row) != present:
                     theirs = next(theirs for theirs in names.values() if (theirs in row) != (theirs in present))
                     raise InputError(
-                        f"{self._location!r}, line {line_number}: {'lacks' if theirs in present else 'has'} {theirs!r}, unlike the "
-                        "first line; all lines need the same columns"
+                        f"{self._location!r}, line {line_number}: {'lacks' if theirs in present else 'has'} "
+                        f"{theirs!r}, unlike the first line; all lines need the same columns"
                     )
                 yield line_number, row
 

@@ -37,8 +37,8 @@ def tar_members(file: BinaryIO, size: int, location: str) -> Iterator[tarfile.Ta
             raise _broken(location, position, str(error)) from error
         if start and position == start:
             raise InputError(
-                f"{location!r} holds {size - start:,} bytes after its end mark, at byte {start}, that are no further tar: copy or "
-                "write it again"
+                f"{location!r} holds {size - start:,} bytes after its end mark, at byte {start}, that are "
+                "no further tar: copy or write it again"
             )
         # `tarfile` mistakes any unreadable header but the first for the end.
         zeros = _zeros_at(file, position, size)
@@ -67,6 +67,6 @@ def _zeros_at(file: BinaryIO, position: int, size: int) -> int:
 
 def _broken(location: str, position: int, detail: str) -> InputError:
     return InputError(
-        f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was copied or written? Copy or "
-        "write it again"
+        f"{location!r} is not a whole tar: at byte {position}: {detail}. Was it cut short while it was "
+        "copied or written? Copy or write it again"
     )

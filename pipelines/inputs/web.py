@@ -50,8 +50,8 @@ class WebAccess:
     """Limits of a download.
 
     Attributes:
-        allow_private_addresses: download from private, loopback, link-local and other addresses that are not public, and through
-            the proxies that the environment names, without any check.
+        allow_private_addresses: download from private, loopback, link-local and other addresses that are not
+            public, and through the proxies that the environment names, without any check.
         total_seconds: timeout of a download, with redirects, pauses and retries.
         max_attempts: number of attempts if the server is busy (429 or 5xx) or the connection fails.
         user_agent: the header User-Agent; empty for ``imagepivot/VERSION``.
@@ -71,8 +71,8 @@ class WebAccess:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\x20-\x7e\xa0-\xff]*", self.user_agent):
             raise UsageError(
-                f"--user-agent is {self.user_agent!r}, expected characters of Latin-1 without control characters, e.g. "
-                "'my-project/1.0 (mailto:me@example.org)'"
+                f"--user-agent is {self.user_agent!r}, expected characters of Latin-1 without control "
+                "characters, e.g. 'my-project/1.0 (mailto:me@example.org)'"
             )
 
 
@@ -261,8 +261,8 @@ def check_proxy(address: str, access: WebAccess) -> None:
     place = f"cannot fetch {address!r}: the environment names a proxy for it ({urlsplit(address).scheme}_proxy or all_proxy)"
     if not access.allow_private_addresses:
         raise UsageError(
-            f"{place}, and its connections cannot be checked. Give --allow-private-addresses to fetch through it "
-            "unchecked, or name the host in no_proxy to connect directly"
+            f"{place}, and its connections cannot be checked. Give --allow-private-addresses to fetch "
+            "through it unchecked, or name the host in no_proxy to connect directly"
         )
     if not is_web_address(proxy):
         raise UsageError(

@@ -69,8 +69,8 @@ def example_strips(
 def worst_queries(ranks: pa.Table, count: int = _COUNT) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield titles with the worst errors of each gallery, the lowest rank first.
 
-    Worst errors are the queries whose right item has the lowest rank. ``ranks`` are those of ``ranks.parquet``; queries across
-    languages are left out.
+    Worst errors are the queries whose right item has the lowest rank. ``ranks`` are those of
+    ``ranks.parquet``; queries across languages are left out.
     """
     rows = ranks.filter(pc.field("candidates").is_null() & pc.field("best_wrong").is_valid() & (pc.field("rank") > 1))
     places = rows.select(_PLACE).group_by(list(_PLACE)).aggregate([])

@@ -114,8 +114,8 @@ class LiveReport:
 def build_app(report: LiveReport, *, token: str = "", hosts: Sequence[str] = LOOPBACK) -> Starlette:
     """Build the application of a report.
 
-    Its paths are ``/``, and ``/search`` and ``/browse``, which also end in ``.json``. Requests for another host than
-    ``hosts``, or without the token, are refused.
+    Its paths are ``/``, and ``/search`` and ``/browse``, which also end in ``.json``. Requests for another
+    host than ``hosts``, or without the token, are refused.
     """
 
     def respond(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """Plans: TOML files of steps, each a command with its options, run in order.
 
-A plan has no build state of its own. Every command recognises by fingerprint and content whether its output is up to date, and
-resumes an unfinished one. Building a plan again therefore runs all of its commands again.
+A plan has no build state of its own. Every command recognises by fingerprint and content whether its output
+is up to date, and resumes an unfinished one. Building a plan again therefore runs all of its commands again.
 """
 
 import os
@@ -169,8 +169,8 @@ def build(
             names = ", ".join(step.name for step in steps[index + 1 :])
             skipped = f", these steps did not run: {names}" if names else ""
             raise StepError(
-                f"step {step.name} (imagepivot {step.command}) failed with exit code {code}{skipped}. Follow its message, then "
-                "run the same command again",
+                f"step {step.name} (imagepivot {step.command}) failed with exit code {code}{skipped}. "
+                "Follow its message, then run the same command again",
                 code,
             )
 
@@ -195,8 +195,8 @@ def read_plan(
         commands: the commands by name.
         output: folder for the results; the plan's own if empty.
         settings: values by dotted key, as TOML, e.g. ``{"steps.vocabulary.min-count": "5"}``; a word needs no quotes.
-        trust: whether the plan may name code to run, set any variable, and write anywhere. Else outputs lie below the plan's
-            folder, the current one, or that of ``output``. ``settings`` are trusted.
+        trust: whether the plan may name code to run, set any variable, and write anywhere. Else outputs lie
+            below the plan's folder, the current one, or that of ``output``. ``settings`` are trusted.
 
     Raises:
         UsageError: the plan is missing, or a key or value in it is invalid or not trusted.

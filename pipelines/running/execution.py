@@ -66,8 +66,8 @@ class Accelerator:
             raise UsageError(f"--gpu is {self.type!r}, expected a type of GPU, e.g. nvidia-l4")
         if _OLD_GPUS.fullmatch(self.type.rpartition("-")[2]):
             raise UsageError(
-                f"--gpu is {self.type!r}, whose compute capability is below 7.5, the least that torch for CUDA 13 runs on: use a "
-                "T4 or a newer GPU, e.g. nvidia-tesla-t4 or nvidia-l4"
+                f"--gpu is {self.type!r}, whose compute capability is below 7.5, the least that torch for "
+                "CUDA 13 runs on: use a T4 or a newer GPU, e.g. nvidia-tesla-t4 or nvidia-l4"
             )
         if self.machine and not _NAME.fullmatch(self.machine):
             raise UsageError(f"--worker-machine is {self.machine!r}, expected a type of machine, e.g. g2-standard-4")
@@ -96,13 +96,13 @@ class Accelerator:
             for value in flags[name] or ():
                 if value.startswith(("worker_accelerator", "accelerator")):
                     raise UsageError(
-                        f"--gpu is {self.type!r}, and --{name}={value} follows --: Dataflow adds GPUs to some steps or to the "
-                        "whole job, not both. Leave the flag out"
+                        f"--gpu is {self.type!r}, and --{name}={value} follows --: Dataflow adds GPUs to "
+                        "some steps or to the whole job, not both. Leave the flag out"
                     )
         if _SEVERAL_PROCESSES in (flags["experiments"] or ()):
             raise UsageError(
-                f"--gpu is {self.type!r}, and --experiments={_SEVERAL_PROCESSES} follows --: every core of a worker would load the "
-                "model into GPU memory. Leave the flag out"
+                f"--gpu is {self.type!r}, and --experiments={_SEVERAL_PROCESSES} follows --: every core of "
+                "a worker would load the model into GPU memory. Leave the flag out"
             )
 
 
@@ -110,14 +110,14 @@ class Accelerator:
 class Execution:
     """Settings for running a pipeline; none of them changes the result.
 
-    The runner that the flags for Beam name replaces the local workers. ``default_workers`` computes the number of workers for 0; it
-    is called only if shards are missing.
+    The runner that the flags for Beam name replaces the local workers. ``default_workers`` computes the
+    number of workers for 0; it is called only if shards are missing.
 
     Beyond ``max_failures`` a job that no launcher waits for fails after its commit; a launcher that waits compares the manifest.
 
     Raises:
-        UsageError: a value is out of range, a flag is misspelled, flags name no runner, or --detach or --gpu is given without a
-            remote one.
+        UsageError: a value is out of range, a flag is misspelled, flags name no runner, or --detach or --gpu
+            is given without a remote one.
 
     Examples:
         >>> local = imagepivot.Execution(workers=4)
@@ -147,8 +147,8 @@ class Execution:
             )
         if self.detach and self.runs_here:
             raise UsageError(
-                "--detach needs a runner on other machines, which would continue the job: leave it out, or name one after --, e.g. "
-                "-- --runner=DataflowRunner"
+                "--detach needs a runner on other machines, which would continue the job: leave it out, or "
+                "name one after --, e.g. -- --runner=DataflowRunner"
             )
         if not self.start_timeout > 0:
             raise UsageError(f"--start-timeout is {self.start_timeout}, expected more than 0 seconds")

@@ -169,14 +169,14 @@ def _write_template(job: DatasetJob) -> NoReturn:
     stray = [name for name in folder.names() if name not in output.files]
     if stray:
         raise DatasetError(
-            f"{folder.location!r} holds {stray[0]!r}, expected an empty folder for a template: choose another folder, or leave "
-            "--template_location out to finish the dataset"
+            f"{folder.location!r} holds {stray[0]!r}, expected an empty folder for a template: choose "
+            "another folder, or leave --template_location out to finish the dataset"
         )
     folder.check_writable()
     for name, data in output.files.items():
         folder.put(name, data)  # As a run does before its job.
     _run_pipeline(job, execution, frozenset(), PreflightCheck(folder, job.check_worker), lambda result: None)
     raise DetachedError(
-        f"the template is written to {execution.template!r}. Launch it once: the job writes {folder.location!r}, which must be "
-        "empty until then"
+        f"the template is written to {execution.template!r}. Launch it once: the job writes "
+        f"{folder.location!r}, which must be empty until then"
     )

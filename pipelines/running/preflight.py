@@ -50,8 +50,8 @@ class PreflightCheck:
             if (installed, _code_digest()) != (self.version, self.code):
                 expected = self.version if installed != self.version else "the launcher's code of that version"
                 raise UsageError(
-                    f"it has imagepivot {installed}, expected {expected}: install the launcher's package in the workers' "
-                    "image, or leave the image out, and the run installs it"
+                    f"it has imagepivot {installed}, expected {expected}: install the launcher's package in "
+                    "the workers' image, or leave the image out, and the run installs it"
                 )
             if self.extra_check is not None:
                 self.extra_check()

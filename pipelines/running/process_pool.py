@@ -29,8 +29,8 @@ _K = TypeVar("_K")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# A worker imports what the launcher can, e.g. classes in a module beside the user's script. `imagepivot` pins the names of our
-# packages.
+# A worker imports what the launcher can, e.g. classes in a module beside the user's script. `imagepivot` pins
+# the names of our packages.
 _START = (
     "import sys; sys.path[:] = {path!r}; import imagepivot; "
     "from pipelines.running.process_pool import serve; serve({launcher}, {socket})"
@@ -82,8 +82,8 @@ class Map(Protocol):
 def open_workers(count: int) -> Iterator[Map]:
     """Yield a `Map` over so many processes, which end with the block.
 
-    One worker is this process. Otherwise a function and its values are pickled. A worker unpickles a function once, so that
-    it may keep what it loads. If it fails, its error is raised here.
+    One worker is this process. Otherwise a function and its values are pickled. A worker unpickles a function
+    once, so that it may keep what it loads. If it fails, its error is raised here.
     """
     if count == 1:
         yield map

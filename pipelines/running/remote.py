@@ -1,7 +1,7 @@
 """Remote runs: submit a job, wait for it or detach, and cancel it on a timeout.
 
-The dataset's folder is the only state: a detached job continues, and the same command finds its shards later. The runner's messages
-go to a temporary log file, which is kept and named if the run fails.
+The dataset's folder is the only state: a detached job continues, and the same command finds its shards later.
+The runner's messages go to a temporary log file, which is kept and named if the run fails.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _MAX_LINE = 500
 def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
     """Wait until the job service of the flags answers.
 
-    Beam's ``--job_server_timeout`` limits this wait. It is then set to a year, because with some job services, e.g. Beam's, it
-    would also limit the whole run.
+    Beam's ``--job_server_timeout`` limits this wait. It is then set to a year, because with some job
+    services, e.g. Beam's, it would also limit the whole run.
 
     Raises:
         ImagepivotError: the job service does not answer in time.
@@ -72,8 +72,8 @@ def check_job_service(options: PipelineOptions, flags: tuple[str, ...]) -> None:
             grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
             raise ImagepivotError(
-                f"the job service {endpoint!r} does not answer within {seconds} seconds: check that it runs, and the address of "
-                "--job_endpoint; or wait longer with --job_server_timeout=SECONDS"
+                f"the job service {endpoint!r} does not answer within {seconds} seconds: check that it "
+                "runs, and the address of --job_endpoint; or wait longer with --job_server_timeout=SECONDS"
             ) from None
 
 
@@ -118,16 +118,16 @@ def check_detach(execution: Execution) -> None:
     endpoint = execution.flags["job_endpoint"]
     if execution.detach and not execution.is_dataflow and endpoint in (None, "", "embed"):
         raise UsageError(
-            f"--detach needs a job service that outlives this command, and {execution.runner} has none: name one with "
-            "--job_endpoint after --, or leave --detach out"
+            f"--detach needs a job service that outlives this command, and {execution.runner} has none: "
+            "name one with --job_endpoint after --, or leave --detach out"
         )
 
 
 def watch(result: Any, *, execution: Execution, output: Folder, meter: Meter) -> None:
     """Wait until a remote run ends, or detach.
 
-    ``result`` is that of Beam's ``Pipeline.run``. The first worker writes its marker to the dataset's folder, ``output``. ``meter``
-    shows the workers' counts.
+    ``result`` is that of Beam's ``Pipeline.run``. The first worker writes its marker to the dataset's folder,
+    ``output``. ``meter`` shows the workers' counts.
 
     Raises:
         DetachedError: the execution is detached, and the runner has accepted the job.
@@ -321,8 +321,8 @@ def runner_log(runner: str) -> Iterator[None]:
         with Path(name).open("a", encoding="utf-8") as trace:
             trace.write(traceback.format_exc())
         raise ImagepivotError(
-            f"{runner} did not finish the run: {_last_line(error)}. Its log is {name!r}; finished shards are kept, and the same "
-            "command continues from them"
+            f"{runner} did not finish the run: {_last_line(error)}. Its log is {name!r}; finished shards "
+            "are kept, and the same command continues from them"
         ) from error
     finally:
         root.setLevel(level)

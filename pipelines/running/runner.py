@@ -32,8 +32,8 @@ def run_pipeline(
 ) -> None:
     """Run a pipeline to its end by the runner that the flags name.
 
-    ``build`` adds the transforms to an empty pipeline. Workers on other machines need the ``extras``. ``watch`` waits for the
-    result of a remote run, or detaches from it.
+    ``build`` adds the transforms to an empty pipeline. Workers on other machines need the ``extras``.
+    ``watch`` waits for the result of a remote run, or detaches from it.
 
     Raises:
         ImagepivotError: a worker's error that the user can fix, with its class and message; or another runner did not finish.

@@ -51,8 +51,8 @@ def check_root(begin: Any, transform: beam.PTransform, advice: str) -> None:
     """
     if not isinstance(begin, beam.pvalue.PBegin):
         raise UsageError(
-            f"{type(transform).__name__} is applied to a {type(begin).__name__}, expected the root of a pipeline, as in "
-            f"pipeline | {type(transform).__name__}(...): {advice}"
+            f"{type(transform).__name__} is applied to a {type(begin).__name__}, expected the root of a "
+            f"pipeline, as in pipeline | {type(transform).__name__}(...): {advice}"
         )
 
 
@@ -92,8 +92,8 @@ class WriteShards(beam.PTransform):
 class CommitDataset(beam.PTransform):
     """Write the manifest when all shards are written.
 
-    An input element is the index of a written shard, or a tuple of paths of other files of the dataset with names known only at run
-    time, such as a truecaser per language.
+    An input element is the index of a written shard, or a tuple of paths of other files of the dataset with
+    names known only at run time, such as a truecaser per language.
 
     Attributes:
         libraries: distributions whose versions affect the content.

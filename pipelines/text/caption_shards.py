@@ -1,7 +1,7 @@
 """Reading, tokenizing, writing and counting of caption shards, without Beam.
 
-A block is an Arrow table of a few thousand captions: passing a caption to another process takes longer than tokenizing it. Only raw
-text travels; the worker that writes a shard tokenizes it.
+A block is an Arrow table of a few thousand captions: passing a caption to another process takes longer than
+tokenizing it. Only raw text travels; the worker that writes a shard tokenizes it.
 """
 
 from collections import Counter
@@ -82,8 +82,8 @@ def write_caption_shard(
 ) -> int:
     """Merge, number, tokenize and write the captions of a shard, and return its index.
 
-    Runs come in any order; None is skipped. ``models`` holds texts of truecasers by language, for a recipe that truecases.
-    ``advice`` ends the error for a duplicate key.
+    Runs come in any order; None is skipped. ``models`` holds texts of truecasers by language, for a recipe
+    that truecases. ``advice`` ends the error for a duplicate key.
     """
     shard, runs = shard_and_runs
     meter.start_shard(shard)

@@ -126,8 +126,8 @@ def merge_runs(runs: Iterable[SortedRun]) -> Iterator[pa.Table]:
 def number_captions(tables: Iterable[pa.Table], advice: str = INDEX_ADVICE) -> Iterator[pa.Table]:
     """Set the index of each caption of a shard, and check the keys.
 
-    If the source has no indices (-1), captions are numbered in its order, for each image, language and portion. ``advice`` ends
-    the error for a duplicate key.
+    If the source has no indices (-1), captions are numbered in its order, for each image, language and
+    portion. ``advice`` ends the error for a duplicate key.
 
     Raises:
         InputError: a key occurs twice, only some captions have an index, or an image has more captions than an int16 can number.
@@ -194,8 +194,8 @@ def _check_count(rows: pa.Table, indices: np.ndarray) -> None:
     if indices.max() > _MAX_INDEX:
         row = rows.slice(int(indices.argmax()), 1).to_pylist()[0]
         raise InputError(
-            f"image {row['image_id']!r} has more than 32,768 captions of portion {row['portion']!r} in language "
-            f"{row['language']!r}: an index is a 16-bit integer. Remove some of them"
+            f"image {row['image_id']!r} has more than 32,768 captions of portion {row['portion']!r} in "
+            f"language {row['language']!r}: an index is a 16-bit integer. Remove some of them"
         )
 
 

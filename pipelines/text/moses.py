@@ -5,12 +5,12 @@ at Moses commit 3a0631a (2017-12-12), the origin of the ``tok`` files of Multi30
 differently. The rules of the normalizer and the abbreviations come from sacremoses; if the two differ, this module follows the
 Perl. For speed, only rules that can match are applied.
 
-Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36) in any version of Python; ``letters.toml`` lists
-them. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta, which are not alphabetic. It does not split
-runs of Han, kana and Hangul.
+Letters, digits, case and white space are those of Unicode 14.0 (Perl 5.36) in any version of Python;
+``letters.toml`` lists them. Unlike sacremoses, the Perl splits words of Indic scripts at virama and nukta,
+which are not alphabetic. It does not split runs of Han, kana and Hangul.
 
-Text is one caption, a line without its line end, so split files on LF only. Language tags are BCP 47; the primary subtag selects
-the rules (``pt`` for ``pt-BR``).
+Text is one caption, a line without its line end, so split files on LF only. Language tags are BCP 47; the
+primary subtag selects the rules (``pt`` for ``pt-BR``).
 
 Known differences from the Perl, without effect on Multi30K:
 
@@ -177,8 +177,8 @@ def normalize_punctuation(text: str, language: str) -> str:
 def tokenize(text: str, language: str) -> str:
     """Return the output of ``tokenizer.perl -l LANGUAGE`` for a line.
 
-    Single spaces join the tokens, and ``& | < > ' " [ ]`` become entities. A line that ends in ``.'`` gets a space at its end. A
-    blank line is unchanged. `prefix_language` selects the abbreviations.
+    Single spaces join the tokens, and ``& | < > ' " [ ]`` become entities. A line that ends in ``.'`` gets a
+    space at its end. A blank line is unchanged. `prefix_language` selects the abbreviations.
     """
     if _BLANK.fullmatch(text):
         return text

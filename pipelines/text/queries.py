@@ -23,8 +23,8 @@ def load_text_encoder(model: str, device: str = "cpu") -> SentenceModel:
 def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser: str = "") -> list[str]:
     """Tokenize a query in a language, a BCP 47 tag.
 
-    ``steps`` is the recipe in the manifest of the encoded captions; None if the manifest has none. ``truecaser`` is the folder of
-    the truecasers of the captions, for a recipe that truecases.
+    ``steps`` is the recipe in the manifest of the encoded captions; None if the manifest has none.
+    ``truecaser`` is the folder of the truecasers of the captions, for a recipe that truecases.
 
     Raises:
         UsageError: the recipe is unknown or has changed, a truecaser is missing, or the recipe does not truecase.
@@ -32,8 +32,8 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
     """
     if steps is None:
         raise UsageError(
-            "the run does not state how its captions were tokenized: they were encoded by an earlier version. Encode them again "
-            "and train again, or give tokens instead of text, with --tokenized"
+            "the run does not state how its captions were tokenized: they were encoded by an earlier "
+            "version. Encode them again and train again, or give tokens instead of text, with --tokenized"
         )
     current = load_recipe(steps.recipe)
     stored = steps.to_json()
@@ -42,8 +42,8 @@ def tokenize_query(text: str, language: str, steps: TextRecipe | None, truecaser
     )
     if changed:
         raise UsageError(
-            f"recipe {current.name!r} has changed since the captions of this run were tokenized ({', '.join(changed)} differ): "
-            "give tokens instead of text, with --tokenized"
+            f"recipe {current.name!r} has changed since the captions of this run were tokenized "
+            f"({', '.join(changed)} differ): give tokens instead of text, with --tokenized"
         )
     if current.truecase and not truecaser:
         raise UsageError(f"recipe {current.name!r} truecases: give --truecaser with the folder of the captions of this run")

@@ -1,8 +1,8 @@
 """``imagepivot text-features``: vectors of captions, or of their tokens.
 
-A transformer gives its last hidden states for tokens (kind ``token-features``); it reads them without the escapes of the Moses
-tokenizer (``&apos;s`` as ``'s``). A sentence encoder gives a vector per caption (kind ``embeddings``); it reads the raw text.
-Vectors never pass through a shuffle.
+A transformer gives its last hidden states for tokens (kind ``token-features``); it reads them without the
+escapes of the Moses tokenizer (``&apos;s`` as ``'s``). A sentence encoder gives a vector per caption (kind
+``embeddings``); it reads the raw text. Vectors never pass through a shuffle.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def token_feature_rows(
     """Extract the vectors of captions, each truncated to ``max_length`` tokens.
 
     Returns:
-        Rows of kind ``token-features`` in the same order; captions with vectors that are not finite in the stored dtype, as rows
-        of kind ``failures``; and statistics by language.
+        Rows of kind ``token-features`` in the same order; captions with vectors that are not finite in the
+        stored dtype, as rows of kind ``failures``; and statistics by language.
     """
     spec = extractor.description.spec
     lists = pc.list_slice(captions["tokens"].combine_chunks(), 0, max_length).to_pylist()

@@ -3,8 +3,8 @@
 Both follow ``train-truecaser.perl`` and ``truecase.perl`` of Moses (the same at commit 3a0631a and today), and the model files are
 interchangeable. One rule is ours: forms of equal count are ordered by code point; in the Perl they depend on its hash seed.
 
-Training is a sum of `count_forms` over captions, in tenths of a token as integers, independent of order and partition.
-`TruecaseModel.from_counts` turns the sum into a model.
+Training is a sum of `count_forms` over captions, in tenths of a token as integers, independent of order and
+partition. `TruecaseModel.from_counts` turns the sum into a model.
 
 Tokens hold no white space, and no ``<``, ``>`` or ``|``, which the tokenizer escapes: XML tags and factors are not implemented.
 
@@ -200,8 +200,8 @@ def load_truecasers(location: str) -> dict[str, str]:
         texts[check_language(name.removesuffix(".model"))] = text
     if not texts:
         raise InputError(
-            f"--truecaser {location!r} holds no LANGUAGE.model, such as en.model: give the folder of a captions dataset "
-            "made with --recipe moses-truecase, or a folder of models in Moses' format"
+            f"--truecaser {location!r} holds no LANGUAGE.model, such as en.model: give the folder of a "
+            "captions dataset made with --recipe moses-truecase, or a folder of models in Moses' format"
         )
     return texts
 

@@ -55,8 +55,8 @@ def _check_selected(job: VocabularyJob, captions: Dataset) -> None:
         for value in selected:
             if value not in present:
                 raise InputError(
-                    f"{job.captions!r} has no captions of {option} {value!r}: it has {', '.join(present) or 'none'}. "
-                    f"Choose with --{option}s"
+                    f"{job.captions!r} has no captions of {option} {value!r}: it has "
+                    f"{', '.join(present) or 'none'}. Choose with --{option}s"
                 )
     if not any(split in job.splits and selects(job, portion, language) for portion, split, language in groups):
         raise InputError(
@@ -77,8 +77,8 @@ def unknown_remark(job: VocabularyJob, unknown: Mapping[str, Mapping[str, float]
     if not named:
         return ""
     return (
-        f"most tokens of {', '.join(job.splits)} are <unk> ({named}), since few occur {job.min_count} times: give a lower "
-        f"--min-count, e.g. 1"
+        f"most tokens of {', '.join(job.splits)} are <unk> ({named}), since few occur {job.min_count} "
+        "times: give a lower --min-count, e.g. 1"
     )
 
 

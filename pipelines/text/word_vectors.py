@@ -1,7 +1,7 @@
 """``imagepivot word-vectors``: pretrained vectors of a vocabulary's words.
 
-Each language has its own file. Tokens are looked up without the escapes of the Moses tokenizer (``&apos;s`` as ``'s``). The
-lookup is repeated in lower case, since the files of aligned vectors have no capitals.
+Each language has its own file. Tokens are looked up without the escapes of the Moses tokenizer (``&apos;s``
+as ``'s``). The lookup is repeated in lower case, since the files of aligned vectors have no capitals.
 
 Files are read one after the other; memory holds the vectors of the vocabulary. gensim loads a fastText model (``.bin``) whole.
 """
@@ -68,8 +68,8 @@ def import_word_vectors(job: WordVectorsJob, meter: Meter = Meter()) -> Manifest
     for language in job.languages:
         if language not in counted:
             raise InputError(
-                f"{job.vocabulary!r} has no words of language {language!r}: it has {', '.join(counted) or 'none'}. Choose with "
-                "--languages"
+                f"{job.vocabulary!r} has no words of language {language!r}: it has "
+                f"{', '.join(counted) or 'none'}. Choose with --languages"
             )
     locations = dict(sorted(zip(job.languages, job.files, strict=True)))
     looked_up = {language: _look_up(vocabulary, language, location, meter) for language, location in locations.items()}
@@ -128,8 +128,8 @@ def _look_up(vocabulary: Vocabulary, language: str, location: str, meter: Meter)
             lower += form != word
     if not vectors:
         raise InputError(
-            f"{location!r} has none of the {len(words):,} words of {language!r} among its {file.words:,}: check that it is the "
-            "file of that language, and that the vocabulary holds whole words"
+            f"{location!r} has none of the {len(words):,} words of {language!r} among its {file.words:,}: "
+            "check that it is the file of that language, and that the vocabulary holds whole words"
         )
     missing = sorted(
         (token_id for token_id in words if token_id not in vectors), key=lambda token_id: (-counts[token_id], token_id)

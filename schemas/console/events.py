@@ -113,8 +113,8 @@ def finish(exit_code: int, message: str | None = None) -> None:
 class _EventLog:
     """JSON lines on standard error.
 
-    A replaced ``sys.stderr`` (tests, notebooks) is written to directly. Otherwise file descriptor 2 becomes a pipe, a thread
-    converts its content to events, and events go to a duplicate of the original descriptor.
+    A replaced ``sys.stderr`` (tests, notebooks) is written to directly. Otherwise file descriptor 2 becomes a
+    pipe, a thread converts its content to events, and events go to a duplicate of the original descriptor.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -220,8 +220,8 @@ def _escape_label(value: str) -> str:
 class MetricsFile:
     """File of metrics for the textfile collector of Prometheus' node_exporter.
 
-    The file is replaced atomically, at most once a second. Its name without extension is the label ``run``, because two files with
-    equal series would make the collector fail.
+    The file is replaced atomically, at most once a second. Its name without extension is the label ``run``,
+    because two files with equal series would make the collector fail.
 
     Raises:
         DatasetError: the file cannot be written.

@@ -52,8 +52,8 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its panels, row by row.
 
-    Sizes are in inches: the width of the figure, by default two columns of a paper, and the height of a row. Options are those of
-    ``Figure.subplots``.
+    Sizes are in inches: the width of the figure, by default two columns of a paper, and the height of a row.
+    Options are those of ``Figure.subplots``.
     """
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
@@ -82,8 +82,8 @@ def draw_series(
 ) -> None:
     """Draw a line with a few markers, if it has values.
 
-    ``smooth`` replaces many values by their running mean, and ``pale`` draws the values below it. ``offset``, the index of the
-    line, shifts its markers. Options are those of ``Axes.plot``, e.g. the label.
+    ``smooth`` replaces many values by their running mean, and ``pale`` draws the values below it. ``offset``,
+    the index of the line, shifts its markers. Options are those of ``Axes.plot``, e.g. the label.
     """
     if not values:
         return
@@ -135,8 +135,8 @@ def place_labels(
 ) -> list[str]:
     """Move labels of a settled figure beside what they name, hide those without room.
 
-    Each label, a centred text, has two corners of what it names. ``pad`` pixels around these stay free, and so do the places that
-    are taken. Returns the texts of hidden labels.
+    Each label, a centred text, has two corners of what it names. ``pad`` pixels around these stay free, and
+    so do the places that are taken. Returns the texts of hidden labels.
     """
     bounds, places, hidden = np.asarray(panel.bbox.extents), list(taken), []
     for text, corners in labels:
@@ -158,8 +158,8 @@ def place_beside(
 ) -> Place | None:
     """Return a free place of a label at the corners of a target, or None.
 
-    The distance is less than ``reach`` heights of the label. The label lies within the bounds, and meets neither the target nor a
-    place that is taken.
+    The distance is less than ``reach`` heights of the label. The label lies within the bounds, and meets
+    neither the target nor a place that is taken.
     """
     width, height = label_wh
     obstacles = np.array([target, *taken], float)
@@ -178,8 +178,8 @@ def place_beside(
 def save(figure: Figure, folder: Folder, name: str) -> None:
     """Write a figure atomically as ``.png``, ``.pdf`` or ``.svg``, by its name.
 
-    Equal figures give equal bytes, since dates and the version of matplotlib are left out. Characters that matplotlib's font lacks
-    are drawn with fonts of this machine.
+    Equal figures give equal bytes, since dates and the version of matplotlib are left out. Characters that
+    matplotlib's font lacks are drawn with fonts of this machine.
     """
     data = render_figure(figure, name.rpartition(".")[2])
     with folder.replace(name) as file:

@@ -114,8 +114,8 @@ def _script_of(character: str) -> tuple[str, str, str]:
 @cache
 def _warn_of_font(script: str, font: str, package: str) -> None:
     warnings.warn(
-        f"text in pictures has {script} characters, which no font of this machine has, and which show as boxes: install "
-        f"{font} (Debian and Ubuntu: apt install {package}) and draw again",
+        f"text in pictures has {script} characters, which no font of this machine has, and which show as "
+        f"boxes: install {font} (Debian and Ubuntu: apt install {package}) and draw again",
         FontWarning,
         stacklevel=3,
     )

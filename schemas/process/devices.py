@@ -48,8 +48,8 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Check that a device supports a precision.
 
     Args:
-        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed precision:
-            convolutions and matrix products in 16 bits, results in float32).
+        precision: ``fp32``; ``tf32`` (float32 with products of 10-bit mantissas); ``bf16`` or ``fp16`` (mixed
+            precision: convolutions and matrix products in 16 bits, results in float32).
         device: from `resolve_device`.
 
     Raises:

@@ -53,8 +53,8 @@ def core_request(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float | None:
     """Return the cores that a pod of Kubernetes requests; None if there is none.
 
     Kubernetes gives a container 1,024 shares for each requested core (2 without a request), in version 2 of the groups as a
-    weight: 1 + (shares - 2) * 9999 / 262142. Runtimes from 2025 on have a formula with larger weights, by which a request may
-    seem up to three times as large. Arguments are those of `core_quota`.
+    weight: 1 + (shares - 2) * 9999 / 262142. Runtimes from 2025 on have a formula with larger weights, by
+    which a request may seem up to three times as large. Arguments are those of `core_quota`.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return None

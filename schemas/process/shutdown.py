@@ -98,9 +98,9 @@ def stop_at_closed_pipe() -> None:
 def defer_signals() -> Iterator[DeferredSignal]:
     """Defer Ctrl-C, SIGTERM and SIGHUP inside the block.
 
-    The agreed signal is raised again after the block: Ctrl-C raises `KeyboardInterrupt`. A second signal is not deferred. Handlers
-    are not changed for ignored signals (nohup), outside the main thread, and in a worker with default handlers, which its parent
-    ends with SIGTERM.
+    The agreed signal is raised again after the block: Ctrl-C raises `KeyboardInterrupt`. A second signal is
+    not deferred. Handlers are not changed for ignored signals (nohup), outside the main thread, and in a
+    worker with default handlers, which its parent ends with SIGTERM.
 
     Raises:
         KeyboardInterrupt: a signal was agreed on, and its handler returned.

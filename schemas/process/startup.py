@@ -1,7 +1,7 @@
 """Settings of a process at its start: allocator, garbage collector and imports.
 
-By default glibc maps large buffers again for each batch, trims its heap, and gives each thread its own heap. Every batch then
-pays for page faults and system calls. `keep_freed_memory` prevents it.
+By default glibc maps large buffers again for each batch, trims its heap, and gives each thread its own heap.
+Every batch then pays for page faults and system calls. `keep_freed_memory` prevents it.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Runner of steps: imagepivot commands in processes of their own.
 
-`build` runs the steps of a plan, `reproduce` the rows of a table. A step has its own process group: Ctrl-C reaches only the
-launcher, which stops its steps. A step also ends if its launcher is killed.
+`build` runs the steps of a plan, `reproduce` the rows of a table. A step has its own process group: Ctrl-C
+reaches only the launcher, which stops its steps. A step also ends if its launcher is killed.
 """
 
 import os
@@ -16,8 +16,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# `-c` puts the current folder first on the path, where its modules could hide others: the folder of our packages replaces it for
-# the import of `imagepivot`.
+# `-c` puts the current folder first on the path, where its modules could hide others: the folder of our
+# packages replaces it for the import of `imagepivot`.
 _START = """
 import sys
 sys.path[0] = {folder!r}

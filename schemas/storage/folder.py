@@ -1,7 +1,7 @@
 """A folder of files on a local disk or in an object store, with atomic writes.
 
-Local files are written beside their target and renamed; objects are written in the local temporary folder and uploaded whole.
-`schemas.storage.object_store` reads, lists and writes objects.
+Local files are written beside their target and renamed; objects are written in the local temporary folder and
+uploaded whole. `schemas.storage.object_store` reads, lists and writes objects.
 """
 
 from __future__ import annotations

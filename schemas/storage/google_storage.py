@@ -17,8 +17,8 @@ _FIELDS = "items(name,size,generation,updated),prefixes,nextPageToken"
 class GoogleBucket(Bucket):
     """A bucket in Google Cloud Storage with generations as tags.
 
-    Large files are uploaded in sequential parts: parallel ones have no conditions in the XML API, and would be temporary objects
-    in the JSON API.
+    Large files are uploaded in sequential parts: parallel ones have no conditions in the XML API, and would
+    be temporary objects in the JSON API.
     """
 
     def __init__(self, address: BucketAddress) -> None:

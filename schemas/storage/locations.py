@@ -84,8 +84,8 @@ def split_address(location: str) -> tuple[BucketAddress, str]:
     fault, store = "", STORE.fullmatch(location)
     if store is None:
         raise UsageError(
-            f"cannot understand the location {location!r}: expected a path or an address of a store. Give a local path, "
-            "gs://BUCKET/PATH or s3://BUCKET/PATH"
+            f"cannot understand the location {location!r}: expected a path or an address of a store. Give a "
+            "local path, gs://BUCKET/PATH or s3://BUCKET/PATH"
         )
     scheme, bucket, key, query = store.groups(default="")
     credentials, _, name = bucket.rpartition("@")
@@ -112,8 +112,8 @@ def endpoint_of(options: Mapping[str, str]) -> str:
 def plain_location(location: str | os.PathLike[str]) -> str:
     """Convert ``file://`` addresses and ``~`` to plain paths.
 
-    ``file:///a%20b`` and ``file://localhost/a%20b`` are the path ``/a b``. ``~`` and ``~user`` at the start of a path are home
-    folders, if the user exists.
+    ``file:///a%20b`` and ``file://localhost/a%20b`` are the path ``/a b``. ``~`` and ``~user`` at the start
+    of a path are home folders, if the user exists.
 
     Raises:
         UsageError: a ``file://`` address has another host, or no path.
@@ -129,8 +129,8 @@ def plain_location(location: str | os.PathLike[str]) -> str:
     host, path = address.groups(default="")
     if host.lower() not in ("", "localhost") or not path or "%00" in path:
         raise UsageError(
-            f"cannot understand the location {text!r}: a file address names an absolute path on this machine, such as "
-            "file:///data/photos"
+            f"cannot understand the location {text!r}: a file address names an absolute path on this "
+            "machine, such as file:///data/photos"
         )
     return os.fsdecode(unquote_to_bytes(path))
 

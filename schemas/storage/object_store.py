@@ -138,8 +138,8 @@ def object_info(key: str, size: int, modified: datetime, tag: str, writer: str =
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[FileInfo]:
     """Yield the objects below a prefix in any order, with names relative to it.
 
-    Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the folders are listed
-    in parallel. Many small folders are not: each takes a request.
+    Stores send the pages of one listing sequentially. If the first page is full and covers few folders, the
+    folders are listed in parallel. Many small folders are not: each takes a request.
     """
     with ThreadPoolExecutor(_PARALLEL_LISTINGS, thread_name_prefix="listing") as pool:
         running = {pool.submit(_list_page, bucket, prefix)}

@@ -56,8 +56,8 @@ class StoreAccessError(StoreError):
 class RefusedError(StoreError):
     """A condition of a write does not hold.
 
-    Status 404: the object, or a part of the upload, does not exist. 409: another write is under way. 412: the object has another
-    tag. 501: the store does not support conditions.
+    Status 404: the object, or a part of the upload, does not exist. 409: another write is under way. 412: the
+    object has another tag. 501: the store does not support conditions.
     """
 
 
@@ -71,8 +71,8 @@ _REMOTE_ADVICE = {
 _CLIENT_ERRORS = {
     "": "ClientError BotoCoreError GoogleAPICallError",
     StoreAccessError.advice: (
-        "NoCredentialsError PartialCredentialsError CredentialRetrievalError SSOError TokenRetrievalError ProfileNotFound "
-        "GoogleAuthError"
+        "NoCredentialsError PartialCredentialsError CredentialRetrievalError SSOError TokenRetrievalError "
+        "ProfileNotFound GoogleAuthError"
     ),
     _UNREACHABLE: "ConnectionError HTTPClientError ResponseParserError RequestException RetryError TransportError",
 }

@@ -182,8 +182,8 @@ class Attempt:
     def committed(self) -> CommittedError:
         """Return the error of an attempt after a commit of its dataset."""
         return CommittedError(
-            f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or complete_dataset "
-            "ReusePolicy(overwrite=True) to write the dataset again"
+            f"{self._folder.location!r} is committed: {self._shard} was not written. Give write_dataset or "
+            "complete_dataset ReusePolicy(overwrite=True) to write the dataset again"
         )
 
     def _check_not_committed(self) -> None:

@@ -6,8 +6,8 @@
 
 A run killed at any moment leaves finished shards and no manifest; the same command continues from there.
 
-An array task is such a run over some of the shards, with a shared lock. It deletes nothing but the manifest. The first task that
-finds all shards current commits.
+An array task is such a run over some of the shards, with a shared lock. It deletes nothing but the manifest.
+The first task that finds all shards current commits.
 
 `write_dataset` runs in this process. A pipeline with workers runs in `complete_dataset`, and its last step is `commit`.
 """
@@ -255,8 +255,8 @@ def commit(output: OutputDataset, *, libraries: tuple[str, ...] = (), files: tup
 
     Local shards are read completely. A store keeps checksums: digests come from the records, sizes from the listing.
 
-    The inputs of the shards are not compared. ``files`` are further files of the dataset, besides those of the output. The other
-    arguments are those of `complete_dataset`.
+    The inputs of the shards are not compared. ``files`` are further files of the dataset, besides those of
+    the output. The other arguments are those of `complete_dataset`.
 
     Raises:
         DatasetError: a shard is missing or of another dataset; or damaged, and is then deleted.

@@ -24,8 +24,8 @@ _RETRY_SECONDS = 0.02
 def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     """Lock a local folder for one run, or ``shared`` for several array tasks.
 
-    The lock ends with the process. A missing folder is created. A folder in an object store is not locked: a lock object of a
-    killed run would block its successor. The publishing protocol is safe without the lock.
+    The lock ends with the process. A missing folder is created. A folder in an object store is not locked: a
+    lock object of a killed run would block its successor. The publishing protocol is safe without the lock.
 
     Raises:
         DatasetError: another run holds the lock, or the folder cannot be created.

@@ -28,15 +28,15 @@ class OutputDataset:
         kind: one of `schemas.kinds.KEY_COLUMNS`.
         parameters: all parameters that determine the content; JSON values.
         inputs: one entry per input: its name, and its fingerprint (a dataset) or digest (other inputs).
-        listings: per shard, a digest of the list of its inputs, if they may change. A shard is current only if the statistics in
-            its footer have the same ``listing``.
+        listings: per shard, a digest of the list of its inputs, if they may change. A shard is current only
+            if the statistics in its footer have the same ``listing``.
         version_digests: per shard, a digest of sizes and versions of its inputs; see `schemas.writing.records`.
         files: content by name of files beside the shards, known before the run and not part of the fingerprint.
         other_files: regular expression for the names of all files that a run may write beside the shards.
         sources: locations of the datasets behind listings and digests of versions, for messages; empty for images.
         notes: texts about this run for the manifest, by key; not part of the fingerprint.
-        sample_outputs: function that returns the sample outputs of the model on this machine; None without a model, or if workers
-            on other machines compute them.
+        sample_outputs: function that returns the sample outputs of the model on this machine; None without a
+            model, or if workers on other machines compute them.
         max_failures: limit of failures, which a commit compares after it has written the manifest; None without a limit.
 
     Examples:

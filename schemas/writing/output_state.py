@@ -10,8 +10,8 @@
 | stale | intact, written from other inputs |
 | current | intact, written from the present inputs |
 
-A run writes all shards except current ones. It refuses other and foreign shards, and stale ones unless it updates. A commit lists
-current shards and refuses all others. A repair deletes damaged shards.
+A run writes all shards except current ones. It refuses other and foreign shards, and stale ones unless it
+updates. A commit lists current shards and refuses all others. A repair deletes damaged shards.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -337,8 +337,8 @@ class OutputState:
             return False
         if not policy.update or policy.only_add:
             return True
-        # Without digests of versions or a record nothing can be compared. An unreadable file may have become readable without a
-        # new time.
+        # Without digests of versions or a record nothing can be compared. An unreadable file may have become
+        # readable without a new time.
         is_unrecorded = self.output.listings is not None and (
             self.output.version_digests is None or shard.record is None or not shard.record.version_digest
         )
@@ -371,8 +371,8 @@ class OutputState:
         Messages contain ``written``, which states what the command has written.
 
         Raises:
-            DatasetError: the folder has foreign files and no dataset; foreign files named like shards; a dataset with another
-                fingerprint; or stale shards, and the policy does not update.
+            DatasetError: the folder has foreign files and no dataset; foreign files named like shards; a
+                dataset with another fingerprint; or stale shards, and the policy does not update.
         """
         folder = self.output.folder
         foreign = self._foreign()
@@ -381,8 +381,8 @@ class OutputState:
             others = []  # Not the folder of a dataset.
         if refused := sorted(foreign - set(others)):
             raise DatasetError(
-                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {refused[0]!r}: {written}. "
-                "Choose a new or empty folder"
+                f"{folder.location!r} holds files that do not belong to a dataset, e.g. {refused[0]!r}: "
+                f"{written}. Choose a new or empty folder"
             )
         if others and not self._is_task:
             events.remark(left_alone(folder.location, others))
@@ -536,8 +536,8 @@ class OutputState:
             raise DatasetError(f"{stored}; or give --overwrite to replace the dataset. {written.capitalize()}")
         if stored.fingerprint != output.fingerprint:
             raise OtherDatasetError(
-                f"{location!r} holds another dataset ({difference(stored, output)}): {written}. Choose another folder, "
-                "or give --overwrite to replace it"
+                f"{location!r} holds another dataset ({difference(stored, output)}): {written}. Choose "
+                "another folder, or give --overwrite to replace it"
             )
         if stored.version != FORMAT_VERSION:
             raise DatasetError(f"{location!r} {other_version(stored.version)}. {written.capitalize()}")
@@ -548,15 +548,15 @@ class OutputState:
         if changed and self.output.sources:
             sources = " and ".join(map(repr, self.output.sources))
             raise DatasetError(
-                f"{self.output.folder.location!r} was made from other content than {sources} now: {count} differ "
-                f"(Manifest.content_sha256), or are of an earlier version that did not record it; {written}. Give "
-                "--overwrite to write it again, or choose another folder"
+                f"{self.output.folder.location!r} was made from other content than {sources} now: {count} "
+                "differ (Manifest.content_sha256), or are of an earlier version that did not record it; "
+                f"{written}. Give --overwrite to write it again, or choose another folder"
             )
         if changed:
             raise DatasetError(
-                f"{self.output.folder.location!r} was made from other images: in {count} images are new, gone, or differ in size "
-                f"or modification time; {written}. Give --update to bring it up to date, --overwrite to replace it, or "
-                "choose another folder"
+                f"{self.output.folder.location!r} was made from other images: in {count} images are new, "
+                f"gone, or differ in size or modification time; {written}. Give --update to bring it up to "
+                "date, --overwrite to replace it, or choose another folder"
             )
 
 

@@ -53,8 +53,8 @@ class Record:
 
     Attributes:
         statistics_sha256: digest of the statistics in the shard's footer.
-        version_digest: digest of ids, addresses, sizes and versions of the images, as the producer defines it; empty if the inputs
-            are part of the fingerprint.
+        version_digest: digest of ids, addresses, sizes and versions of the images, as the producer defines
+            it; empty if the inputs are part of the fingerprint.
         sources_sha256: SHA-256 of the lines of the sources.
         shard: entry of the manifest and content of the footer without parameters. See `as_footer`.
         sample_outputs: sample outputs of the model that computed the rows; empty if unknown.

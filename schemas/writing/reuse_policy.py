@@ -69,8 +69,8 @@ class Notes:
         for text in self.texts:
             if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*=.*", text) is None or not text.isprintable():
                 raise UsageError(
-                    f"--note is {text!r}, expected KEY=VALUE: a key of letters, digits, _, . and -, and a value without line ends "
-                    "and control characters"
+                    f"--note is {text!r}, expected KEY=VALUE: a key of letters, digits, _, . and -, and a "
+                    "value without line ends and control characters"
                 )
         if len(self.to_json()) < len(self.texts):
             raise UsageError("--note has a key twice: give each key once")
@@ -126,8 +126,8 @@ class ArrayTask:
         """
         if self.count > shards:
             raise UsageError(
-                f"--task is '{self}', expected at most one task per shard, and the dataset has {shards}: give all tasks "
-                f"--shards {self.count} or more, or start fewer tasks"
+                f"--task is '{self}', expected at most one task per shard, and the dataset has {shards}: "
+                f"give all tasks --shards {self.count} or more, or start fewer tasks"
             )
         return range(self.index, shards, self.count)
 

@@ -114,8 +114,8 @@ class _Words(ModelConfig):
     Attributes:
         embed_dim: width of the joint space.
         word_dim: width of the word embeddings.
-        word_vectors: initial word embeddings: ``random``; or pretrained word vectors, ``finetuned`` or ``frozen``; or
-            ``precomputed`` token vectors, such as those of BERT, in place of word embeddings.
+        word_vectors: initial word embeddings: ``random``; or pretrained word vectors, ``finetuned`` or
+            ``frozen``; or ``precomputed`` token vectors, such as those of BERT, in place of word embeddings.
     """
 
     takes_regions: ClassVar[bool] = True
@@ -164,8 +164,8 @@ class VseConfig(_Words):
 
     Attributes:
         embed_dim: width of the joint space, and hidden size of the text encoder.
-        shared_encoder: one text encoder over the joint vocabulary for all languages (Kádár et al. 2018); otherwise one per
-            language (Gella et al. 2017).
+        shared_encoder: one text encoder over the joint vocabulary for all languages (Kádár et al. 2018);
+            otherwise one per language (Gella et al. 2017).
         similarity: ``cosine``, or ``order`` (Vendrov et al. 2016).
         text_encoder: ``gru``, with its last state; or a bidirectional ``bilstm`` or ``bigru``, with a state per word.
         pooling: pooling of the states of a ``bilstm`` or ``bigru``: ``mean`` or ``max``.
@@ -191,8 +191,8 @@ class MhaDConfig(_Words):
     It attends to regions and words, with one text encoder per language.
 
     Attributes:
-        embed_dim: H, width of regions and words in the joint space, and hidden size of the LSTM. An embedding has K times H
-            elements.
+        embed_dim: H, width of regions and words in the joint space, and hidden size of the LSTM. An embedding
+            has K times H elements.
         num_heads: K, the number of heads.
         attention_dim: H_attn, width of the attention space.
         context_dim: H_c, width of the contexts.
@@ -239,8 +239,8 @@ class ScanConfig(_Words):
     def check_compile(self) -> None:
         """Reject ``--compile``: the attention is computed in tiles."""
         raise UsageError(
-            f"--compile gains nothing with a model of the kind {self.kind!r}: its attention, most of a step, is computed in tiles "
-            "that cannot be compiled. Leave --compile out"
+            f"--compile gains nothing with a model of the kind {self.kind!r}: its attention, most of a "
+            "step, is computed in tiles that cannot be compiled. Leave --compile out"
         )
 
 

@@ -1,7 +1,7 @@
 """Presets in ``train/presets``, and the key ``extends`` of configurations.
 
-The name of a preset is its path in the folder without extension, e.g. ``kadar2018/bilingual-c2c``. Files with a leading underscore
-are bases of presets. Other files are named by their path.
+The name of a preset is its path in the folder without extension, e.g. ``kadar2018/bilingual-c2c``. Files with
+a leading underscore are bases of presets. Other files are named by their path.
 """
 
 import os

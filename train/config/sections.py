@@ -21,8 +21,8 @@ class DataConfig:
     Attributes:
         portions: portions of captions by language; the order of the languages is the model's.
         captions_per_image: ``all``; or ``one`` per image and language, sampled with the run's seed from the training captions.
-        images: ``all``; ``half``, a random half, equal for every language; or ``disjoint``, a separate half for each of two
-            languages. Halves are sampled with the run's seed from the training images.
+        images: ``all``; ``half``, a random half, equal for every language; or ``disjoint``, a separate half
+            for each of two languages. Halves are sampled with the run's seed from the training images.
         split: split to train on, or several, e.g. ``["train", "restval"]`` of COCO.
         validation_split: split for early stopping.
         l2_features: divide each image feature by its Euclidean norm.
@@ -67,13 +67,13 @@ class LossConfig:
     """The section ``loss``: ranking losses, and the diversity of attention heads.
 
     Attributes:
-        caption_weight: weight of ranking captions against captions: 1 in equation 2 of Gella et al. 2017 (PARALLEL) and in Kádár et
-            al. 2018; 0 in equation 1 of the former (PIVOT).
+        caption_weight: weight of ranking captions against captions: 1 in equation 2 of Gella et al. 2017
+            (PARALLEL) and in Kádár et al. 2018; 0 in equation 1 of the former (PIVOT).
         c2c_probability: for batches of ``tasks``, the probability of a batch that ranks captions against captions.
         margin: margin of the hinges.
         hinges: their ``sum``, or only the ``max`` of each query.
-        sum_warmup_steps: for ``max``, number of initial steps with the sum, e.g. an epoch. The hardest negatives of untrained
-            encoders can collapse all similarities to one value for thousands of steps.
+        sum_warmup_steps: for ``max``, number of initial steps with the sum, e.g. an epoch. The hardest
+            negatives of untrained encoders can collapse all similarities to one value for thousands of steps.
         diversity_weight: weight of the diversity of attention heads, beta in equation 7 of Huang et al. 2019; 0 without heads.
         diversity_margin: margin of the distance between heads (1 minus the cosine), alpha_D in equation 5 of Huang et al. 2019.
     """
@@ -113,9 +113,9 @@ class OptimizerConfig:
         learning_rate: step size.
         betas: decay rates of the two moments.
         epsilon: added to the denominator.
-        weight_decay: L2 penalty with ``adam``, decoupled weight decay with ``adamw`` (Loshchilov and Hutter 2019). With ``adam``
-            even a small penalty moves weights without another gradient, such as vectors of words outside the batch, by the whole
-            learning rate in each step.
+        weight_decay: L2 penalty with ``adam``, decoupled weight decay with ``adamw`` (Loshchilov and Hutter
+            2019). With ``adam`` even a small penalty moves weights without another gradient, such as vectors
+            of words outside the batch, by the whole learning rate in each step.
         max_grad_norm: maximum Euclidean norm of the gradient of all parameters; 0 means no clipping.
     """
 
@@ -137,13 +137,13 @@ class ScheduleConfig:
     """The section ``schedule``: batches, learning rate and early stopping.
 
     Attributes:
-        batches: ``tasks``: a batch ranks images against captions in one language, or captions in two languages against each other
-            (Kádár et al. 2018, figure 2); ``images``: a batch has distinct images with one caption in every language (Gella et al.
-            2017, section 4).
+        batches: ``tasks``: a batch ranks images against captions in one language, or captions in two
+            languages against each other (Kádár et al. 2018, figure 2); ``images``: a batch has distinct
+            images with one caption in every language (Gella et al. 2017, section 4).
         batch_size: pairs per batch, or images for batches of ``images``; at least 2, for negatives.
         bucket_by_length: for ``tasks``, batch captions of similar length; see `train.data.sampling.EpochBatches`.
-        grad_accum_steps: batches per step, for gradient accumulation. The last step of an epoch may have fewer. Negatives are those
-            of each batch.
+        grad_accum_steps: batches per step, for gradient accumulation. The last step of an epoch may have
+            fewer. Negatives are those of each batch.
         eval_every_steps: steps between evaluations on the validation split; 0 evaluates at the end of each epoch.
         patience: evaluations without a better sum of recalls before training stops; 0 disables early stopping.
         monitor_languages: languages of the sum of recalls; all if empty.
@@ -216,13 +216,13 @@ class Config:
                 convert(getattr(values, key.name), hints_of(kind)[key.name], f"{section}.{key.name}")
         require(
             set(self.schedule.monitor_languages) <= set(self.data.languages),
-            f"schedule.monitor_languages names {', '.join(self.schedule.monitor_languages)}, but the languages are "
-            f"{', '.join(self.data.languages)}",
+            f"schedule.monitor_languages names {', '.join(self.schedule.monitor_languages)}, but the "
+            f"languages are {', '.join(self.data.languages)}",
         )
         require(
             self.schedule.batches == "tasks" or not self.schedule.bucket_by_length,
-            f"schedule.bucket_by_length belongs to batches of 'tasks', but schedule.batches is {self.schedule.batches!r}: leave it "
-            "out",
+            "schedule.bucket_by_length belongs to batches of 'tasks', but schedule.batches is "
+            f"{self.schedule.batches!r}: leave it out",
         )
         require(
             self.schedule.batches == "tasks" or self.loss.c2c_probability == 0,
@@ -230,13 +230,13 @@ class Config:
         )
         require(
             self.loss.c2c_probability == 0 or len(self.data.languages) > 1,
-            f"loss.c2c_probability is {self.loss.c2c_probability}, but data.portions names one language: captions are ranked "
-            "against those of another language",
+            f"loss.c2c_probability is {self.loss.c2c_probability}, but data.portions names one language: "
+            "captions are ranked against those of another language",
         )
         require(
             self.loss.c2c_probability == 0 or self.model.mixes_languages,
-            "loss.c2c_probability needs one encoder for all languages (model.shared_encoder = true): a batch of caption pairs "
-            "mixes languages",
+            "loss.c2c_probability needs one encoder for all languages (model.shared_encoder = true): a "
+            "batch of caption pairs mixes languages",
         )
         require(
             self.loss.c2c_probability == 0 or self.data.images != "disjoint",
@@ -244,8 +244,8 @@ class Config:
         )
         require(
             self.schedule.batches == "tasks" or self.data.images != "disjoint",
-            f"schedule.batches = {self.schedule.batches!r} needs captions of each image in every language, but data.images = "
-            "'disjoint' leaves none",
+            f"schedule.batches = {self.schedule.batches!r} needs captions of each image in every language, "
+            "but data.images = 'disjoint' leaves none",
         )
 
     @property
@@ -266,8 +266,8 @@ class Config:
 def select_languages(config: Config, languages: Sequence[str]) -> Config:
     """Return a configuration of these languages, in this order.
 
-    Without languages it is the configuration itself. A language that it does not have gets the portions of the others, if all have
-    the same.
+    Without languages it is the configuration itself. A language that it does not have gets the portions of
+    the others, if all have the same.
 
     Raises:
         UsageError: the portions of a language are unknown, or the configuration needs other languages.

@@ -1,7 +1,7 @@
 """Batches of captions.
 
-Shapes: ``N`` captions of the dataset, ``B`` captions of the batch, ``T`` tokens of the longest, ``P`` tokens of all, ``M`` stored
-vectors, ``W`` width of a vector.
+Shapes: ``N`` captions of the dataset, ``B`` captions of the batch, ``T`` tokens of the longest, ``P`` tokens
+of all, ``M`` stored vectors, ``W`` width of a vector.
 """
 
 from __future__ import annotations

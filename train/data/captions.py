@@ -162,8 +162,8 @@ def check_token_ids(dataset: Dataset, token_ids: np.ndarray, lengths: np.ndarray
     if len(outside) or not lengths.all():
         defect = f"token id {outside[0]}, expected 0 to {size - 1:,}" if len(outside) else "a caption without token ids"
         raise DatasetError(
-            f"{dataset.folder.location!r} is damaged: it holds {defect}. Run 'imagepivot validate' on it, and copy it again or "
-            "encode the captions again"
+            f"{dataset.folder.location!r} is damaged: it holds {defect}. Run 'imagepivot validate' on it, "
+            "and copy it again or encode the captions again"
         )
 
 

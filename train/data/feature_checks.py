@@ -18,8 +18,8 @@ class FeatureOutliers:
 
     Attributes:
         images: number of all images of the split.
-        norm_outliers: number of other images with a norm above `NORM_OUTLIER_FACTOR` times the median, or below the median divided
-            by it.
+        norm_outliers: number of other images with a norm above `NORM_OUTLIER_FACTOR` times the median, or
+            below the median divided by it.
         median: median norm of the nonzero features; 0 if all are zeros.
         example: id of the first reported image.
     """
@@ -40,8 +40,8 @@ class FeatureOutliers:
         norms = f"{self.norm_outliers:,} have {bounds}" if self.norm_outliers else ""
         counts = " and ".join(filter(None, (zeros, norms)))
         return (
-            f"feature outliers in split {self.split!r}: of {self.images:,} images {counts}, for example {self.example}; they are "
-            "used unchanged"
+            f"feature outliers in split {self.split!r}: of {self.images:,} images {counts}, for example "
+            f"{self.example}; they are used unchanged"
         )
 
 

@@ -59,8 +59,8 @@ def vectors_of(dataset: Dataset, rows: pa.RecordBatch | pa.Table) -> tuple[np.nd
     """Return the features of rows with the columns of `vector_columns`.
 
     Returns:
-        Features ``[N, D]`` or ``[N, R, D]`` in their stored type, with zeros as padding, and the numbers of regions ``[N]``; None
-        for vectors.
+        Features ``[N, D]`` or ``[N, R, D]`` in their stored type, with zeros as padding, and the numbers of
+        regions ``[N]``; None for vectors.
 
     Raises:
         DatasetError: a number of regions is outside 0 to R.
@@ -72,8 +72,8 @@ def vectors_of(dataset: Dataset, rows: pa.RecordBatch | pa.Table) -> tuple[np.nd
     counts = rows["num_regions"].to_numpy()
     if len(counts) and not 0 <= counts.min() <= counts.max() <= spec.shape[0]:
         raise DatasetError(
-            f"{dataset.folder.location!r} has images with {counts.min()} to {counts.max()} regions, expected 0 to {spec.shape[0]}: "
-            "run 'imagepivot validate' on it, and copy or extract it again"
+            f"{dataset.folder.location!r} has images with {counts.min()} to {counts.max()} regions, "
+            f"expected 0 to {spec.shape[0]}: run 'imagepivot validate' on it, and copy or extract it again"
         )
     padding = ~region_mask(counts, spec.shape[0])
     if padding.any():
@@ -118,8 +118,8 @@ def unit_vectors(values: np.ndarray, norms: np.ndarray | None = None) -> np.ndar
 class ImageFeatures:
     """Features of images, stored in the type of the dataset and converted on access.
 
-    ``features[images]`` returns the features at some positions (integers, or a slice), float32 ``[N, D]``, or ``[N, R, D]`` with
-    zeros as padding. Pickles contain the path of a memory-mapped file instead of its data.
+    ``features[images]`` returns the features at some positions (integers, or a slice), float32 ``[N, D]``, or
+    ``[N, R, D]`` with zeros as padding. Pickles contain the path of a memory-mapped file instead of its data.
 
     Attributes:
         stored: ``[M, D]`` or ``[M, R, D]`` in the type of the dataset; may be memory-mapped, read-only.

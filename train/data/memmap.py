@@ -53,8 +53,8 @@ def mapped_array(
 def release(array: np.ndarray) -> None:
     """Release the pages of a memory-mapped array, without losing data.
 
-    They would count as memory of the process until memory is short. They remain in the page cache, which processes share. Other
-    arrays are ignored.
+    They would count as memory of the process until memory is short. They remain in the page cache, which
+    processes share. Other arrays are ignored.
     """
     owner: object = array
     while isinstance(owner, np.ndarray):

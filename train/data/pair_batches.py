@@ -86,8 +86,8 @@ def collate_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Collate pairs into a batch, as ``collate_fn`` of a ``DataLoader``.
 
     Returns:
-        ``token_ids`` int64 ``[B, T]``, padded with 0 (``<pad>``), and ``lengths`` int64 ``[B]``; arrays and numbers as tensors
-        ``[B, ...]``; text, tokens and labels as lists.
+        ``token_ids`` int64 ``[B, T]``, padded with 0 (``<pad>``), and ``lengths`` int64 ``[B]``; arrays and
+        numbers as tensors ``[B, ...]``; text, tokens and labels as lists.
     """
     batch: dict[str, Any] = {}
     for name, first in pairs[0].items():

@@ -36,8 +36,8 @@ class Batch:
     """The rows of captions in a batch, and their images.
 
     Attributes:
-        task: ``c2i``, images and their captions in one language; ``c2c``, captions of the same image in two languages; ``images``,
-            distinct images with one caption in every language.
+        task: ``c2i``, images and their captions in one language; ``c2c``, captions of the same image in two
+            languages; ``images``, distinct images with one caption in every language.
         captions: rows of `Captions`, int64 ``[B]``: one array for ``c2i``, two for ``c2c``, one per language for ``images``.
         images: int32 ``[B]``, positions in ``Captions.image_ids``.
         languages: language of each array in ``captions``; None for mixed languages.
@@ -102,8 +102,8 @@ class EpochBatches(_Passes):
     Every row occurs once per pass. The last batch of a pass may be shorter.
 
     Args:
-        lengths: ``[count]``, number of tokens of each row, for bucketing: the rows of every `BUCKET_BATCHES` consecutive batches
-            are sorted by length and split into batches, which are shuffled.
+        lengths: ``[count]``, number of tokens of each row, for bucketing: the rows of every `BUCKET_BATCHES`
+            consecutive batches are sorted by length and split into batches, which are shuffled.
     """
 
     def __init__(self, count: int, batch_size: int, seed: tuple[int, ...], *, lengths: np.ndarray | None = None) -> None:
@@ -136,8 +136,8 @@ class TaskSampler:
 
     Args:
         c2c_probability: 1 - p in figure 2, where p is the probability of c2i.
-        bucket_by_length: batch captions of similar length, see `EpochBatches`. Faster, but negatives are then of similar length,
-            unlike in the papers.
+        bucket_by_length: batch captions of similar length, see `EpochBatches`. Faster, but negatives are then
+            of similar length, unlike in the papers.
 
     Raises:
         UsageError: a language has no captions, or no image has captions in two languages for c2c.
@@ -260,8 +260,8 @@ Sampler: TypeAlias = TaskSampler | ImageSampler
 def fixed_batches(captions: Captions, schedule: ScheduleConfig, loss: LossConfig) -> list[Batch]:
     """Return validation batches, composed like training batches, in a fixed order.
 
-    Each caption occurs once: for ``tasks`` in a batch of its language, with as many c2c batches as training has on average; for
-    ``images`` in the passes of `ImageSampler`.
+    Each caption occurs once: for ``tasks`` in a batch of its language, with as many c2c batches as training
+    has on average; for ``images`` in the passes of `ImageSampler`.
 
     Returns:
         The batches; none for ``images`` if no image has captions in every language.

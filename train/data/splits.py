@@ -164,8 +164,8 @@ class SplitData:
     Attributes:
         captions: each of ``image_ids`` has at least one.
         features: in the order of ``captions.image_ids``.
-        fingerprints: fingerprints of ``captions``, ``features``, ``vocabulary`` and ``extractor``; with token features also
-            ``token_features`` and ``token_model``.
+        fingerprints: fingerprints of ``captions``, ``features``, ``vocabulary`` and ``extractor``; with token
+            features also ``token_features`` and ``token_model``.
         missing_features: excluded images without features, or None.
         untrained: features of random weights, see `schemas.dataset.Dataset.untrained`.
         sample_outputs: sample outputs of the models of features and token features, by name of their fingerprint.
@@ -223,8 +223,8 @@ def open_data(
         kind: kind of the captions.
 
     Raises:
-        DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a fingerprint is not the expected
-            one, the dataset lacks these captions, or images lack features.
+        DatasetError: a dataset is missing or of the wrong kind, captions have another vocabulary, a
+            fingerprint is not the expected one, the dataset lacks these captions, or images lack features.
         InputError: the exclusion names an image that the captions lack.
         UsageError: the arguments do not fit together.
     """
@@ -332,7 +332,7 @@ def lacking(features: Dataset, missing: MissingFeatures, *, images: int, caption
     if missing.images < images:  # Else no caption would be left.
         ways.append("leave these captions out with --allow-missing-features (allow_missing_features=True)")
     return DatasetError(
-        f"{features.folder.location!r} lacks the features of {missing.images:,} of {images:,} images of split "
-        f"{missing.split!r}{empty}, with {missing.captions:,} of {captions:,} captions: {missing.names}{failed}. "
-        f"{', or '.join(ways)}"
+        f"{features.folder.location!r} lacks the features of {missing.images:,} of {images:,} images of "
+        f"split {missing.split!r}{empty}, with {missing.captions:,} of {captions:,} captions: "
+        f"{missing.names}{failed}. {', or '.join(ways)}"
     )

@@ -34,13 +34,13 @@ def check_token_features(model: ModelConfig, location: str) -> None:
     """
     if model.token_width and not location:
         raise UsageError(
-            "model.word_vectors is 'precomputed', but token features are missing: give --token-features FOLDER, a dataset that "
-            "imagepivot text-features writes for the captions"
+            "model.word_vectors is 'precomputed', but token features are missing: give --token-features "
+            "FOLDER, a dataset that imagepivot text-features writes for the captions"
         )
     if location and not model.token_width:
         raise UsageError(
-            f"--token-features {location!r} is given, but model.word_vectors is not 'precomputed', so that the model would not use "
-            "them: leave it out, or train with --set model.word_vectors=precomputed"
+            f"--token-features {location!r} is given, but model.word_vectors is not 'precomputed', so that "
+            "the model would not use them: leave it out, or train with --set model.word_vectors=precomputed"
         )
 
 
@@ -61,8 +61,8 @@ def open_token_features(location: str, encoded: Dataset, *, width: int) -> Datas
     dataset_width = TokenFeaturesParameters.from_json(dataset.manifest.parameters).feature.width
     if dataset_width != width:
         raise UsageError(
-            f"model.word_dim is {width}, but the vectors in {location!r} have width {dataset_width}: give --set "
-            f"model.word_dim={dataset_width}, or vectors of the other width"
+            f"model.word_dim is {width}, but the vectors in {location!r} have width {dataset_width}: give "
+            f"--set model.word_dim={dataset_width}, or vectors of the other width"
         )
     return dataset
 
@@ -146,8 +146,8 @@ class _Index:
             failed = f" ({dataset.manifest.failed:,} captions failed there)" if dataset.manifest.failed else ""
             raise DatasetError(
                 f"{location!r} lacks {indices.null_count:,} of {len(keys):,} captions: "
-                f"{', '.join(missing)}{', ...' if indices.null_count > _MAX_EXAMPLES else ''}{failed}. Write it for the captions "
-                "that were encoded"
+                f"{', '.join(missing)}{', ...' if indices.null_count > _MAX_EXAMPLES else ''}{failed}. "
+                "Write it for the captions that were encoded"
             )
         rows: np.ndarray = indices.to_numpy().astype(np.int64)
         different = np.flatnonzero(self.lengths[rows] != lengths)
@@ -177,8 +177,8 @@ def _caption_vectors(dataset: Dataset, index: _Index) -> Iterator[tuple[int, np.
                 )
             if not np.isfinite(vectors).all():
                 raise DatasetError(
-                    f"{dataset.folder.location!r} has a NaN or infinite vector of {index.keys[row].as_py()}: run 'imagepivot "
-                    "validate' on it, and write it again"
+                    f"{dataset.folder.location!r} has a NaN or infinite vector of "
+                    f"{index.keys[row].as_py()}: run 'imagepivot validate' on it, and write it again"
                 )
             yield row, vectors
             row += 1

@@ -1,7 +1,7 @@
 """Pairs of captions and image features, as torch datasets for a ``DataLoader``.
 
-`PairDataset` is map-style; `PairStream` is iterable and reads one shard of features at a time, for data larger than memory.
-Captions are tokens or token ids, images are features or regions.
+`PairDataset` is map-style; `PairStream` is iterable and reads one shard of features at a time, for data
+larger than memory. Captions are tokens or token ids, images are features or regions.
 
 Shapes: ``N`` pairs, ``I`` images, ``R`` regions, ``D`` feature width, ``B`` pairs of a batch, ``T`` tokens of the longest caption.
 """
@@ -190,8 +190,8 @@ class PairDataset(MapDataset[Pair]):
         columns: columns of the images to select, by default all.
         l2: divide each feature by its Euclidean norm, in float32.
         memory_map: folder for a memory-mapped copy of all features, shared by processes, datasets and training runs.
-        allow_missing_features: exclude captions of images without features or regions, with a warning, instead of raising an error;
-            the attribute ``missing_features`` lists them.
+        allow_missing_features: exclude captions of images without features or regions, with a warning,
+            instead of raising an error; the attribute ``missing_features`` lists them.
 
     Raises:
         UsageError: the arguments are invalid, or the features do not fit into memory.
@@ -262,12 +262,12 @@ class PairDataset(MapDataset[Pair]):
 class PairStream(IterableDataset[Pair]):
     """Pairs as an iterable dataset, with one shard of features in memory at a time.
 
-    The workers of a ``DataLoader`` share the shards, so that every pair occurs once. Captions with the same number of shards as the
-    features are read fastest. ``num_pairs`` is the number of pairs; ``len`` is undefined, since the last batch of each worker may
-    be short.
+    The workers of a ``DataLoader`` share the shards, so that every pair occurs once. Captions with the same
+    number of shards as the features are read fastest. ``num_pairs`` is the number of pairs; ``len`` is
+    undefined, since the last batch of each worker may be short.
 
-    In distributed training every process gets ``num_pairs // world_size`` pairs per epoch, from consecutive shards; the remaining
-    pairs at the end of the epoch are dropped.
+    In distributed training every process gets ``num_pairs // world_size`` pairs per epoch, from consecutive
+    shards; the remaining pairs at the end of the epoch are dropped.
 
     Args:
         captions, features, splits, languages, portions, columns, l2, allow_missing_features: as in `PairDataset`.
@@ -314,8 +314,8 @@ class PairStream(IterableDataset[Pair]):
         self._counts = np.bincount(image_shards, counts.field("counts"), num_shards).astype(np.int64)  # Pairs by shard.
         if not world_size <= min(len(self._counts), self.num_pairs):
             raise UsageError(
-                f"world_size is {world_size}, more than the {self.num_pairs:,} pairs or {len(self._counts)} shards of features: "
-                "start fewer processes, or extract the features again with more shards"
+                f"world_size is {world_size}, more than the {self.num_pairs:,} pairs or {len(self._counts)} "
+                "shards of features: start fewer processes, or extract the features again with more shards"
             )
         self._shuffle, self._seed = shuffle, seed
         self._rank, self._world_size = rank, world_size

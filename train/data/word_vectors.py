@@ -85,8 +85,8 @@ def open_word_vectors(location: str, *, vocabulary_fingerprint: str, languages: 
     values = dataset.numpy("vector")
     if values.shape[1] != width:
         raise UsageError(
-            f"model.word_dim is {width}, but the vectors in {location!r} have width {values.shape[1]}: give --set "
-            f"model.word_dim={values.shape[1]}, or vectors of the other width"
+            f"model.word_dim is {width}, but the vectors in {location!r} have width {values.shape[1]}: give "
+            f"--set model.word_dim={values.shape[1]}, or vectors of the other width"
         )
     keys = dataset.table(["language", "id"])
     row_languages = np.array(keys["language"].to_pylist(), object)
@@ -95,8 +95,8 @@ def open_word_vectors(location: str, *, vocabulary_fingerprint: str, languages: 
         if language not in row_languages:
             available = ", ".join(sorted(set(row_languages.tolist())))
             raise UsageError(
-                f"{location!r} has no vectors of {language!r}, only of {available}: write it with a file for each language of the "
-                "model, or leave the language out of data.portions"
+                f"{location!r} has no vectors of {language!r}, only of {available}: write it with a file "
+                "for each language of the model, or leave the language out of data.portions"
             )
     return WordVectors(
         location=location,

@@ -48,9 +48,9 @@ def check_sample_outputs(run: Run, *, features: str = "", token_features: str = 
         if not are_equal(manifest.sample_outputs, expected, manifest.parameters):
             versions = ", ".join(f"{library} {version}" for library, version in manifest.libraries.items())
             raise DatasetError(
-                f"{location!r} was computed by another version of the model's code ({versions}) than the features that "
-                f"{run.folder.location!r} was trained on: the values for a fixed input differ beyond rounding. Extract them with "
-                "the versions of the training, or train on these"
+                f"{location!r} was computed by another version of the model's code ({versions}) than the "
+                f"features that {run.folder.location!r} was trained on: the values for a fixed input differ "
+                "beyond rounding. Extract them with the versions of the training, or train on these"
             )
 
 
@@ -62,9 +62,9 @@ def check_vectors(run: Run) -> None:
     """
     if not run.model.vectors:
         raise UsageError(
-            f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which compares an image with a caption "
-            "part by part and has no vector of either: there is nothing to embed, to search in, or to compare sentences by. "
-            "imagepivot evaluate scores it"
+            f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which compares "
+            "an image with a caption part by part and has no vector of either: there is nothing to embed, "
+            "to search in, or to compare sentences by. imagepivot evaluate scores it"
         )
 
 

@@ -55,8 +55,8 @@ def no_progress(done: int) -> None:
 def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
     """Run a block in evaluation mode without gradients; yield the model's device.
 
-    The block computes in float32, also during a training in bfloat16 or TF32. Bfloat16 rounds too many scores to equal values for
-    ranks. TF32 differs from a CPU by as much as close scores differ.
+    The block computes in float32, also during a training in bfloat16 or TF32. Bfloat16 rounds too many scores
+    to equal values for ranks. TF32 differs from a CPU by as much as close scores differ.
     """
     training, device = model.training, model.device
     model.eval()
@@ -70,8 +70,8 @@ def eval_mode(model: RetrievalModel) -> Iterator[torch.device]:
 def embed_images(model: RetrievalModel, features: ImageFeatures, *, on_progress: Count = no_progress) -> Encoded:
     """Encode images in batches, since their features may be memory-mapped.
 
-    Features are ``[I, D]`` or ``[I, R, D]``. Batches shrink where features take much memory; their size affects speed, not results.
-    The result keeps the order of the images and is on the model's device.
+    Features are ``[I, D]`` or ``[I, R, D]``. Batches shrink where features take much memory; their size
+    affects speed, not results. The result keeps the order of the images and is on the model's device.
     """
     parts = []
     # Vectors of the usual widths are far from the bound; regions take as much again in each layer of the model.
@@ -182,8 +182,8 @@ class Validation:
 def measure_validation(model: RetrievalModel, data: SplitData, config: Config, terms: Sequence[Term]) -> Validation:
     """Measure a model on the validation split, in float32 and without changing it.
 
-    Losses are those of `train.data.sampling` with the configured hinges, also during ``loss.sum_warmup_steps``, so that values of a
-    run can be compared.
+    Losses are those of `train.data.sampling` with the configured hinges, also during
+    ``loss.sum_warmup_steps``, so that values of a run can be compared.
     """
     rows = {language: data.captions.rows_of(language) for language in data.captions.language_names}
     parts = [embed_captions(model, data.captions.batch(indices), language) for language, indices in rows.items()]
@@ -232,8 +232,8 @@ def rank_folds(
     candidates = np.unique(captions.images[rows])
     if len(candidates) < folds:
         raise UsageError(
-            f"--folds is {folds}, but split {captions.split!r} has only {len(candidates)} images with captions in {language!r}: "
-            "give a smaller number"
+            f"--folds is {folds}, but split {captions.split!r} has only {len(candidates)} images with "
+            f"captions in {language!r}: give a smaller number"
         )
     for fold in np.array_split(candidates, folds):
         selected = captions.select(rows[np.isin(captions.images[rows], fold)]).compact()

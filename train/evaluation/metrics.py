@@ -3,12 +3,12 @@
 A rank is one plus the number of wrong items before the right one. Ties are broken pessimistically: a wrong item with an equal score
 comes before the right one, so that a model with equal scores for everything ranks last. NaN scores count like ties.
 
-Scores are equal if they differ by at most `EQUAL_WITHIN` times the greater of 1 and the right score. Sums depend on tile shape and
-thread count, so that scores of equal captions differ in the last bits. Float32 scores of unit vectors then agree to 1e-7; scores of
-other models are further apart.
+Scores are equal if they differ by at most `EQUAL_WITHIN` times the greater of 1 and the right score. Sums
+depend on tile shape and thread count, so that scores of equal captions differ in the last bits. Float32
+scores of unit vectors then agree to 1e-7; scores of other models are further apart.
 
-Image to text: the best-ranked of an image's captions counts, as in Karpathy and Fei-Fei 2015 and later work; its others are neither
-right nor wrong. Text to image: each caption is a query of its own.
+Image to text: the best-ranked of an image's captions counts, as in Karpathy and Fei-Fei 2015 and later work;
+its others are neither right nor wrong. Text to image: each caption is a query of its own.
 
 ===============  ===================================================================================================
 nDCG@10          discounted cumulative gain of the first ten items over that of an ideal order (MTEB, trec_eval)
@@ -54,8 +54,8 @@ _DISCOUNTS = 1 / np.log2(np.arange(2, 2 + GAIN_CUTOFF))
 class RecallMetrics:
     """Recalls in percent and median rank of queries of one modality.
 
-    The median of an even number of queries is the mean of the middle two, rounded down, as in the published code of Kiros et al.
-    2015, Vendrov et al. 2016 and Faghri et al. 2018. Means over folds are not rounded.
+    The median of an even number of queries is the mean of the middle two, rounded down, as in the published
+    code of Kiros et al. 2015, Vendrov et al. 2016 and Faghri et al. 2018. Means over folds are not rounded.
     """
 
     recall_at_1: float
@@ -221,9 +221,9 @@ def bidirectional_ranks(
         device: device of the scores; that of ``row_images`` if None.
 
     Returns:
-        int64 on the CPU, each for rows and for columns. First the ranks; 0 for an item without a right one. Then the best wrong
-        items, of equal scores the first in the order of images, and never NaN; -1 without one. The host waits for a GPU only once
-        if the images are on the CPU.
+        int64 on the CPU, each for rows and for columns. First the ranks; 0 for an item without a right one.
+        Then the best wrong items, of equal scores the first in the order of images, and never NaN; -1 without
+        one. The host waits for a GPU only once if the images are on the CPU.
 
     Raises:
         ValueError: the images of the rows do not ascend.

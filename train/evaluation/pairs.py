@@ -68,8 +68,8 @@ class JointSpace(RetrievalModel):
             )
         if texts.feature.shape != images.feature.shape or len(texts.feature.shape) > 1:
             raise DatasetError(
-                f"{names} hold vectors {list(texts.feature.shape)} and {list(images.feature.shape)}, expected one width: give the "
-                "projected vectors of both towers"
+                f"{names} hold vectors {list(texts.feature.shape)} and {list(images.feature.shape)}, "
+                "expected one width: give the projected vectors of both towers"
             )
         model = texts.model or images.model
         self.languages, self.width = tuple(languages), texts.feature.width
@@ -77,8 +77,8 @@ class JointSpace(RetrievalModel):
         self.space = None if is_same else texts.space
         if self.similarity not in _COMPARISONS:
             raise UsageError(
-                f"{places[0]!r} is compared by {self.similarity!r}, expected one of {', '.join(_COMPARISONS)}: evaluate the run "
-                "that embedded it"
+                f"{places[0]!r} is compared by {self.similarity!r}, expected one of "
+                f"{', '.join(_COMPARISONS)}: evaluate the run that embedded it"
             )
         self.anchor = nn.Parameter(torch.zeros(0), requires_grad=False)  # Has the device.
         self._scale_texts, self._scale_images = (not side.model or side.model.encoder is not None for side in (texts, images))

@@ -1,7 +1,7 @@
 """Named protocols of image-sentence retrieval: test sets, their sizes and folds.
 
-A protocol is recognized by the name of the split, the pattern of its image ids, and the numbers of images and captions. The ids
-themselves are not compared with published lists.
+A protocol is recognized by the name of the split, the pattern of its image ids, and the numbers of images and
+captions. The ids themselves are not compared with published lists.
 """
 
 import re

@@ -140,7 +140,7 @@ def read_ranks(folder: str | os.PathLike[str]) -> pa.Table:
         raise DatasetError(f"{source} is damaged ({error}): copy it again, or evaluate the run again") from error
     if not table.schema.equals(SCHEMA):
         raise DatasetError(
-            f"{source} has the columns {', '.join(table.column_names)}, expected {', '.join(SCHEMA.names)}: it was written by "
-            "another program or version; evaluate the run again"
+            f"{source} has the columns {', '.join(table.column_names)}, expected {', '.join(SCHEMA.names)}: "
+            "it was written by another program or version; evaluate the run again"
         )
     return table

@@ -1,7 +1,7 @@
 """Measures over all correct items of queries, from the best scores of a ranking.
 
-Scores are equal as in `train.evaluation.metrics`, and ties are pessimistic: a wrong item precedes right ones with an equal score.
-Only the first positions count, so that the best scores of each query are enough.
+Scores are equal as in `train.evaluation.metrics`, and ties are pessimistic: a wrong item precedes right ones
+with an equal score. Only the first positions count, so that the best scores of each query are enough.
 
 Letters: ``P`` pairs of a query and a correct item, ``Q`` queries, ``K`` scores that are kept.
 """
@@ -28,8 +28,8 @@ Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 RightItems: TypeAlias = Callable[[Captions, np.ndarray, np.ndarray], tuple[Pairs, Pairs] | None]
 """Definition of correct items: from captions, the rows of candidates and the images of candidates to pairs of both directions.
 
-Pairs are positions in ``rows`` and ``images``, from images to captions, then from captions to images. None for other captions than
-those that the definition is about.
+Pairs are positions in ``rows`` and ``images``, from images to captions, then from captions to images. None
+for other captions than those that the definition is about.
 """
 
 

@@ -130,8 +130,8 @@ def _read_annotations(location: str) -> Annotations:
             captions[int(image["cocoid"])] += [(int(item["sentid"]), item["raw"].lower()) for item in image["sentences"]]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:  # OverflowError: an infinite id.
         raise InputError(
-            f"{location!r} has no ids and texts of captions ({error!r}): give --annotations a captions_*.json of COCO or "
-            "dataset_coco.json"
+            f"{location!r} has no ids and texts of captions ({error!r}): give --annotations a "
+            "captions_*.json of COCO or dataset_coco.json"
         ) from error
     return {(image, index): caption for image, own in captions.items() for index, caption in enumerate(own)}
 

@@ -114,9 +114,9 @@ def evaluate(job: EvaluateJob, on_progress: Count = no_progress, on_warning: Rem
     Raises:
         DatasetError: a folder holds no run, the captions have another vocabulary or the features another extractor than the runs,
             images lack features, the split is unknown, or the runs cannot form an ensemble.
-        UsageError: a run does not know a language; no captions have the split, language or portion; the images are fewer than the
-            folds; the data have no correct items of a file of ``relevance``; or, with ``cross_lingual``, no image has captions in
-            two languages.
+        UsageError: a run does not know a language; no captions have the split, language or portion; the
+            images are fewer than the folds; the data have no correct items of a file of ``relevance``; or,
+            with ``cross_lingual``, no image has captions in two languages.
         InputError: a file of ``relevance`` or ``annotations`` is missing or has another layout.
     """
     runs = open_members(job.members, job.captions, job.features, choose_device(job.device))

@@ -149,9 +149,9 @@ def search(
 ) -> list[Hit]:
     """Open a run, or load a text encoder, and search images with a sentence.
 
-    An encoder, from ``load``, searches vectors of images in its space. ``tokenize`` follows the text recipe of the run's captions;
-    a query of tokens needs none. ``report_unknown`` receives the tokens that are not in the vocabulary, if any. ``on_warning``
-    receives a sentence about features of random weights.
+    An encoder, from ``load``, searches vectors of images in its space. ``tokenize`` follows the text recipe
+    of the run's captions; a query of tokens needs none. ``report_unknown`` receives the tokens that are not
+    in the vocabulary, if any. ``on_warning`` receives a sentence about features of random weights.
 
     Returns:
         The best images, best first.
@@ -183,8 +183,8 @@ def open_search(
             return query.split()
         if tokenize is None:
             raise UsageError(
-                f"the query {query!r} is text, and turning text into tokens needs pip install 'imagepivot[text]': install "
-                "that, or give tokens with spaces between them and --tokenized"
+                f"the query {query!r} is text, and turning text into tokens needs pip install "
+                "'imagepivot[text]': install that, or give tokens with spaces between them and --tokenized"
             )
         return tokenize(query, language, recipe, truecaser)
 
@@ -235,8 +235,8 @@ def read_gallery(run: Run, folder: str) -> Gallery:
     model = FeaturesParameters.from_json(dataset.manifest.parameters).model
     if model is None or model.weights_sha256 != weights_digest(run.model.state_dict()):
         raise DatasetError(
-            f"{folder!r} does not hold images as this run embeds them: they are another model's, or features that no model has "
-            "seen. Embed them again with imagepivot embed, or give --features"
+            f"{folder!r} does not hold images as this run embeds them: they are another model's, or "
+            "features that no model has seen. Embed them again with imagepivot embed, or give --features"
         )
     device = run.model.device
     return Gallery(dataset.image_ids(), torch.from_numpy(dataset.numpy().astype(np.float32, copy=False)).to(device))

@@ -1,8 +1,8 @@
 """Confidence intervals of recalls, and tests between runs.
 
-The unit of resampling is the image with all its queries, since captions of one image are not independent. Gallery and ranks are
-those of the whole set: intervals and paired tests describe fixed models on other images of the same kind, not other trainings.
-`seed_p_value` compares trainings.
+The unit of resampling is the image with all its queries, since captions of one image are not independent.
+Gallery and ranks are those of the whole set: intervals and paired tests describe fixed models on other images
+of the same kind, not other trainings. `seed_p_value` compares trainings.
 
 Letters: ``S`` seeds, ``Q`` queries, ``I`` images, ``R`` resamples, ``K`` cutoffs.
 """
@@ -54,10 +54,10 @@ def interval_notes(num_images: Iterable[int]) -> list[str]:
 def bootstrap_intervals(ranks: np.ndarray, images: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> MetricIntervals:
     """Estimate confidence intervals by a bootstrap over images.
 
-    Intervals of recalls are BCa (Efron 1987, DiCiccio and Efron 1996), since percentile intervals hold the truth too rarely for few
-    images and recalls near 0 or 100 %. Images with equal recalls, or a single one, leave a bootstrap nothing to resample; the
-    interval then allows for the share of other images that an exact binomial interval allows for unseen ones. Intervals of the
-    median are percentile intervals.
+    Intervals of recalls are BCa (Efron 1987, DiCiccio and Efron 1996), since percentile intervals hold the
+    truth too rarely for few images and recalls near 0 or 100 %. Images with equal recalls, or a single one,
+    leave a bootstrap nothing to resample; the interval then allows for the share of other images that an
+    exact binomial interval allows for unseen ones. Intervals of the median are percentile intervals.
 
     Args:
         ranks: int ``[Q]``, from 1, not empty; ``[S, Q]`` for several seeds, where recalls and median are means over seeds.
@@ -136,10 +136,10 @@ def paired_p_values(
 ) -> dict[str, float]:
     """Test two models for equal recalls on the same queries.
 
-    The test is two-sided: a paired randomization over images. Under the hypothesis, the two models are interchangeable on each
-    image, so that the sign of the image's difference of hits is random. Values are mid-p (Lancaster 1961, Fagerland et al. 2013),
-    since hits are discrete: only half of the draws with the observed difference count. The least value is ``0.5 / (draws + 1)``;
-    without any difference it is 1.
+    The test is two-sided: a paired randomization over images. Under the hypothesis, the two models are
+    interchangeable on each image, so that the sign of the image's difference of hits is random. Values are
+    mid-p (Lancaster 1961, Fagerland et al. 2013), since hits are discrete: only half of the draws with the
+    observed difference count. The least value is ``0.5 / (draws + 1)``; without any difference it is 1.
 
     Args:
         ranks_a: int ``[Q]``, from 1, or ``[S, Q]`` for several seeds, where recalls are means over seeds.

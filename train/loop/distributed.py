@@ -1,7 +1,7 @@
 """Data-parallel training under ``torchrun``, one process per GPU.
 
-Every process draws the same batches and encodes its own rows. All rows are gathered before the loss, so that negatives, loss and
-steps equal those of a single process, up to the order of additions.
+Every process draws the same batches and encodes its own rows. All rows are gathered before the loss, so that
+negatives, loss and steps equal those of a single process, up to the order of additions.
 """
 
 import os

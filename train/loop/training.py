@@ -94,8 +94,8 @@ def train(
 
     Raises:
         UsageError: the job does not fit this host or its data, or ``output`` is an unfinished run and ``resume`` is not set.
-        DatasetError: a dataset is missing, of the wrong kind, or incompatible with the others; or ``output`` is another run, or one
-            of changed contents.
+        DatasetError: a dataset is missing, of the wrong kind, or incompatible with the others; or ``output``
+            is another run, or one of changed contents.
         DivergedError: a loss, gradient or weight is NaN or infinite. The checkpoints are those of earlier steps.
         KeyboardInterrupt: Ctrl-C was pressed; ``last.pt`` is the state after the current step. SIGTERM and SIGHUP also stop after
             the current step, then act as without this handler. A second signal stops immediately.

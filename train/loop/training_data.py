@@ -111,8 +111,8 @@ class TrainingInputs:
         for images, name in groups:
             if images.sum() == 1:
                 raise UsageError(
-                    f"split {captions.split!r} has captions in {name} of a single image, so that batches have no negatives: give "
-                    "captions of two images or more"
+                    f"split {captions.split!r} has captions in {name} of a single image, so that batches "
+                    "have no negatives: give captions of two images or more"
                 )
         if schedule.batches == "images":
             return ImageSampler(captions, schedule.batch_size, seed=seed)
@@ -153,8 +153,8 @@ def load_training_inputs(
 ) -> TrainingInputs:
     """Read and check the datasets of a corpus.
 
-    ``exclude`` is a list of duplicates: training images and captions with duplicates in other splits are left out. Other arguments
-    are those of `train.data.splits.open_data`.
+    ``exclude`` is a list of duplicates: training images and captions with duplicates in other splits are left
+    out. Other arguments are those of `train.data.splits.open_data`.
 
     Raises:
         UsageError: the configuration does not fit the data, or the features do not fit into memory.

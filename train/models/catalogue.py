@@ -29,8 +29,8 @@ _BUILDERS: dict[str, Builder] = {
 def register_model(section: type[ModelConfig], builder: Builder) -> None:
     """Register a model kind, which configurations name as ``[model] kind = "..."``.
 
-    A program that opens a run of this kind must register it, too. The command imports the module of ``--import``, or of an entry
-    point of the group ``imagepivot.models``.
+    A program that opens a run of this kind must register it, too. The command imports the module of
+    ``--import``, or of an entry point of the group ``imagepivot.models``.
 
     Args:
         section: a frozen dataclass with the hyper-parameters; its ``kind`` is the name.

@@ -7,9 +7,9 @@ reimplementation github.com/JunweiLiang/DualAttentionNetwork (``model.py``), whi
 * Matrices begin with Xavier's weights, not normal ones, and c_0 of an image has no bias.
 * The mean of a sentence is over its own words, as in the paper, not over the longest sentence of the batch.
 
-Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``T`` tokens, ``H`` width of a
-context vector, ``K`` steps, ``E`` = (K + 1) * H embedding width. In `AttentionSteps`, ``W`` is the width of a region or token,
-``A`` that of the attention space, ``E`` that of a context vector.
+Shapes: ``N`` images or captions, ``M`` regions or tokens, ``R`` regions, ``D`` feature width, ``T`` tokens,
+``H`` width of a context vector, ``K`` steps, ``E`` = (K + 1) * H embedding width. In `AttentionSteps`, ``W``
+is the width of a region or token, ``A`` that of the attention space, ``E`` that of a context vector.
 """
 
 from typing import Any

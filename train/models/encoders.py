@@ -5,11 +5,11 @@ A sentence passes through three stages::
     token ids --word embedding--> vectors --text encoder--> states --pooling--> one vector
               `WordEmbedding`               `TEXT_ENCODERS`           `pool`, or an attention
 
-`RetrievalModel.token_states` returns the states, and is never compiled; `RetrievalModel.pool_states` is the pooling, and can be
-compiled. In checkpoints the text encoder is the submodule ``reader``.
+`RetrievalModel.token_states` returns the states, and is never compiled; `RetrievalModel.pool_states` is the
+pooling, and can be compiled. In checkpoints the text encoder is the submodule ``reader``.
 
-Shapes: ``B`` images or captions, ``R`` regions, ``T`` tokens of the longest caption, ``P`` tokens of all, ``D`` feature width,
-``W`` width of a word vector, ``E`` width of the joint space.
+Shapes: ``B`` images or captions, ``R`` regions, ``T`` tokens of the longest caption, ``P`` tokens of all,
+``D`` feature width, ``W`` width of a word vector, ``E`` width of the joint space.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -142,8 +142,8 @@ TEXT_ENCODERS = {"gru": FinalStateGRU, "bilstm": BidirectionalLSTM, "bigru": Bid
 def orthogonalize(text_encoder: nn.Module) -> None:
     """Initialize a recurrent text encoder with orthogonal matrices.
 
-    As in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``), each gate has an orthogonal recurrent matrix. Input
-    weights are uniform in ±0.1, and biases are 0.
+    As in github.com/ivendrov/order-embedding (``layers.py``, ``utils.py``), each gate has an orthogonal
+    recurrent matrix. Input weights are uniform in ±0.1, and biases are 0.
     """
     for name, parameter in text_encoder.named_parameters():
         if "weight_hh" in name:
@@ -219,8 +219,8 @@ class SentenceEncoder(nn.Module):
 class SentenceEncoders(nn.ModuleList):
     """The sentence encoders of a model: one for each language, or one for all.
 
-    ``config`` is the section of a kind in this package, and ``text_encoder`` a key of `TEXT_ENCODERS`. By default, ``hidden_size``
-    is the width of the joint space.
+    ``config`` is the section of a kind in this package, and ``text_encoder`` a key of `TEXT_ENCODERS`. By
+    default, ``hidden_size`` is the width of the joint space.
     """
 
     def __init__(
@@ -323,8 +323,8 @@ def load_pretrained_embeddings(model: RetrievalModel, words: WordVectors, counts
         weight = model.get_parameter(name)
         if weight.shape[1] != words.width:
             raise UsageError(
-                f"{name} has word vectors of width {weight.shape[1]}, but {words.location!r} has width {words.width}: choose other "
-                "vectors, or another width"
+                f"{name} has word vectors of width {weight.shape[1]}, but {words.location!r} has width "
+                f"{words.width}: choose other vectors, or another width"
             )
         by_module = model.modules_by_language().items()
         languages = next((languages for module, languages in by_module if name.startswith(f"{module}.")), model.languages)

@@ -17,8 +17,8 @@ from train.models.similarity import l2_normalize
 class MultiHeadAttention(nn.Module):
     """Attention pooling of regions or tokens into K vectors, one per head.
 
-    With the tokens g_i of a sentence, or the regions of an image, and for head k a learned context c_k and two learned matrices
-    (equations 1 and 2)::
+    With the tokens g_i of a sentence, or the regions of an image, and for head k a learned context c_k and
+    two learned matrices (equations 1 and 2)::
 
         a_i^k = softmax over i of tanh(W_c^k c_k)^T tanh(W^k g_i)
         g^k = sum over i of a_i^k g_i
@@ -59,9 +59,9 @@ class MultiHeadAttention(nn.Module):
 class MhaD(AttentionPoolingModel):
     """Regions and words in one space, pooled by `MultiHeadAttention`.
 
-    An affine map encodes regions, and one bidirectional LSTM per language encodes words. Images and each language have their own
-    attention. Embeddings are normalized, see `l2_normalize`. The diversity of the heads (equations 5 and 6) is a term of the
-    objective, see `train.losses.diversity_loss`.
+    An affine map encodes regions, and one bidirectional LSTM per language encodes words. Images and each
+    language have their own attention. Embeddings are normalized, see `l2_normalize`. The diversity of the
+    heads (equations 5 and 6) is a term of the objective, see `train.losses.diversity_loss`.
 
     Choices that the paper leaves open: regions have no activation, and a token is the mean of both directions of the LSTM, H units
     each, as in SCAN (``model.py``); the matrices of the attention have no biases, as in equation 1.

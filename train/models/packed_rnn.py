@@ -1,14 +1,14 @@
 """GRU and LSTM over the prefix trie of a batch of captions, for CPUs.
 
-The state after some tokens depends on these tokens alone. All captions begin with ``<start>``, and many continue with "a man": a
-shared prefix is processed once, and no padding at all. This saves work, too:
+The state after some tokens depends on these tokens alone. All captions begin with ``<start>``, and many
+continue with "a man": a shared prefix is processed once, and no padding at all. This saves work, too:
 
 * each distinct token is projected once;
 * the gradients of the gates share one buffer, where torch fills a zero gradient for each time step;
 * the recurrent weight gets its gradient in one matrix product after the last step.
 
-Results equal torch's up to rounding, and are reproducible with the same number of threads. Under ``torch.autocast`` the matrix
-products use its type.
+Results equal torch's up to rounding, and are reproducible with the same number of threads. Under
+``torch.autocast`` the matrix products use its type.
 
 GPUs use cuDNN instead (`train.models.encoders.uses_packed_rnn`).
 
@@ -114,8 +114,8 @@ class _GruStep(NamedTuple):
 class _GruRecurrence(torch.autograd.Function):
     """The recurrence from projected tokens ``[V, 3H]`` to final states ``[B, H]``.
 
-    With x the projection of a token, h the state before it, g = W h + b, and the gates r = sigmoid(x_r + g_r),
-    z = sigmoid(x_z + g_z), n = tanh(x_n + r g_n), the state after it is (1 - z) n + z h.
+    With x the projection of a token, h the state before it, g = W h + b, and the gates r = sigmoid(x_r +
+    g_r), z = sigmoid(x_z + g_z), n = tanh(x_n + r g_n), the state after it is (1 - z) n + z h.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The interface of models to training and evaluation.
 
-Shapes: ``N`` images or captions, ``A`` and ``B`` the two sides of a comparison, ``D`` feature width, ``R`` regions, ``T`` tokens,
-``K`` vectors of an image or caption, ``E`` width of a vector.
+Shapes: ``N`` images or captions, ``A`` and ``B`` the two sides of a comparison, ``D`` feature width, ``R``
+regions, ``T`` tokens, ``K`` vectors of an image or caption, ``E`` width of a vector.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Dimensions:
     Attributes:
         languages: languages of the model, in its order.
         feature_shape: shape of an image's features: ``[D]``, or ``[R, D]`` for several per image.
-        language_ids: token ids with a word vector, by language: ascending, ``<unk>`` included. A language without an entry uses all
-            ids. Languages with a shared encoder have the same ids.
+        language_ids: token ids with a word vector, by language: ascending, ``<unk>`` included. A language
+            without an entry uses all ids. Languages with a shared encoder have the same ids.
         token_width: width of precomputed token vectors; 0 for a model with a word embedding.
 
     Examples:
@@ -151,10 +151,10 @@ class RetrievalModel(nn.Module):
     Attributes:
         width: E.
         similarity: name of the similarity that `scores` computes, e.g. ``cosine``.
-        heads: number of attention heads in an embedding, their concatenation; 1 without attention heads. Used by
-            ``loss.diversity_weight``.
-        vectors: whether an image or caption has one embedding. A model with cross attention has none, so that ``embed`` and
-            ``search`` do not support it.
+        heads: number of attention heads in an embedding, their concatenation; 1 without attention heads. Used
+            by ``loss.diversity_weight``.
+        vectors: whether an image or caption has one embedding. A model with cross attention has none, so that
+            ``embed`` and ``search`` do not support it.
 
     Examples:
         >>> model = imagepivot.open_run("runs/demo").model

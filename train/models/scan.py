@@ -1,8 +1,8 @@
 """Stacked cross attention (SCAN) of regions and words: the model kind ``scan``.
 
-Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (arXiv 1803.08024), section 3.1, and their code
-(github.com/kuanghuei/SCAN, ``model.py``). Queries attend to contexts: words to regions, or regions to words. With unit vectors q_t
-of a query and v_k of a context, and s_kt = <v_k, q_t>:
+Lee, Chen, Hua, Hu, He (2018): Stacked Cross Attention for Image-Text Matching (arXiv 1803.08024), section
+3.1, and their code (github.com/kuanghuei/SCAN, ``model.py``). Queries attend to contexts: words to regions,
+or regions to words. With unit vectors q_t of a query and v_k of a context, and s_kt = <v_k, q_t>:
 
 1. s_kt passes a leaky ReLU with ``negative_slope``, and is divided by its norm over t;
 2. a_kt is the softmax over k, with inverse temperature lambda_1;
@@ -12,12 +12,12 @@ of a query and v_k of a context, and s_kt = <v_k, q_t>:
 The cosine is independent of the denominator of the softmax, and follows from s and the Gram matrix G = V V^T of a context:
 <q_t, sum_k a_k v_k> = sum_k a_k s_kt and |sum_k a_k v_k|^2 = a^T G a. Attended vectors of width E are never computed.
 
-Gradients are computed only for pairs with a nonzero score gradient: for the hardest negatives, three in a row of a batch. A CPU
-processes the queries of a context as a tile. A GPU would launch too many small kernels for that, and gathers query and context of
-hundreds of pairs instead.
+Gradients are computed only for pairs with a nonzero score gradient: for the hardest negatives, three in a row
+of a batch. A CPU processes the queries of a context as a tile. A GPU would launch too many small kernels for
+that, and gathers query and context of hundreds of pairs instead.
 
-Shapes: ``C`` contexts, ``K`` vectors of a context, ``Q`` queries, ``T`` vectors of a query, ``E`` their width; ``A`` contexts and
-``B`` queries of a tile. For P gathered pairs, ``A`` = P and ``B`` = 1.
+Shapes: ``C`` contexts, ``K`` vectors of a context, ``Q`` queries, ``T`` vectors of a query, ``E`` their
+width; ``A`` contexts and ``B`` queries of a tile. For P gathered pairs, ``A`` = P and ``B`` = 1.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _MAX_EXPONENT = 20.0
 def cross_attention(queries: Encoded, contexts: Encoded, config: ScanConfig) -> Tensor:
     """Return the scores of all queries and contexts, ``[Q, C]``.
 
-    The Q x C x T x K products are computed in tiles, so that memory is bounded, and computed again in the backward pass. Values
-    outside the masks have no effect.
+    The Q x C x T x K products are computed in tiles, so that memory is bounded, and computed again in the
+    backward pass. Values outside the masks have no effect.
 
     Args:
         queries: unit vectors or zeros, ``[Q, T, E]``.
@@ -308,8 +308,8 @@ def _inverse_root(squares: Tensor) -> Tensor:
 class Scan(SentenceEncoderModel):
     """Regions and words in one space, compared by stacked cross attention.
 
-    All vectors are normalized (``l2norm`` in ``model.py``), see `l2_normalize`. ``<start>`` and ``<end>`` count as words, as in the
-    released code (``data.py``).
+    All vectors are normalized (``l2norm`` in ``model.py``), see `l2_normalize`. ``<start>`` and ``<end>``
+    count as words, as in the released code (``data.py``).
     """
 
     vectors = False

@@ -20,8 +20,8 @@ _MIN_NORM = 1e-12
 def l2_normalize(vectors: Tensor) -> Tensor:
     """Divide vectors ``[..., E]`` by their Euclidean norms; zeros stay zeros.
 
-    Bit for bit ``torch.nn.functional.normalize``, except that zeros have no gradient. Torch multiplies their gradient by 10^12, so
-    that clipping erases all others.
+    Bit for bit ``torch.nn.functional.normalize``, except that zeros have no gradient. Torch multiplies their
+    gradient by 10^12, so that clipping erases all others.
     """
     norms = vectors.norm(dim=-1, keepdim=True)
     return vectors / norms.masked_fill(norms <= _MIN_NORM, torch.inf)
@@ -35,9 +35,9 @@ def inner_product(a: Tensor, b: Tensor) -> Tensor:
 def order(a: Tensor, b: Tensor) -> Tensor:
     """Return the order similarity S(a, b) = -||max(0, b - a)||^2, at most 0.
 
-    Vendrov et al. 2016, equation 2, and Gella et al. 2017, equation 3, where a is an image and b a caption. VSE++ takes the root.
-    The A x B x E differences are computed in tiles in both passes, unless the pass is compiled. For a partial order, a ``[A, E]``
-    and b ``[B, E]`` are non-negative.
+    Vendrov et al. 2016, equation 2, and Gella et al. 2017, equation 3, where a is an image and b a caption.
+    VSE++ takes the root. The A x B x E differences are computed in tiles in both passes, unless the pass is
+    compiled. For a partial order, a ``[A, E]`` and b ``[B, E]`` are non-negative.
 
     Returns:
         ``[A, B]``, not symmetric. A dimension in which a and b are equal has no gradient.

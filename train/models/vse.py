@@ -20,8 +20,8 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": inne
 class JointEmbedding(SentenceEncoderModel):
     """Images and captions as vectors ``[B, E]`` in one space.
 
-    All embeddings are normalized, see `l2_normalize`. The order similarity takes their absolute values (Gella et al. 2017,
-    footnote 1), as Vendrov's code and VSE++ (``--use_abs``) do.
+    All embeddings are normalized, see `l2_normalize`. The order similarity takes their absolute values (Gella
+    et al. 2017, footnote 1), as Vendrov's code and VSE++ (``--use_abs``) do.
     """
 
     def __init__(self, config: VseConfig, dimensions: Dimensions) -> None:

@@ -93,8 +93,8 @@ def attend(run: Run, data: SplitData, features: Dataset, example: Example) -> At
             weights = run.model.attention_weights(images, batch, caption.key.language)
             if weights is None or all(part is None for part in (weights.regions, weights.words, weights.pairs)):
                 raise UsageError(
-                    f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which attends to neither "
-                    "regions nor words: there is no attention to draw"
+                    f"{run.folder.location!r} holds a model of the kind {run.config.model.kind!r}, which "
+                    "attends to neither regions nor words: there is no attention to draw"
                 )
             regions = _to_numpy(weights.regions)
             captions.append(AttendedCaption(caption, _to_numpy(weights.words), _to_numpy(weights.pairs), weights.words_attend))

@@ -80,8 +80,8 @@ class ComparedRun:
     Attributes:
         name: the distinct end of its path.
         settings: configuration by dotted key; with a checkpoint those of `checkpoint_settings`.
-        state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still training or was stopped;
-            ``evaluation`` for a folder of ``evaluate --output``.
+        state: stop reason (``patience``, ``epochs`` or ``steps``); ``unfinished`` for a run that is still
+            training or was stopped; ``evaluation`` for a folder of ``evaluate --output``.
         measured: scores at the best step, by gallery.
     """
 

@@ -40,8 +40,8 @@ def picture_place(output: str | os.PathLike[str]) -> tuple[Folder, str]:
 def plot_comparison(comparison: Comparison, output: str | os.PathLike[str]) -> str:
     """Draw losses, validation recalls, and scores with intervals, two columns wide.
 
-    Runs that differ only in their seeds share a style and their mean scores. The output is the path of a ``.png``, ``.pdf`` or
-    ``.svg``, or a folder for ``comparison.png``.
+    Runs that differ only in their seeds share a style and their mean scores. The output is the path of a
+    ``.png``, ``.pdf`` or ``.svg``, or a folder for ``comparison.png``.
 
     Returns:
         Location of the picture.

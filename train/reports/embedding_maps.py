@@ -59,8 +59,8 @@ def map_embeddings(
 ) -> EmbeddingMap:
     """Map images and the first caption of each in each language.
 
-    Images are those of the examples and a sample of others, at most ``max_images`` in all. Examples without a caption in some
-    language are left out.
+    Images are those of the examples and a sample of others, at most ``max_images`` in all. Examples without a
+    caption in some language are left out.
 
     Raises:
         UsageError: fewer than two images have captions in all languages, or all vectors are equal, or some are not finite.
@@ -93,8 +93,8 @@ def map_embeddings(
 def plane_of(vectors: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
     """Compute t-SNE by Euclidean distance (van der Maaten and Hinton 2008).
 
-    Maps vectors ``[N, E]`` to float32 ``[N, 2]``, initialized by PCA. Single-threaded, since sums depend on the number of threads:
-    equal vectors and seeds give equal bits on the same machine.
+    Maps vectors ``[N, E]`` to float32 ``[N, 2]``, initialized by PCA. Single-threaded, since sums depend on
+    the number of threads: equal vectors and seeds give equal bits on the same machine.
 
     Raises:
         UsageError: all vectors are equal, or some are not finite.

@@ -98,8 +98,8 @@ def choose_examples(
         image_rows = [first_captions(captions, image) for image in images]
         languages = ", ".join(captions.language_names)
         rule = (
-            f"{len(images)} of the {len(candidates):,} images of split {captions.split} with captions in {languages}, drawn with "
-            f"seed {seed} whatever the model finds; the first caption of each"
+            f"{len(images)} of the {len(candidates):,} images of split {captions.split} with captions in "
+            f"{languages}, drawn with seed {seed} whatever the model finds; the first caption of each"
         )
     examples = tuple(
         Example(number, image, captions.image_ids[image], tuple(shown_caption(captions, row, words, texts) for row in rows))

@@ -61,8 +61,8 @@ def draw_figures(
     Files are ``retrieval``, ``map`` and ``attention-N`` in each format, ``figures.json`` and ``_made_from.json``. Equal runs, data
     and options give equal bytes on the same machine and number of threads.
 
-    ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from`` is the result of
-    ``job.made_from()``, which reads every input, if it is known.
+    ``read_pictures`` reads the pictures of ``job.images``, e.g. ``imagepivot.read_pictures``. ``made_from``
+    is the result of ``job.made_from()``, which reads every input, if it is known.
 
     Raises:
         UsageError: the run does not know a language, no captions match, or a figure of ``job.only`` cannot be drawn.
@@ -105,8 +105,8 @@ def draw_figures(
     if job.images:
         if read_pictures is None:
             raise UsageError(
-                f"--images is {job.images!r}, and reading images needs pip install 'imagepivot[pipelines]': install that, or "
-                "leave --images out for figures with ids in place of pictures"
+                f"--images is {job.images!r}, and reading images needs pip install 'imagepivot[pipelines]': "
+                "install that, or leave --images out for figures with ids in place of pictures"
             )
         pictures = read_pictures(job.images, sorted(shown | attended))
     check_sizes(features, pictures, attended)
@@ -189,8 +189,8 @@ def _open_captions(run: Run, job: FiguresJob) -> SplitData:
         selection = f"of split {wanted!r}" if wanted else f"of a split test, {' or '.join(TEST_SPLITS)}"
         selection += f", portion {job.portion!r}" if job.portion else ""
         raise UsageError(
-            f"{job.captions!r} has no captions {selection} in {', '.join(missing or known)}: choose with --split of "
-            f"{', '.join(splits)}, and with --languages and --portion"
+            f"{job.captions!r} has no captions {selection} in {', '.join(missing or known)}: choose with "
+            f"--split of {', '.join(splits)}, and with --languages and --portion"
         )
     common = set.intersection(*map(set, portions.values()))
     if common and not job.caption_ids:

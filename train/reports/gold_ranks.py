@@ -66,8 +66,8 @@ class GoldRanks:
     def to_markdown(self) -> str:
         """Return the tables with notes as Markdown."""
         notes = [
-            f"Rank of the image of a caption among {self.images:,} test images, the published one in brackets; OE is the row of "
-            "the caption's language alone.",
+            f"Rank of the image of a caption among {self.images:,} test images, the published one in "
+            "brackets; OE is the row of the caption's language alone.",
             f"Runs: {', '.join(f'{preset} {count}' for preset, count in self.runs.items())}. Of several, the median rank is "
             "shown, with the least and the greatest in square brackets.",
             "The paper chooses images on which PIVOT and PARALLEL are better than OE in both languages: they show the best.",
@@ -97,8 +97,8 @@ def gold_ranks(output: str) -> GoldRanks:
                 columns.setdefault(language, {})[column] = queries
     if not runs:
         raise DatasetError(
-            f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, parallel-asym): train them with "
-            "'imagepivot reproduce gella2017 --table 3'"
+            f"{output!r} holds no trained row of table 3 (gella2017/oe-de, oe-en, pivot-asym, "
+            "parallel-asym): train them with 'imagepivot reproduce gella2017 --table 3'"
         )
     images = max(len(np.unique(queries.images)) for by_column in columns.values() for queries in by_column.values())
     published = []

@@ -1,7 +1,7 @@
 """Published tables of the papers, with the preset of each row.
 
-Recalls, textual similarity (Pearson's r, times 100, on three data sets of the shared tasks), and ranks of single captions. The
-numbers and their sources are in ``published/PAPER.toml``.
+Recalls, textual similarity (Pearson's r, times 100, on three data sets of the shared tasks), and ranks of
+single captions. The numbers and their sources are in ``published/PAPER.toml``.
 """
 
 from collections.abc import Mapping

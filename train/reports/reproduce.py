@@ -1,11 +1,11 @@
 """``imagepivot reproduce``: train and measure the rows of a paper's tables.
 
-The commands ``train`` and ``evaluate`` run in separate processes, see `schemas.process.steps`, in parallel on the devices. An
-ensemble is evaluated on the runs of its members.
+The commands ``train`` and ``evaluate`` run in separate processes, see `schemas.process.steps`, in parallel on
+the devices. An ensemble is evaluated on the runs of its members.
 
-A run writes ``results/PRESET/seed-N.json`` into the output folder, or ``failed-seed-N.json`` if it fails. Existing results are
-kept. The same command resumes interrupted runs and retries failed ones. Rows that need other data can be added by another command
-with the same output.
+A run writes ``results/PRESET/seed-N.json`` into the output folder, or ``failed-seed-N.json`` if it fails.
+Existing results are kept. The same command resumes interrupted runs and retries failed ones. Rows that need
+other data can be added by another command with the same output.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Task:
         stored = read_result(self.result)
         if differing := [name for name, value in self.identity.items() if stored.get(name) != value]:
             raise DatasetError(
-                f"{str(self.result)!r} was measured with other {' and '.join(differing)}: nothing was trained. Choose another "
-                "output folder, or delete that file and its run"
+                f"{str(self.result)!r} was measured with other {' and '.join(differing)}: nothing was "
+                "trained. Choose another output folder, or delete that file and its run"
             )
         return True
 

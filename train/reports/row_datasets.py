@@ -1,8 +1,8 @@
 """Selection of features, word vectors and token vectors for rows of tables.
 
-A row is trained on the first dataset of features that fits it. Models of the kind ``vse`` take one vector per image. Of the models
-that attend to several, SCAN and those of Huang et al. take regions, and others the sort in `_SORTS`. Features of unknown origin,
-such as imported ones, fit all of these.
+A row is trained on the first dataset of features that fits it. Models of the kind ``vse`` take one vector per
+image. Of the models that attend to several, SCAN and those of Huang et al. take regions, and others the sort
+in `_SORTS`. Features of unknown origin, such as imported ones, fit all of these.
 """
 
 from collections.abc import Mapping
@@ -98,8 +98,8 @@ def corpora_of(job: ReproduceJob) -> tuple[dict[str, Corpus], list[str]]:
     for name, location, usage in options:
         if location and all(getattr(corpus, name) != location for corpus in corpora.values()):
             raise UsageError(
-                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {usage}: leave it out, or choose "
-                "others with --rows"
+                f"--{name.replace('_', '-')} {location!r} is given, but no row that is chosen {usage}: "
+                "leave it out, or choose others with --rows"
             )
     return corpora, remarks
 

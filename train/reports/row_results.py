@@ -75,8 +75,8 @@ def read_result(path: Path) -> dict[str, Any]:
             raise ValueError("its content is not what was written")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
-            f"{str(path)!r} is damaged, or not a result of imagepivot reproduce ({type(error).__name__}: {error}): delete it and "
-            "the run of the same name, and give the same command again"
+            f"{str(path)!r} is damaged, or not a result of imagepivot reproduce ({type(error).__name__}: "
+            f"{error}): delete it and the run of the same name, and give the same command again"
         ) from error
     return result
 
@@ -144,8 +144,8 @@ class RowSummary:
 
     Attributes:
         failed: the runs without results.
-        ranks: ranks by language, portion, split and direction; without places where the queries of the runs differ, and empty if a
-            run has no ranks. Not compared, as their arrays have no single truth value.
+        ranks: ranks by language, portion, split and direction; without places where the queries of the runs
+            differ, and empty if a run has no ranks. Not compared, as their arrays have no single truth value.
     """
 
     preset: str

@@ -74,8 +74,8 @@ def check_evaluation_folder(location: str) -> None:
     beside, name = file_at(location)
     if name.endswith(".json") or (name and beside.stat(name) is not None):
         raise UsageError(
-            f"--output is {location!r}, expected a folder: {EVALUATION} and {RANKS} are written into it. Leave .json out, or name "
-            "another folder"
+            f"--output is {location!r}, expected a folder: {EVALUATION} and {RANKS} are written into it. "
+            "Leave .json out, or name another folder"
         )
     if is_run(location):
         raise UsageError(f"--output is {location!r}, which holds a run: choose another folder; nothing was changed")

@@ -75,9 +75,9 @@ class TrainingState:
     """Data, settings and progress of a training.
 
     Attributes:
-        fingerprints: fingerprints of the training data: ``captions``, ``features``, ``vocabulary`` and ``extractor``;
-            ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model`` of vectors of tokens;
-            ``exclude`` of a list of duplicates.
+        fingerprints: fingerprints of the training data: ``captions``, ``features``, ``vocabulary`` and
+            ``extractor``; ``word_vectors`` of pretrained word vectors; ``token_features`` and ``token_model``
+            of vectors of tokens; ``exclude`` of a list of duplicates.
         captions: parameters of the encoded captions, including the text recipe.
         missing_features: images that were left out, by split, see `train.data.splits.MissingFeatures`.
         started_from: provenance of its initial weights, see `train.runs.init_from_run.provenance`; empty if they are random.
@@ -110,8 +110,8 @@ class Checkpoint(TrainingState):
         tokens: tokens of the vocabulary, by id.
         optimizer: state of the optimizer; None in ``best.pt``.
         sampler: state of the sampler; None in ``best.pt``.
-        contents: `schemas.manifest.Manifest.content_sha256` of the training datasets, by name; of datasets that changed, also the
-            former ones, with the step of the change.
+        contents: `schemas.manifest.Manifest.content_sha256` of the training datasets, by name; of datasets
+            that changed, also the former ones, with the step of the change.
     """
 
     config: str
@@ -126,8 +126,8 @@ class Checkpoint(TrainingState):
 def checkpoint_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the configuration by dotted key, and settings outside of it.
 
-    These are ``seed``, ``precision``, numbers of images without features, and the first digits of fingerprints (``data: captions``)
-    and content digests (``content: captions``).
+    These are ``seed``, ``precision``, numbers of images without features, and the first digits of
+    fingerprints (``data: captions``) and content digests (``content: captions``).
     """
     return {
         **parse_settings(checkpoint.config),

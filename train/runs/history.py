@@ -133,8 +133,8 @@ def parse_entries(data: bytes, source: str) -> list[tuple[bytes, dict[str, Any]]
                 raise TypeError(f"step is {entry['step']!r}, event is {entry['event']!r}")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise DatasetError(
-                f"{source}, line {line_number}, is damaged ({type(error).__name__}: {error}): delete this line, or the whole file, "
-                "which is only for people, and give the same command again"
+                f"{source}, line {line_number}, is damaged ({type(error).__name__}: {error}): delete this "
+                "line, or the whole file, which is only for people, and give the same command again"
             ) from error
         entries.append((line + b"\n", entry))
     return entries

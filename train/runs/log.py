@@ -14,8 +14,8 @@ Each line of ``log.jsonl`` is an object with a ``step`` and one of these values 
   ``feature_outliers``, features of zeros or of unusual norms; ``untrained``, features of random weights;
   ``started_from``, initial weights from another run.
 
-Only ``timing`` depends on a clock. The other lines of a killed and resumed run are those of an uninterrupted one; ``metrics.csv``
-and ``curves.png`` derive from them.
+Only ``timing`` depends on a clock. The other lines of a killed and resumed run are those of an uninterrupted
+one; ``metrics.csv`` and ``curves.png`` derive from them.
 """
 
 import time
@@ -212,8 +212,8 @@ class Stopwatch:
         """Return the measurements of the lap as plain values, and begin the next.
 
         Returns:
-            ``steps`` and ``pairs`` done in ``seconds``; ``steps_per_second`` and ``pairs_per_second`` without the time of
-            evaluations, checkpoints and curves; ``shares`` of time, which add up to 1.
+            ``steps`` and ``pairs`` done in ``seconds``; ``steps_per_second`` and ``pairs_per_second`` without
+            the time of evaluations, checkpoints and curves; ``shares`` of time, which add up to 1.
         """
         seconds = time.perf_counter() - self._started
         spent = {"training": seconds - sum(self._spent.values()), **self._spent}

@@ -67,8 +67,8 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
         stored = read_checkpoint(run_folder, name)
     except FileNotFoundError:
         raise DatasetError(
-            f"{run_folder.location!r} is not a run: it holds no {name}. Either the path is wrong, or the training has not reached "
-            "its first evaluation yet"
+            f"{run_folder.location!r} is not a run: it holds no {name}. Either the path is wrong, or the "
+            "training has not reached its first evaluation yet"
         ) from None
     source = run_folder.path_of(name)
     config = _stored_config(stored, source)
@@ -110,8 +110,8 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
         if folder.stat(BEST) is None:
             return None
         raise UsageError(
-            f"{folder.location!r} holds a run, but has no {LAST} to resume from: choose another folder, or delete this one to "
-            "train again; nothing was changed"
+            f"{folder.location!r} holds a run, but has no {LAST} to resume from: choose another folder, or "
+            "delete this one to train again; nothing was changed"
         )
     checkpoint = read_checkpoint(folder, LAST)
     if not resume and not checkpoint.progress.stop_reason:
@@ -119,8 +119,8 @@ def checkpoint_to_resume(folder: Folder, *, resume: bool) -> Checkpoint | None:
     for name in ("optimizer", "sampler"):
         if getattr(checkpoint, name) is None:
             raise DatasetError(
-                f"{folder.path_of(LAST)} has no state of the {name} to resume from, as if it were a copy of {BEST}: copy the run "
-                "again, or delete it to train it again"
+                f"{folder.path_of(LAST)} has no state of the {name} to resume from, as if it were a copy of "
+                f"{BEST}: copy the run again, or delete it to train it again"
             )
     return checkpoint
 
@@ -219,8 +219,8 @@ def _check_content(old: Checkpoint, new: Checkpoint, folder: Folder, allow_chang
     sentence = f"the content of {' and '.join(changed)} has changed since {step} (Manifest.content_sha256 of {digests})"
     if not allow_changed:
         raise DatasetError(
-            f"{folder.location!r} cannot be resumed: {sentence}. Give the datasets and modules as they were, delete the run to "
-            "train it again, or continue it on the new content with imagepivot train --resume --allow-changed-content "
-            "(allow_changed_content=True); nothing was changed"
+            f"{folder.location!r} cannot be resumed: {sentence}. Give the datasets and modules as they "
+            "were, delete the run to train it again, or continue it on the new content with imagepivot "
+            "train --resume --allow-changed-content (allow_changed_content=True); nothing was changed"
         )
     return [f"{sentence}: scores of earlier evaluations, the best one included, are of the content before"]

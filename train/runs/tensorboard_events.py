@@ -1,7 +1,7 @@
 """TensorBoard events of a run: configuration, curves and best scores.
 
-Events are written synchronously by the package's own ``RecordWriter``. The writer thread of torch's ``SummaryWriter`` loses events
-of a killed process, and prints a traceback when the disk is full.
+Events are written synchronously by the package's own ``RecordWriter``. The writer thread of torch's
+``SummaryWriter`` loses events of a killed process, and prints a traceback when the disk is full.
 """
 
 import io

@@ -38,8 +38,8 @@ _HEADER = ("score", "sentence1", "sentence2")
 _BENCHMARK = (4, 5, 6)
 _PairTexts: TypeAlias = tuple[int, str, str, str]  # Line, score, sentences.
 _LAYOUTS = (
-    "expected STS.input.X.txt beside STS.gs.X.txt; a table with tabs between the columns score, sentence1 and sentence2; or a file "
-    "of the STS benchmark"
+    "expected STS.input.X.txt beside STS.gs.X.txt; a table with tabs between the columns score, sentence1 "
+    "and sentence2; or a file of the STS benchmark"
 )
 
 
@@ -91,8 +91,8 @@ def read_sts(locations: str | os.PathLike[str] | Iterable[str | os.PathLike[str]
     """Read sentence pairs.
 
     Args:
-        locations: files and folders. A folder contributes its files in the first layout, ``.tsv`` and ``.csv``. In the first layout
-            the path of either file will do.
+        locations: files and folders. A folder contributes its files in the first layout, ``.tsv`` and
+            ``.csv``. In the first layout the path of either file will do.
 
     Returns:
         The distinct data sets in the order of ``locations``, those of a folder sorted by name. The name is that of the file, e.g.
@@ -152,8 +152,8 @@ def _from_inputs(location: str) -> Iterator[_PairTexts]:
     sentences, scores = _read_text_lines(location), _read_text_lines(gold)
     if len(sentences) != len(scores):
         raise InputError(
-            f"{location!r} has {len(sentences):,} lines and {gold!r} has {len(scores):,}: expected one score, or an empty line, "
-            "for each pair of sentences; fetch both files again"
+            f"{location!r} has {len(sentences):,} lines and {gold!r} has {len(scores):,}: expected one "
+            "score, or an empty line, for each pair of sentences; fetch both files again"
         )
     for line, (pair, score) in enumerate(zip(sentences, scores, strict=True), start=1):
         cells = pair.split("\t")
@@ -169,8 +169,8 @@ def _from_table(location: str) -> Iterator[_PairTexts]:
         cells = line.split("\t")
         if len(cells) <= max(columns):
             raise InputError(
-                f"{location!r}, line {line_number}: expected {max(columns) + 1} columns with tabs between them, found "
-                f"{len(cells)}: {line!r}"
+                f"{location!r}, line {line_number}: expected {max(columns) + 1} columns with tabs between "
+                f"them, found {len(cells)}: {line!r}"
             )
         yield _check_pair(line_number, *(cells[column] for column in columns), files=(location, location))
 

@@ -127,8 +127,8 @@ def open_sts(job: ReproduceJob, tokenize: Tokenize) -> list[StsPairs]:
     if not job.sts:
         if table is not None and job.table == table.table:
             raise UsageError(
-                f"table {job.table} of {job.paper} is measured on sentence pairs: give --sts, files or folders of them, as "
-                "imagepivot sts takes them"
+                f"table {job.table} of {job.paper} is measured on sentence pairs: give --sts, files or "
+                "folders of them, as imagepivot sts takes them"
             )
         return []
     pairs = read_sts(job.sts)

@@ -1,11 +1,11 @@
 """Semantic textual similarity: correlation of cosines with human scores.
 
-The measure is Pearson's r over the pairs of a data set, times 100, as in the shared tasks; Spearman's rho is reported, too. A run's
-model embeds the sentences after the text recipe of its captions. Models trained with any similarity are compared by cosine (Huang
-et al. 2019, section 4.3; Gella et al. 2017 do not say).
+The measure is Pearson's r over the pairs of a data set, times 100, as in the shared tasks; Spearman's rho is
+reported, too. A run's model embeds the sentences after the text recipe of its captions. Models trained with
+any similarity are compared by cosine (Huang et al. 2019, section 4.3; Gella et al. 2017 do not say).
 
-The baseline is that of the shared tasks (Agirre et al. 2012, section 4): the cosine of binary vectors with a dimension for each
-token. Tokens are separated by white space and keep their case and punctuation.
+The baseline is that of the shared tasks (Agirre et al. 2012, section 4): the cosine of binary vectors with a
+dimension for each token. Tokens are separated by white space and keep their case and punctuation.
 """
 
 from collections.abc import Callable, Sequence
@@ -160,8 +160,8 @@ def sts(
     folders, encoders, locations = _sort_places(job)
     if folders and not job.tokenized and tokenize is None:
         raise UsageError(
-            "the sentences are text, and turning text into tokens needs pip install 'imagepivot[text]': install that, or give "
-            "tokens with spaces between them and --tokenized"
+            "the sentences are text, and turning text into tokens needs pip install 'imagepivot[text]': "
+            "install that, or give tokens with spaces between them and --tokenized"
         )
     data = read_sts(locations)
     runs = [open_run(folder, device=choose_device(job.device)) for folder in folders]
@@ -194,8 +194,8 @@ def score_sts(
 ) -> StsSystem:
     """Measure an open run on data sets.
 
-    Without ``tokenize`` the sentences are tokens, separated by spaces. The default name is the run's folder; other arguments are as
-    in `StsJob`.
+    Without ``tokenize`` the sentences are tokens, separated by spaces. The default name is the run's folder;
+    other arguments are as in `StsJob`.
 
     Raises:
         UsageError: as for `sts`, or the run knows no word of the sentences.
@@ -207,8 +207,8 @@ def score_sts(
     coverage = coverage_of(tokens, {vocabulary[token_id] for token_id in known_ids}.difference(SPECIALS))
     if not coverage.known:
         raise UsageError(
-            f"{run.folder.location!r} knows no word of the sentences in {language}, such as {sentences[0]!r}: are they in another "
-            "language, or other tokens than those of its captions?"
+            f"{run.folder.location!r} knows no word of the sentences in {language}, such as "
+            f"{sentences[0]!r}: are they in another language, or other tokens than those of its captions?"
         )
     vectors = dict(zip(sentences, embed_sentences(run, tokens, language, on_progress), strict=True))
     text = "tokens as given" if tokenize is None or run.text is None else f"recipe {run.text.recipe}"
@@ -282,8 +282,8 @@ def _sentences(data: Sequence[StsPairs]) -> list[str]:
 def tasks_of(data: Sequence[StsPairs], baseline: StsSystem) -> tuple[str | None, ...]:
     """Return the names of data sets in `TASKS`; None for others.
 
-    Number of pairs and word overlap, the baseline, identify them, since file names are ambiguous: ``STS.input.images.txt`` exists
-    for 2014 and 2015, and for training and test data.
+    Number of pairs and word overlap, the baseline, identify them, since file names are ambiguous:
+    ``STS.input.images.txt`` exists for 2014 and 2015, and for training and test data.
     """
     tasks = []
     for pairs, overlap in zip(data, baseline.correlations, strict=True):

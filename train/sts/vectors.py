@@ -1,8 +1,8 @@
 """Sentence vectors from files of word vectors, and the coverage of their words.
 
-Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean over its words. A word is a run of letters
-and digits, looked up as written, then in lower case. Unknown words are skipped, and a sentence without known words has a zero
-vector.
+Word vectors are text, see `schemas.vector_files`. The vector of a sentence is the mean over its words. A word
+is a run of letters and digits, looked up as written, then in lower case. Unknown words are skipped, and a
+sentence without known words has a zero vector.
 
 Letters: ``S`` sentences, ``E`` width of vectors.
 """

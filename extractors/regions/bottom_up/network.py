@@ -7,11 +7,11 @@ github.com/peteanderson80/bottom-up-attention. Layers have the names of torchvis
 - The second and third stages have their stride in the first 1×1 convolution.
 - The last stage (res5), which runs on each region, has no stride and dilates its 3×3 convolutions by two.
 
-With He initialization, a ResNet of 101 layers would give all regions one feature and saturate every softmax. `initialize` therefore
-damps residual branches and shifts the inputs of ReLUs down.
+With He initialization, a ResNet of 101 layers would give all regions one feature and saturate every softmax.
+`initialize` therefore damps residual branches and shifts the inputs of ReLUs down.
 
-Shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map, ``Q`` boxes of an image
-before NMS, ``P`` proposals of an image.
+Shapes: ``B`` images, ``N`` regions, ``A`` = 12 anchors of a cell, ``h`` and ``w`` cells of a feature map,
+``Q`` boxes of an image before NMS, ``P`` proposals of an image.
 """
 
 import math

@@ -51,8 +51,8 @@ class Original(NamedTuple):
         pixels: uint8 ``[3, H0, W0]``, channels R, G, B.
         scale: float64 ``[1]``, pixels of the input per pixel of the image.
         mean: float64 ``[3, 1, 1]``, in B, G, R.
-        rows: float64 ``[3, H]``, for each row of the input the indices of two rows of the image (int64, bit-cast to float64)
-            and the interpolation weight of the second.
+        rows: float64 ``[3, H]``, for each row of the input the indices of two rows of the image (int64,
+            bit-cast to float64) and the interpolation weight of the second.
         columns: float64 ``[3, W]``, the corresponding indices and weights of columns.
     """
 

@@ -1,7 +1,7 @@
 """RoI pooling and res5 head of the detector.
 
-Most CPU time of the extractor is spent here. The head, ``layer4`` of `extractors.regions.bottom_up.network.Head`, has four
-implementations:
+Most CPU time of the extractor is spent here. The head, ``layer4`` of
+`extractors.regions.bottom_up.network.Head`, has four implementations:
 
 ===============  ===============================  ============================================================================
 class            used for                         idea
@@ -18,8 +18,8 @@ distinct bin is pooled once. The first 1×1 convolution and that of the shortcut
 A 3×3 convolution with dilation 2 is four ordinary convolutions, one per stride-2 phase: 7×7 positions of a region's 14×14. With
 tiles of 4 and 3 outputs along each axis, Winograd convolution (`extractors.computing.winograd`) needs 121 products instead of 441.
 
-Shapes: ``N`` regions, ``P`` = 14 rows and columns of a pooled region, ``B`` distinct bins, ``M`` = 4 * N phases, ``K`` = 121
-products, ``C`` channels, ``h`` and ``w`` cells of a feature map.
+Shapes: ``N`` regions, ``P`` = 14 rows and columns of a pooled region, ``B`` distinct bins, ``M`` = 4 * N
+phases, ``K`` = 121 products, ``C`` channels, ``h`` and ``w`` cells of a feature map.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ def distinct_bins(boxes: Tensor, side: int, scale: float, height: int, width: in
     ``boxes`` are float32 ``[N, 4]``, x1 y1 x2 y2 in pixels. ``side`` is P, ``scale`` is in cells per pixel.
 
     Returns:
-        int64 ``[B, 4]``: number of rows and columns, first row, first column (zero for empty bins), grouped by size; and int64
-        ``[N, P, P]``, the bin indices of each region.
+        int64 ``[B, 4]``: number of rows and columns, first row, first column (zero for empty bins), grouped
+        by size; and int64 ``[N, P, P]``, the bin indices of each region.
     """
     lefts, columns = _bins(boxes[:, 0], boxes[:, 2], side, scale, width)
     tops, rows = _bins(boxes[:, 1], boxes[:, 3], side, scale, height)

@@ -1,7 +1,7 @@
 """Weights of bottom-up attention's detector, converted from all released formats.
 
-Our names are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and ``head.*``, see
-`extractors.regions.bottom_up.network`. A file may have our names or those of
+Our names are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``), and ``rpn.*`` and ``head.*``,
+see `extractors.regions.bottom_up.network`. A file may have our names or those of
 
 - the original, ``resnet101_faster_rcnn_final.caffemodel`` and ``…_final_iter_320000.caffemodel``: layers as in
   ``models/vg/ResNet-101/faster_rcnn_end2end_final/test.prototxt`` of peteanderson80/bottom-up-attention. Caffe's BatchNorm holds
@@ -13,8 +13,8 @@ Our names are torchvision's for the ResNet (``backbone.layer3.0.conv1.weight``),
   background and "no attribute" last, and ``cls_embedding``, ``fc_attr``, ``attr_score``
   (``detectron2/modeling/roi_heads/fast_rcnn.py``).
 
-Conversion does not change results: a single logit becomes the pair (0, logit), since its sigmoid is the softmax of the pair. Box
-regression by class and counters of training steps are dropped.
+Conversion does not change results: a single logit becomes the pair (0, logit), since its sigmoid is the
+softmax of the pair. Box regression by class and counters of training steps are dropped.
 
 Shapes: ``A`` = 12 anchors of a cell.
 """
@@ -107,9 +107,9 @@ def read_detector(path: Path, choice: Choice | None = None) -> dict[str, Tensor]
     if any(name.startswith(_OUR_SIGNS) for name in entries):
         return {name: _tensor(value, name, path) for name, value in entries.items()}
     raise InputError(
-        f"the weights in {str(path)!r} are of another model: no release of the detector has tensors such as {list_names(entries)}. "
-        "Pass bottom-up attention's Faster-RCNN with ResNet-101 from its authors (.caffemodel), MILVLG (.pth), airsplay (.pkl) or "
-        "unc-nlp (.bin)"
+        f"the weights in {str(path)!r} are of another model: no release of the detector has tensors such as "
+        f"{list_names(entries)}. Pass bottom-up attention's Faster-RCNN with ResNet-101 from its authors "
+        "(.caffemodel), MILVLG (.pth), airsplay (.pkl) or unc-nlp (.bin)"
     )
 
 
@@ -120,8 +120,8 @@ def _from_detectron2(entries: Mapping[str, Any], path: Path) -> dict[str, Tensor
         values = tuple(round(value, 4) for value in _tensor(entries[name], name, path).flatten().tolist())
         if len(values) != len(expected) or not np.allclose(values, expected, rtol=0, atol=1e-3):
             raise InputError(
-                f"the weights in {str(path)!r} were trained with {name} {values}, expected {expected} (blue, green, red): features "
-                "would be wrong; pass the file of this extractor"
+                f"the weights in {str(path)!r} were trained with {name} {values}, expected {expected} "
+                "(blue, green, red): features would be wrong; pass the file of this extractor"
             )
     logits = entries.get(_MILVLG["rpn.scores"] + ".bias")
     has_signs = any(name.startswith(_AIRSPLAY_SIGNS) for name in entries)

@@ -1,10 +1,10 @@
 """``faster-rcnn-36`` with ``--backend detectron2``, from detectron2's modules.
 
-Network, config file (``faster_rcnn_vg.yaml``) and box arithmetic are detectron2's. Resizing and selection are those of
-`extractors.regions.faster_rcnn`. Features of the two backends differ by rounding only.
+Network, config file (``faster_rcnn_vg.yaml``) and box arithmetic are detectron2's. Resizing and selection are
+those of `extractors.regions.faster_rcnn`. Features of the two backends differ by rounding only.
 
-Shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` pixels of the uploaded image, ``P`` proposals of an
-image, ``D`` width of a feature.
+Shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` pixels of the uploaded image,
+``P`` proposals of an image, ``D`` width of a feature.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """detectron2 models with a ResNet C4, split into the steps of `extractor`.
 
-`VisualGenomeNetwork` is the detector of bottom-up attention. Its classes, named in ``faster_rcnn_vg.yaml``, each change one
-property of a detectron2 class to match Caffe. Tensor names are those of MILVLG/bottom-up-attention.pytorch. `StockNetwork` is a
-model of detectron2's own classes.
+`VisualGenomeNetwork` is the detector of bottom-up attention. Its classes, named in ``faster_rcnn_vg.yaml``,
+each change one property of a detectron2 class to match Caffe. Tensor names are those of
+MILVLG/bottom-up-attention.pytorch. `StockNetwork` is a model of detectron2's own classes.
 
 Shapes: ``B`` images, ``H0`` and ``W0`` pixels of an image, ``H`` and ``W`` of the network's input, ``A`` = 12 anchors of a cell,
 ``h`` and ``w`` cells of a feature map, ``P`` proposals of an image, ``N`` regions, ``D`` width of a feature, ``C`` classes.

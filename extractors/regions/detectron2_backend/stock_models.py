@@ -5,8 +5,8 @@ or ``random:SEED``. No code in either is run. Images are preprocessed by the con
 model's proposals by the rule of ``faster-rcnn-36`` (`extractors.regions.selection`), without box regression by class; the config's
 detection thresholds are ignored. A feature is the mean of res5 over its box, an attribute always 0, none.
 
-The name in a dataset is ``detectron2:``, the stem of the config file, and the number of regions. The model and input sections
-of the config are part of the fingerprint.
+The name in a dataset is ``detectron2:``, the stem of the config file, and the number of regions. The model
+and input sections of the config are part of the fingerprint.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _read_model_state(path: Path, choice: Choice | None = None, *, cfg: Any) -> 
         # detectron2 0.5 and later would ignore the file's anchors.
         if anchors.shape != expected.shape or not torch.allclose(anchors.to(expected.dtype), expected, atol=1e-3):
             raise InputError(
-                f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config has "
-                f"{expected.tolist()}: set MODEL.ANCHOR_GENERATOR to its value in training"
+                f"the weights in {str(path)!r} were trained with anchors {anchors.tolist()}, but the config "
+                f"has {expected.tolist()}: set MODEL.ANCHOR_GENERATOR to its value in training"
             )
     frozen = cfg.MODEL.RESNETS.NORM == "FrozenBN"
     return {name: tensor for name, tensor in state.items() if name not in _PIXELS and not (frozen and name.endswith(COUNTER))}

@@ -30,8 +30,8 @@ _MULISERA = "resnet50-avgpool"
 def write_npy(job: ExportJob, dataset: Dataset, staging: Staging) -> None:
     """Write ``features.npy`` as stored and ``ids.txt``.
 
-    Regions also have ``boxes.npy`` and ``sizes.npy`` (width, height). ``features.import.json`` holds the options that ``import``
-    needs, see `pipelines.exchange.exporters.base`.
+    Regions also have ``boxes.npy`` and ``sizes.npy`` (width, height). ``features.import.json`` holds the
+    options that ``import`` needs, see `pipelines.exchange.exporters.base`.
     """
     column = feature_column(dataset)
     image_ids = dataset.image_ids()
@@ -105,8 +105,8 @@ def check_images(dataset: Dataset, image_ids: Iterable[str], *, wanted_by: str, 
     if missing:
         hint = normalization_hint(missing, present) or f"extract their features first, or {advice}"
         raise DatasetError(
-            f"{len(missing):,} of {len(wanted):,} images of {wanted_by} have no row in {dataset.folder.location!r}, e.g. "
-            f"{', '.join(map(repr, missing[:5]))}: {hint}"
+            f"{len(missing):,} of {len(wanted):,} images of {wanted_by} have no row in "
+            f"{dataset.folder.location!r}, e.g. {', '.join(map(repr, missing[:5]))}: {hint}"
         )
 
 
@@ -144,8 +144,8 @@ def write_array(
 ) -> None:
     """Write a column of vectors, or columns of numbers, as an npy array.
 
-    The rows of the array by image id are those of `rows_of`. With ``l2``, each vector is divided by its Euclidean norm over the
-    last axis; a zero vector stays zero.
+    The rows of the array by image id are those of `rows_of`. With ``l2``, each vector is divided by its
+    Euclidean norm over the last axis; a zero vector stays zero.
 
     Raises:
         DatasetError: a value is too large for the type.

@@ -61,8 +61,8 @@ class Staging:
     ) -> Iterator[list[Path]]:
         """Yield temporary files that are renamed on success and deleted on failure.
 
-        The options are the contents of sidecars by file name. Obsolete files are those of an earlier export that would be read
-        together with these, as a pattern.
+        The options are the contents of sidecars by file name. Obsolete files are those of an earlier export
+        that would be read together with these, as a pattern.
 
         Raises:
             DatasetError: a file already exists, or the folder cannot be written.
@@ -78,8 +78,8 @@ class Staging:
             if existing and changes and not self.overwrite:  # Files without a change are those of a killed command.
                 why = f" ({'; '.join(changes[:3])})" if stored else ""
                 raise DatasetError(
-                    f"{self.location!r} holds {existing[0]!r} already{why}: nothing was written. Choose another folder, or give "
-                    "--overwrite to replace the existing files"
+                    f"{self.location!r} holds {existing[0]!r} already{why}: nothing was written. Choose "
+                    "another folder, or give --overwrite to replace the existing files"
                 )
             create_folder(folder)
             temporary = {name: folder / f".{name}{TEMPORARY_MARK}{os.getpid()}" for name in targets}

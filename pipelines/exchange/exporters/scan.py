@@ -1,8 +1,8 @@
 """Exporter to the ``*_precomp`` layout of VSE++ (fartashf/vsepp) and SCAN.
 
-Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``. Caption ``i`` describes row ``i // 5``, or row
-``i`` if both have the same length. Some also read ``SPLIT_ids.txt``, the id of each row, which most convert to a
-number. They always take the first 5,000 captions of ``dev``.
+Their loaders read ``SPLIT_caps.txt``, one caption per line, and ``SPLIT_ims.npy``. Caption ``i`` describes
+row ``i // 5``, or row ``i`` if both have the same length. Some also read ``SPLIT_ids.txt``, the id of each
+row, which most convert to a number. They always take the first 5,000 captions of ``dev``.
 """
 
 from itertools import accumulate, groupby
@@ -92,7 +92,7 @@ def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa
     count = per_image or max_count
     if count not in _PER_IMAGE:
         raise UsageError(
-            f"the images of split {split!r} have {count} captions each, but the loaders of this layout take 5, or 1: give "
-            f"--captions-per-image {_max_supported(count)}"
+            f"the images of split {split!r} have {count} captions each, but the loaders of this layout take "
+            f"5, or 1: give --captions-per-image {_max_supported(count)}"
         )
     return list(counts), captions

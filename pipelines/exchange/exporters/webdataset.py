@@ -26,8 +26,8 @@ def write_webdataset(job: ExportJob, dataset: Dataset, staging: Staging) -> None
     """Write one ``part-00000.tar`` ... per shard, with ``IMAGE_ID.feature.npy``.
 
     Features are written as stored, always as the same bytes. Regions also have ``IMAGE_ID.boxes.npy`` and
-    ``IMAGE_ID.regions.json``. With captions, images also have ``IMAGE_ID.captions.json``, a list, and images without a chosen
-    caption are skipped.
+    ``IMAGE_ID.regions.json``. With captions, images also have ``IMAGE_ID.captions.json``, a list, and images
+    without a chosen caption are skipped.
     """
     feature_column(dataset)
     captions = read_selected_captions(job, "text", "tokens") if job.captions else None

@@ -175,8 +175,8 @@ def _check_values(values: _Rows) -> None:
     for path, array in zip(values.paths, values.arrays, strict=True):
         if array.ndim < 2 or not all(array.shape):
             raise InputError(
-                f"{path.name} has shape {array.shape}, expected an array [N, D] or [N, R, D] with one row per image and no zero "
-                "dimension"
+                f"{path.name} has shape {array.shape}, expected an array [N, D] or [N, R, D] with one row "
+                "per image and no zero dimension"
             )
         if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
             raise InputError(
@@ -197,6 +197,6 @@ def _check_region_arrays(values: _Rows, boxes: _Rows, sizes: _Rows, max_regions:
         for path, extra, array in zip(rows.paths, rows.arrays, values.arrays, strict=bool(rows.paths)):
             if extra.shape != (len(array), *tail) or extra.dtype.kind not in "fiu":
                 raise InputError(
-                    f"{path.name} holds {extra.dtype} {extra.shape}, expected numbers {(len(array), *tail)}: one row of "
-                    f"{option} for each row of the array"
+                    f"{path.name} holds {extra.dtype} {extra.shape}, expected numbers "
+                    f"{(len(array), *tail)}: one row of {option} for each row of the array"
                 )

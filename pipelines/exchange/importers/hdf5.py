@@ -48,8 +48,8 @@ def _open_features(job: ImportJob, contents: _Contents, list_path: Path | None) 
     is_array = isinstance(node, h5py.Dataset)
     if "pos_boxes" in (node.parent if is_array else node):  # First and last row of each image, in bottom-up-attention.
         raise InputError(
-            f"{path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which import does not support yet; "
-            "import the tsv files that it was made of"
+            f"{path.name} holds 'pos_boxes': its arrays have one row per region, not per image, which "
+            "import does not support yet; import the tsv files that it was made of"
         )
     place = contents.place(job.array)
     names: list[str] = []
@@ -122,8 +122,8 @@ class _Contents:
             yield
         except _ERRORS as error:
             raise InputError(
-                f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, or install the filter that it "
-                "was compressed with (pip install hdf5plugin)"
+                f"{place} cannot be read by HDF5 ({error}): copy the file again if it is damaged, or "
+                "install the filter that it was compressed with (pip install hdf5plugin)"
             ) from error
 
     def check_written(self, place: str, array: Any) -> None:
@@ -180,8 +180,8 @@ class _Contents:
 
     def _outside(self, place: str, reason: str) -> InputError:
         return InputError(
-            f"{place} is refused: {reason}, which could be any file of yours. If you trust it, copy the values into one file, e.g. "
-            "by h5repack or h5py"
+            f"{place} is refused: {reason}, which could be any file of yours. If you trust it, copy the "
+            "values into one file, e.g. by h5repack or h5py"
         )
 
 
@@ -220,9 +220,9 @@ def _arrays(contents: _Contents, path: str, group: Any) -> tuple[list[str], tupl
         first = array if first is None else first
         if array.shape != first.shape or array.dtype != first.dtype or not array.shape or not all(array.shape):
             raise InputError(
-                f"{contents.place(name)} is {array.dtype} {array.shape}, {contents.place(names[0])} is {first.dtype} "
-                f"{first.shape}: expected arrays of one shape, one per image; an array for all images is named with --array, "
-                "and so is the group with the arrays"
+                f"{contents.place(name)} is {array.dtype} {array.shape}, {contents.place(names[0])} is "
+                f"{first.dtype} {first.shape}: expected arrays of one shape, one per image; an array for "
+                "all images is named with --array, and so is the group with the arrays"
             )
     if first is None:
         raise InputError(f"{contents.place(path)} holds no datasets, expected one per image. {contents.summary()}")

@@ -51,8 +51,8 @@ class ImageIds:
             if other != image:
                 rule = "path" if apply_rule(other, "path") != apply_rule(image, "path") else "exact"
                 raise InputError(
-                    f"{place}: {other!r} and {image!r} would both be the image {image_id!r}: give --id-rule {rule} to keep them "
-                    "apart"
+                    f"{place}: {other!r} and {image!r} would both be the image {image_id!r}: give --id-rule "
+                    f"{rule} to keep them apart"
                 )
         if self._karpathy is None:
             return image_id
@@ -94,8 +94,8 @@ def read_karpathy_numbers(path: Path, key: KarpathyKey) -> dict[int, str]:
         image_id = image_id_of(image["filename"], place=place)
         if (other := positions.setdefault(image_id, position)) != position:
             raise InputError(
-                f"{place}: {image['filename']!r} would be the image {image_id!r}, as image number {other} is: give each "
-                "a file name of its own, here and in the captions"
+                f"{place}: {image['filename']!r} would be the image {image_id!r}, as image number {other} "
+                "is: give each a file name of its own, here and in the captions"
             )
         numbers = image.get("sentids") if key == "sentid" else [image.get(key)]
         if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):

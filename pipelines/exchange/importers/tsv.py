@@ -1,7 +1,7 @@
 """Regions in the tsv files of bottom-up-attention and of its PyTorch port.
 
-A line holds an image, with arrays in base64. The files are read twice: first to index and check every line, then line by line as
-shards need them.
+A line holds an image, with arrays in base64. The files are read twice: first to index and check every line,
+then line by line as shards need them.
 """
 
 import base64
@@ -83,8 +83,8 @@ class _TsvFiles:
         num_regions, place = self._longest
         if num_regions > self.max_regions:
             raise InputError(
-                f"{place}: an image with {num_regions} regions, at most {self.max_regions} are stored: give --max-regions "
-                f"{num_regions}"
+                f"{place}: an image with {num_regions} regions, at most {self.max_regions} are stored: give "
+                f"--max-regions {num_regions}"
             )
         if not self.width:
             raise InputError(f"{self.paths[0].name} holds no regions at all, so the size of a feature is unknown")

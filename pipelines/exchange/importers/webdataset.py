@@ -100,8 +100,8 @@ def _regions_of(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray)
         raise InputError(f"{sample.place}: {_LABELS} does not hold labels of regions ({error}): export it again") from error
     if boxes.shape != (len(feature), 4) or boxes.dtype.kind not in "fiu":
         raise InputError(
-            f"{sample.place} has boxes {boxes.dtype} {boxes.shape}, expected numbers {(len(feature), 4)}: one for each row of the "
-            "feature"
+            f"{sample.place} has boxes {boxes.dtype} {boxes.shape}, expected numbers {(len(feature), 4)}: "
+            "one for each row of the feature"
         )
     return {**numbers, **vectors, "boxes": boxes, "features": feature}
 

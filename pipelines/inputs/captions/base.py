@@ -1,7 +1,7 @@
 """Base of the caption sources: row, part, selection and checks of values.
 
-A source is a small frozen value without open files. The launcher lists its parts by file name; a worker streams one part. Every
-value is passed on exactly as read.
+A source is a small frozen value without open files. The launcher lists its parts by file name; a worker
+streams one part. Every value is passed on exactly as read.
 """
 
 import re
@@ -184,8 +184,8 @@ class PathSource(CaptionSource):
         """Advice for a duplicate caption key, as the end of a message."""
         apart = "make ids of whole paths with --id-rule path, or " if self.ids == "name" else ""
         return (
-            "If both describe one image, remove one of them, or read one split with --splits; if they describe two, "
-            f"{apart}{RENAME}"
+            "If both describe one image, remove one of them, or read one split with --splits; if they "
+            f"describe two, {apart}{RENAME}"
         )
 
 
@@ -198,8 +198,8 @@ def record_labels(kinds: set[tuple[str, str, str]], kind: tuple[str, str, str], 
     kinds.add(kind)
     if len(kinds) > _MAX_COMBINATIONS:
         raise InputError(
-            f"{location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, the latest "
-            f"{kind!r}: is one of them read from the wrong column?"
+            f"{location!r} has more than {_MAX_COMBINATIONS} combinations of language, portion and split, "
+            f"the latest {kind!r}: is one of them read from the wrong column?"
         )
 
 
@@ -256,8 +256,8 @@ def check_text(text: object, *, place: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{place}: the text {text!r} has half a surrogate pair, {text[error.start]!r}, which is not a character; "
-            f"write the JSON again from the original text"
+            f"{place}: the text {text!r} has half a surrogate pair, {text[error.start]!r}, which is not a "
+            "character; write the JSON again from the original text"
         ) from error
     return text
 

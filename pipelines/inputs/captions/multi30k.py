@@ -1,8 +1,8 @@
 """Caption source: Multi30K in its authors' layout, with lists of images.
 
-``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2`` independent captions
-(``raw/SPLIT.N.LANG.gz``, N from 1). The same test images are ``test_2016_flickr`` in task 1 and ``test_2016`` in
-task 2; both names are kept.
+``task1`` holds translations (``raw/SPLIT.LANG.gz``, one caption per image and language), ``task2``
+independent captions (``raw/SPLIT.N.LANG.gz``, N from 1). The same test images are ``test_2016_flickr`` in
+task 1 and ``test_2016`` in task 2; both names are kept.
 """
 
 import re
@@ -46,8 +46,8 @@ class Multi30kSource(PathSource):
             if any(kind_of(folder.path_of(task)) == "folder" for task in _NAMES):
                 return cls(folder, ids)
         raise InputError(
-            f"{location!r} is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'. Give the folder "
-            f"of a checkout of multi30k/dataset, or its 'data' folder"
+            f"{location!r} is not Multi30K: it holds neither 'task1' nor 'task2', directly or below 'data'. "
+            "Give the folder of a checkout of multi30k/dataset, or its 'data' folder"
         )
 
     def parts(self, selection: Selection) -> list[Part]:
@@ -91,8 +91,8 @@ class Multi30kSource(PathSource):
             match = _NAMES[task].fullmatch(file_name.removesuffix(".gz"))
             if match is None:
                 raise InputError(
-                    f"{location!r} is not named {_FORMS[task]!r}, so split and language are unknown: rename it or remove it from "
-                    "'raw'"
+                    f"{location!r} is not named {_FORMS[task]!r}, so split and language are unknown: rename "
+                    "it or remove it from 'raw'"
                 )
             try:
                 language = check_language(match["language"])

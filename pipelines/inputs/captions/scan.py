@@ -49,8 +49,8 @@ class ScanSource(CaptionSource):
     def repeat_advice(self) -> str:
         """Advice for an image in two splits."""
         return (
-            "If both describe one image, read one split with --splits; if they describe two, give each an id of its own in "
-            "'SPLIT_ids.txt'"
+            "If both describe one image, read one split with --splits; if they describe two, give each an "
+            "id of its own in 'SPLIT_ids.txt'"
         )
 
     def parts(self, selection: Selection) -> list[Part]:

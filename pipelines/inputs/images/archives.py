@@ -55,8 +55,8 @@ def archive_kind(name: str) -> ArchiveKind | None:
     """
     if _COMPRESSED.search(name):
         raise InputError(
-            f"{name!r} is a compressed tar, in which no image can be reached without unpacking all before it. "
-            "Decompress it (gunzip, unzstd, ...) to a .tar, or unpack it to a folder"
+            f"{name!r} is a compressed tar, in which no image can be reached without unpacking all before "
+            "it. Decompress it (gunzip, unzstd, ...) to a .tar, or unpack it to a folder"
         )
     suffix = PurePosixPath(name).suffix.lower()
     return cast("ArchiveKind", suffix[1:]) if suffix in (".tar", ".parquet") else None
@@ -153,8 +153,8 @@ class ImagesInTars(_Archives):
             return "make ids of whole paths with --id-rule path, or rename one and pack it again"
         if tars[0] != tars[1]:
             return (
-                "rename one and pack it again, or unpack each tar to a folder of its own and make ids of paths with "
-                "--id-rule path"
+                "rename one and pack it again, or unpack each tar to a folder of its own and make ids of "
+                "paths with --id-rule path"
             )
         return "rename one and pack it again"
 
@@ -302,8 +302,8 @@ def _check_member(member: TarInfo, location: str) -> None:
         ) from error
     if not member.isreg() or member.sparse is not None:
         raise InputError(
-            f"{location!r}: the member {member.name!r} is a link or a sparse file, not an image's bytes; pack it again with "
-            "tar --dereference --hard-dereference"
+            f"{location!r}: the member {member.name!r} is a link or a sparse file, not an image's bytes; "
+            "pack it again with tar --dereference --hard-dereference"
         )
 
 
@@ -396,6 +396,6 @@ def _ids_column(schema: pa.Schema, location: str) -> str:
     if struct != images:
         return f"{struct}.path"
     raise InputError(
-        f"{location!r} has no column of image ids; its columns are {', '.join(map(repr, schema.names))}. Name one of them "
-        f"{', '.join(map(repr, _ID_COLUMNS[:-1]))} or {_ID_COLUMNS[-1]!r}"
+        f"{location!r} has no column of image ids; its columns are {', '.join(map(repr, schema.names))}. "
+        f"Name one of them {', '.join(map(repr, _ID_COLUMNS[:-1]))} or {_ID_COLUMNS[-1]!r}"
     )

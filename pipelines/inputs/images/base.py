@@ -172,8 +172,8 @@ class ImageSource(ABC):
         for first, second in pairwise(refs):
             if first.image_id == second.image_id:
                 raise InputError(
-                    f"image id {first.image_id!r} belongs to two {self._unit}, {first.uri!r} and {second.uri!r}: "
-                    f"{self.advice_apart(first, second)}"
+                    f"image id {first.image_id!r} belongs to two {self._unit}, {first.uri!r} and "
+                    f"{second.uri!r}: {self.advice_apart(first, second)}"
                 )
 
     def advice_apart(self, first: ImageRef, second: ImageRef) -> str:

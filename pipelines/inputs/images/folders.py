@@ -109,8 +109,8 @@ class ImagesInFolder(FolderSource):
 class ImageTable(ImageSource):
     """The images in a table with the columns ``image_id`` and ``uri``.
 
-    An address is a path (absolute, relative to the table, or below ``~``) or a URL with the scheme ``file``, ``http``, ``https``,
-    ``s3`` or ``gs``.
+    An address is a path (absolute, relative to the table, or below ``~``) or a URL with the scheme ``file``,
+    ``http``, ``https``, ``s3`` or ``gs``.
 
     Attributes:
         table: the table; relative addresses start in its folder.
@@ -146,8 +146,8 @@ class ImageTable(ImageSource):
             for column, value in (("image_id", image_id), ("uri", uri)):
                 if value is None or value == "" or (column == "uri" and not isinstance(value, str)):
                     raise InputError(
-                        f"{self.location!r}, {place}: {column!r} is {value!r}, expected an image id and an address: fill it in or "
-                        "remove the row"
+                        f"{self.location!r}, {place}: {column!r} is {value!r}, expected an image id and an "
+                        "address: fill it in or remove the row"
                     )
             if "://" in uri or not uri.isprintable():
                 self._check_address(uri, place)

@@ -44,8 +44,8 @@ class Listing:
     Attributes:
         counts: number of images of each shard.
         shards: digest of each shard's images by id, uri as stored, and size, 64 hexadecimal digits.
-        version_digests: digest of each shard's images by id, uri as stored, size and version. Modification times change it, so it
-            is only compared on one machine and never part of a dataset.
+        version_digests: digest of each shard's images by id, uri as stored, size and version. Modification
+            times change it, so it is only compared on one machine and never part of a dataset.
         cached: the references in a file of this machine; None if listing again is cheap.
         samples: a few references from all parts of the list.
     """

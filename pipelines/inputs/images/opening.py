@@ -31,10 +31,10 @@ def open_images(
     """Open a collection of images.
 
     Args:
-        location: a folder (searched recursively for images, else for tars or Parquet files with image bytes), a
-            pattern with ``*``, ``?``, ``[...]`` or ``**`` for images, ``.tar`` or ``.parquet`` files, a table with the columns
-            ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes, or one image file; local, ``gs://`` or
-            ``s3://``.
+        location: a folder (searched recursively for images, else for tars or Parquet files with image bytes),
+            a pattern with ``*``, ``?``, ``[...]`` or ``**`` for images, ``.tar`` or ``.parquet`` files, a
+            table with the columns ``image_id`` and ``uri``, a ``.tar``, a ``.parquet`` file with image bytes,
+            or one image file; local, ``gs://`` or ``s3://``.
         id_rule: rule for image ids from paths.
         columns: for a table, our name of a column -> the table's name.
         delimiter: for CSV and TSV, the character between two values; empty: detected.
