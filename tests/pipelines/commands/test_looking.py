@@ -27,13 +27,16 @@ def photos(toy, tmp_path):
     return write_photos(tmp_path / "photos of all", open_dataset(toy.features).image_ids())
 
 
+HOSTILE = "<script>alert(1)</script> \u202eevil\x1b[31m &amp; " + "word " * 20_000
+
+
 def write_captions(folder, image_ids):
-    """Write raw captions, an English and a German one of each image."""
+    """Write raw captions, a hostile English one and a German one of each image."""
     rows = [
         {"image_id": image_id, "language": language, "portion": "comparable", "index": 0, "split": "test"}
-        | {"text": f"{word} {image_id}", "tokens": ["a"]}
+        | {"text": text, "tokens": ["a"]}
         for image_id in image_ids
-        for language, word in (("de", "Straße"), ("en", "street"))
+        for language, text in (("de", f"Straße {image_id}"), ("en", HOSTILE))
     ]
     write_rows(folder, "captions", rows, parameters={})
     return folder
@@ -101,6 +104,23 @@ def test_sheet_shows_queries_in_their_languages(command, tokenizer, write_run, t
 
 
 @pytest.mark.slow
+def test_sheet_disarms_hostile_captions(command, tokenizer, write_run, toy, captions, tmp_path):
+    target = tmp_path / "found.html"
+    query = ("search", write_run(), "1 <b>&amp;</b>", "--language", "en", "--features", toy.features)
+    command(*query, "--captions", captions, "--output", target)
+    html, page = target.read_text(encoding="utf-8"), Page(target)
+    assert not page.all("script")
+    assert "\u202e" not in html
+    assert "\x1b" not in html
+    assert page.text.count(r"<script>alert(1)</script> \u202eevil\x1b[31m &amp; word") == 10
+    assert "1 <b>&amp;</b>" in page.text
+    assert len(html) < 30_000
+    [policy] = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+    assert page.text.count("no picture") == 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "start"), [("found.png", b"\x89PNG"), ("found.pdf", b"%PDF")])
 def test_sheet_is_drawn_as_a_picture(command, tokenizer, write_run, toy, photos, tmp_path, name, start):
     folder = write_run()
@@ -147,6 +167,13 @@ def test_search_names_captions_of_other_images(command, tokenizer, write_run, to
     assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", others)[1])
     assert Page(tmp_path / "f.html").text.count("no picture") == 10
     assert "no captions" not in command(*query, "--captions", captions)[1]
+
+
+@pytest.mark.slow
+def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
+    query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
+    rows = json.loads(command(*query)[0])
+    assert [(row["query"], row["language"]) for row in rows] == [("1", "en")] * 2 + [("2", "en")] * 2
 
 
 # --- report ----------------------------------------------------------------------------------------------------------

@@ -131,6 +131,17 @@ def test_wrong_usage_of_train(command, arguments, message):
         command("train", *arguments.split())
 
 
+@pytest.mark.slow
+def test_train_reports_missing_features(train, gappy, tmp_path):
+    given = ("run", "--features", gappy.features, "--max-steps", "3", "--no-tensorboard")
+    with pytest.raises(DatasetError, match=r"lacks the features of 2 of 12 images .* with --allow-missing-features"):
+        train(*given)
+    _, notes = train(*given, "--allow-missing-features")
+    assert "left out of split 'train': 21 captions of 7 images without features: train-003, train-005, train-007, " in notes
+    assert "left out of split 'val': 6 captions of 2 images without features: val-002, val-009\n" in notes
+    assert open_run(tmp_path / "run").missing_features["val"]["images"] == 2
+
+
 # --- evaluate, compare, embed, search ----------------------------------------------------------------------------------
 
 

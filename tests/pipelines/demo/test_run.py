@@ -43,6 +43,13 @@ def test_two_runs_are_byte_equal_and_a_smaller_one_is_the_beginning(folder, tmp_
     assert (tmp_path / "captions.tsv").read_bytes() == b"".join(table.splitlines(keepends=True)[: 1 + 8 * 14])
 
 
+def test_seed_changes_the_folder(folder, tmp_path):
+    write_scenes(tmp_path, count=1, seed=1)
+    name = "images/scene-00000.jpg"
+    assert (tmp_path / name).read_bytes() != (folder / name).read_bytes()
+    assert rows_of(tmp_path) != [row for row in rows_of(folder) if row["image_id"] == "scene-00000"]
+
+
 @pytest.mark.parametrize("count", [0, -1, 100_001])
 def test_count_out_of_range(tmp_path, count):
     with pytest.raises(UsageError, match=f"from 1 to 100000, found {count}"):

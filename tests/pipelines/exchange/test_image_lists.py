@@ -1,6 +1,10 @@
+import numpy as np
 import pytest
 
 from pipelines.exchange.image_lists import make_image_id
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ImportJob
+from schemas.dataset import open_dataset
 from schemas.errors import InputError
 
 
@@ -33,3 +37,19 @@ def test_make_image_id_applies_the_rule(entry, rule, image_id):
 def test_make_image_id_refuses_invalid_entries(entry, rule, message):
     with pytest.raises(InputError, match=f"^list, line 3: {message}"):
         make_image_id(entry, rule, place="list, line 3")
+
+
+@pytest.mark.parametrize(
+    ("array", "list_"),
+    [
+        ("train-surrogate.npy", "train-surrogate.ids"),
+        ("train.npy", "train.txt"),
+        ("dev_ims.npy", "dev_ids.txt"),
+        ("features.npy", "ids.txt"),
+    ],
+)
+def test_list_beside_an_array_is_found(tmp_path, array, list_):
+    np.save(tmp_path / array, np.ones((2, 6), np.float32))
+    (tmp_path / list_).write_text("a.jpg\nb.jpg\n")
+    import_features(ImportJob((str(tmp_path / array),), output=str(tmp_path / "out"), name="toy"))
+    assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["a", "b"]

@@ -195,6 +195,13 @@ def test_task_that_writes_shards_says_that_they_are_few(images, tmp_path, monkey
         remarks.clear()
 
 
+def test_task_on_a_remote_runner(images, tmp_path):
+    job = job_of(images, tmp_path / "t", 0)
+    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
+        extract_features(job, Execution(beam_flags=("--runner=DataflowRunner",)))
+    assert not (tmp_path / "t").exists()
+
+
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 

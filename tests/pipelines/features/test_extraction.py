@@ -219,6 +219,17 @@ def replace_image(path: Path, colour: tuple[int, int, int]) -> None:
     os.utime(path, ns=(STAMP + 10**9, STAMP + 10**9))
 
 
+def test_update_detects_a_replaced_image_of_the_same_size(images, extracted, tmp_path):
+    before = tree(extracted)
+    replace_image(images / "image000.png", (1, 2, 3))
+    with pytest.raises(DatasetError, match=r"in 1 of 4 shards images are new, gone, .* Give --update"):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert tree(extracted) == before
+    extract_features(job_of(images, tmp_path / "f", update=True), ONE)
+    assert open_dataset(extracted).get("image000")["feature"].tolist() == [1, 2, 3]
+    assert tree(extracted) == fresh(images, tmp_path)
+
+
 def test_overwrite_makes_everything_again_though_nothing_seems_to_have_changed(images, extracted, tmp_path):
     path = images / "image000.png"
     replace_image(path, (1, 2, 3))

@@ -2,6 +2,7 @@ import hashlib
 import io
 import itertools
 import random
+import struct
 import threading
 
 import numpy as np
@@ -374,3 +375,9 @@ def test_inf_and_nan_are_failures_with_advice():
         rows, tally = stored([1, 2], "float32", scale, precision=precision)
         assert (rows, tally.images) == ({}, 0)
         assert tally.failures[0]["message"] == f"6 values of the feature are infinite or no numbers in float32{more}"
+
+
+def test_features_of_float32_are_rounded_for_a_dataset_of_float16():
+    rows, _ = stored([17], "float16", 1 / 3)
+    expected = [struct.unpack("<e", struct.pack("<e", np.float32((17 + k) * np.float32(1 / 3))))[0] for k in range(6)]
+    assert rows == {"image00": expected}

@@ -78,6 +78,17 @@ def test_plain_lines_outside_a_terminal(monkeypatch, always):
     assert Meter(folder).total() == {}, "the folder of the counts is deleted"
 
 
+@pytest.mark.slow
+def test_terminal_gets_a_live_line(always):
+    file = io.StringIO()
+    console = Console(file=file, width=200, force_terminal=True)
+    with show_progress(console, "resnet50-pool", unit="images", total=8) as meter:
+        meter.add(images=3, failed=2)
+        wait_for(lambda: "3/8" in file.getvalue())
+    assert "resnet50-pool" in file.getvalue()
+    assert "2 failed" in file.getvalue()
+
+
 def test_progress_of_a_short_run_prints_nothing():
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions"):

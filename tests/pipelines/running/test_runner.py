@@ -13,6 +13,7 @@ import pytest
 from pipelines.running.execution import Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, ImagepivotError, InputError, UsageError
+from schemas.process.resources import usable_cores
 from tests.beam import BEAM_FLAGS, IN_BEAM
 
 HARD = (
@@ -98,6 +99,11 @@ def test_error_that_is_not_ours_names_the_runner_and_its_log():
 def test_execution_runs_here_by_runner(flags, local, here):
     execution = Execution(beam_flags=flags)
     assert (execution.is_local, execution.runs_here) == (local, here)
+
+
+def test_workers_default_to_one_per_core():
+    assert Execution(workers=3).local_workers == 3
+    assert Execution().local_workers == usable_cores()
 
 
 @pytest.mark.slow

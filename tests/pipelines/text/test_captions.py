@@ -175,6 +175,14 @@ def test_resumed_run_learns_truecasers_from_all_captions(rows, table, tmp_path, 
 
 
 @pytest.mark.slow
+def test_runs_of_a_killed_run_are_deleted(table, prepared, tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / ".captions-0a.tmp-1").write_bytes(b"left")
+    prepare_captions(job_of(table, tmp_path / "c"), ONE)
+    assert tree(tmp_path / "c") == tree(prepared)
+
+
+@pytest.mark.slow
 def test_runs_are_deleted_before_the_manifest(table, tmp_path, monkeypatch):
     seen = []
     put = Folder.put

@@ -24,7 +24,32 @@ from schemas.errors import DatasetError, InputError
 from schemas.keys import shard_of
 from tests.pipelines.text.captions import block, caption, random_captions, runs_of, sort_captions
 
+
+def key(row: dict) -> tuple:
+    return tuple(row[name] for name in ("image_id", "language", "portion", "index", "position"))
+
+
 # --- partitions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [1, 3, 50])
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_partition_captions_equals_a_plain_loop(monkeypatch, shards, size):
+    monkeypatch.setattr(merge_sort, "RUN_BYTES", size)
+    table = block(*random_captions(3))
+    expected: dict[int, list[dict]] = defaultdict(list)
+    for row in sorted(table.to_pylist(), key=key):
+        expected[shard_of(row["image_id"], shards)].append(row)
+    found: dict[int, list[dict]] = defaultdict(list)
+    numbers = []
+    for number, rows in partition_captions(table, shards):
+        assert rows.num_rows == 1 or rows.nbytes <= 1.5 * size
+        assert row_key(rows) == key(rows.to_pylist()[0])
+        found[number] += rows.to_pylist()
+        numbers.append(number)
+    assert found == expected
+    assert numbers == sorted(numbers)
+    assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
 
 
 def test_partition_captions_into_more_shards_adds_few_runs(monkeypatch):

@@ -1,4 +1,5 @@
 import gzip
+import json
 import random
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import sacremoses
 from pipelines.text import moses
 from pipelines.text.moses import RECIPES, load_recipe, lower, normalize_punctuation, prepare, split_tokens, tokenize
 from schemas.errors import UsageError
+from schemas.parameters import TextRecipe
 
 # Every expectation in the tables of this file was checked against the Perl scripts of Moses at commit 3a0631a.
 
@@ -222,6 +224,26 @@ def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> Non
         load_recipe("multi30k")
     with pytest.raises(UsageError, match=r"unknown recipe 'xyz': expected one of moses-truecase, multi30k-lc, raw$"):
         load_recipe("xyz")
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "tokenizer"),
+    [
+        ("multi30k-lc", {"lowercase": True, "normalize": True, "truecase": False}, "moses"),
+        ("moses-truecase", {"lowercase": False, "normalize": False, "truecase": True}, "moses"),
+        ("raw", {"lowercase": False, "normalize": False, "truecase": False}, "whitespace"),
+    ],
+)
+def test_parameters_hold_token_options(name: str, steps: dict[str, bool], tokenizer: str) -> None:
+    parameters = load_recipe(name).parameters()
+    of_moses = {"moses_commit": "3a0631a", "sacremoses": sacremoses.__version__, "escape": True}
+    assert parameters.to_json() == {
+        "recipe": name,
+        "tokenizer": tokenizer,
+        **steps,
+        **(of_moses if tokenizer == "moses" else {}),
+    }
+    assert TextRecipe.from_json(json.loads(json.dumps(parameters.to_json()))) == parameters
 
 
 # The official files of Multi30K: raw caption in, line of the tok file out, compared as bytes.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pipelines.text.truecasing import TruecaseModel, count_forms, load_truecasers, truecase, truecaser_inputs
+from pipelines.text.truecasing import TruecaseModel, count_forms, load_truecasers, parse_truecaser, truecase, truecaser_inputs
 from schemas.errors import InputError, UsageError
 
 CAPTIONS = [
@@ -303,3 +303,10 @@ def test_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
         (tmp_path / "en.model").write_text(text)
         assert load_truecasers(str(tmp_path)) == {"en": text}
     assert parsed == [EN, EN + "a (1/1)\n"]
+
+
+def test_text_is_parsed_once():
+    model = parse_truecaser(EN)
+    assert dict(model.best) == {"dog": "dog", "the": "the"}
+    assert dict(model.counts) == {"dog": 30, "Dog": 10, "the": 20}
+    assert parse_truecaser(EN) is model
