@@ -12,6 +12,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from tests.train.trainings import CONFIG, assert_equal, weights
 from train.config.sections import from_toml
+from train.data.memmap import mapped_array
 from train.evaluation.embedding import embed
 from train.jobs import EmbedJob, TrainJob
 from train.loop.training import train
@@ -102,6 +103,14 @@ def test_full_disk_while_writing_tensorboard_events(disk, capfd):
             log._events.write({f"loss/{number}": 1.0 for number in range(1000)}, 10)
         (folder / "ballast").unlink()
     assert capfd.readouterr() == ("", "")  # No thread has an end of its own.
+
+
+def test_full_disk_while_mapping_features(disk):
+    """The space is taken first: a page of a mapped file that finds none would end the process."""
+    folder = disk(64)
+    with pytest.raises(DatasetError, match=rf"cannot use '.*\.npy': {FULL}"):
+        mapped_array(folder / "map", ["a"], (1000, 1000), "float32", lambda array: None)
+    assert list((folder / "map").iterdir()) == []
 
 
 def test_full_disk_while_embedding(toy, write_run, disk, capfd):

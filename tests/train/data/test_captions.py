@@ -11,10 +11,12 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
-from tests.train.trainings import ALL_PORTIONS, CONFIG, rewrite
+from tests.train.trainings import ALL_PORTIONS, CONFIG, assert_equal, rewrite, weights
 from train.data.captions import Captions, caption_pairs, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob
+from train.runs.checkpoints import BEST
+from train.runs.run import open_run
 
 KEY = ("image_id", "language", "portion", "index")
 PORTIONS = {"en": ("comparable", "translation"), "fr": ("translation",)}
@@ -80,6 +82,17 @@ def test_read_captions_of_several_splits(toy, tmp_path):
     message = r"no captions of split 'test2015' in these languages and portions\. It has: restval: de"
     with pytest.raises(DatasetError, match=message):
         read_captions(encoded, split=("train", "test2015"), portions=PORTIONS)
+
+
+@pytest.mark.slow
+def test_training_on_several_splits_equals_one(toy, train_toy, tmp_path, finished_run):
+    folder = divided(toy, tmp_path / "encoded")
+    train_toy(CONFIG.replace("[data]", '[data]\nsplit = ["train", "restval"]'), corpus=replace(toy, captions=folder))
+    assert_equal(weights(tmp_path / "run", BEST), weights(finished_run[0], BEST))
+    job = EvaluateJob(str(tmp_path / "run"), folder, toy.features, ("test",), device="cpu")
+    assert open_run(tmp_path / "run").config.data.split == ("train", "restval")
+    same = EvaluateJob(str(finished_run[0]), toy.captions, toy.features, ("test",), device="cpu")
+    assert evaluate(job) == evaluate(same)
 
 
 @pytest.mark.slow

@@ -104,6 +104,9 @@ def test_a_run_is_resumed_with_its_list_only(train_toy, exclude):
     Path(exclude).write_text(duplicates_csv(DUPLICATES[:5]))
     with pytest.raises(DatasetError, match=r"holds another run \(exclude: was [0-9a-f]{12}\.\.\., now [0-9a-f]{12}"):
         train_toy(SHORT, resume=True, exclude=exclude)
+    train_toy(SHORT, "plain")
+    with pytest.raises(DatasetError, match=r"holds another run \(exclude: was none"):
+        train_toy(SHORT, "plain", resume=True, exclude=exclude)
 
 
 def test_scores_without_duplicates_equal_those_of_data_without_them(write_run, toy, pruned, exclude):

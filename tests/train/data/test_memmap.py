@@ -56,6 +56,14 @@ def test_damaged_file_is_rewritten(path, tmp_path, change):
     assert path.read_bytes() == before
 
 
+def test_flipped_bit_of_the_header_changes_no_value(path, tmp_path):
+    before = path.read_bytes()
+    for place in range(128):
+        path.write_bytes(before[:place] + bytes([before[place] ^ 1 << place % 8]) + before[place + 1 :])
+        array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, count)
+        assert array.tolist() == np.arange(21).reshape(SHAPE).tolist(), place
+
+
 def test_identity_shape_and_type_name_the_file(path, tmp_path):
     (path.parent / "mine.txt").write_text("mine")
     array = mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)

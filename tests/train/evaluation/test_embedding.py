@@ -11,12 +11,13 @@ from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
+from schemas.manifest import MANIFEST_NAME
 from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.train.conftest import write_dataset
 from tests.train.trainings import encode_ids, rewrite
 from train.evaluation.embedding import embed
-from train.evaluation.search import embed_gallery
+from train.evaluation.search import embed_gallery, read_gallery
 from train.jobs import EmbedJob
 from train.models.retrieval_model import ImageBatch
 from train.runs.checkpoints import BEST, read_checkpoint, weights_digest, write_checkpoint
@@ -205,6 +206,13 @@ def test_shard_without_captions_has_no_embeddings(run, toy, tmp_path):
     embed(EmbedJob(run.folder.location, str(tmp_path / "o"), captions=few))
     assert validate(tmp_path / "o" / "captions") == []
     assert len(open_dataset(tmp_path / "o" / "captions")) == 6
+
+
+def test_damaged_embeddings_are_reported_in_their_folder(run, job):
+    embed(job)
+    Path(job.output, "images", MANIFEST_NAME).write_text("{}")
+    with pytest.raises(DatasetError, match=f"/images/{MANIFEST_NAME} is not the manifest of a dataset"):
+        read_gallery(run, job.output)
 
 
 # --- a selection -----------------------------------------------------------------------------------------------------

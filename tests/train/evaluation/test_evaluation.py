@@ -39,6 +39,7 @@ from train.evaluation.evaluation import (
     rank_folds,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
+from train.evaluation.scores import evaluate
 from train.jobs import TrainJob
 from train.loop.training import train
 from train.loop.training_data import load_training_inputs
@@ -93,6 +94,24 @@ def test_images_without_a_caption_in_the_language_take_no_part(model, data):
     assert english_result.image_to_text.queries == 3
     assert english_result.text_to_image.queries == 12
     assert english_result.text_to_image.recall_at_5 == 100  # Three candidates only.
+
+
+def test_chance_equals_random_scores(data):
+    captions = data.captions
+    rows = captions.rows_of("en")
+    owner = torch.from_numpy(captions.images[rows]).long()
+    expected = chance(captions, "en")
+    generator = torch.Generator().manual_seed(0)
+    hits = np.zeros(2)
+    rounds = 400
+    for _ in range(rounds):
+        scores = torch.rand(9, len(rows), generator=generator)
+        ranks = retrieval_ranks(lambda rows, columns, scores=scores: scores[rows][:, columns], 9, owner)
+        hits += (ranks.image_to_text <= 5).float().mean().item(), (ranks.text_to_image <= 5).float().mean().item()
+    recalls = 100 * hits / rounds
+    assert recalls[0] == pytest.approx(expected.image_to_text[1], abs=2)
+    assert recalls[1] == pytest.approx(expected.text_to_image[1], abs=2)
+    assert expected.text_to_image == pytest.approx((100 / 9, 500 / 9, 100, 5))
 
 
 def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
@@ -263,6 +282,17 @@ def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     recalls = mean_over_folds([chance(captions, "en") for captions, _ in folds])
     assert recalls.text_to_image == (25.0, 100.0, 100.0, 2)
     assert recalls.image_to_text[0] == pytest.approx(25.0)
+
+
+def test_evaluate_in_folds(write_run, toy):
+    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portions": ("comparable",)}
+    run = open_run(write_run())
+    (whole, *_), (folded, *_) = evaluate(run, **arguments), evaluate(run, folds=4, **arguments)
+    assert folded.folds == 4
+    assert (folded.to_dict()["folds"], "folds" in whole.to_dict()) == (4, False)
+    data = open_data(toy.captions, toy.features, split="val", portions={folded.language: ["comparable"]})
+    assert folded.retrieval == evaluate_folds([(run.model, data)], 4)[folded.language]
+    assert folded.chance["text_to_image"][0] == pytest.approx(100 / 3)
 
 
 def test_more_folds_than_images_are_refused(model, comparable):

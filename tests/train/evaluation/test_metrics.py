@@ -129,6 +129,27 @@ def test_sum_of_recalls_has_six_terms():
     assert both.to_dict()["text_to_image"]["recall_at_5"] == 20
 
 
+@pytest.mark.parametrize("per_image", [1, 2, 7])
+@pytest.mark.parametrize("scores_at_once", [1, 100, 701, 10**6], indirect=True)
+def test_each_score_is_computed_once_and_few_are_held(per_image, scores_at_once):
+    generator = torch.Generator().manual_seed(3)
+    images, captions = torch.randn(50, 4, generator=generator), torch.randn(50 * per_image, 4, generator=generator)
+    asked, largest = torch.zeros(50, 50 * per_image, dtype=torch.int64), 0
+
+    def watched(rows: slice, columns: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        asked[rows.start : rows.stop, columns] += 1
+        found = dot(images[rows], captions[columns])
+        largest = max(largest, found.numel())
+        return found
+
+    owner = torch.arange(50).repeat(per_image)  # The captions of an image do not stand together.
+    retrieval_ranks(watched, 50, owner)
+    assert (asked == 1).all()
+    assert largest <= max(scores_at_once, per_image)
+    assert scores_at_once < 10**6 or largest == 50 * 50 * per_image
+
+
 @pytest.mark.parametrize("scores_at_once", [16], indirect=True)
 def test_uneven_numbers_of_captions_are_ranked_in_tiles_of_bounded_size(scores_at_once):
     owner = torch.tensor([3] * 40 + [0, 7, 7, 9, 9, 9, 1])
@@ -172,6 +193,21 @@ def test_ranks_between_captions_equal_the_definition(similarity, scores_at_once,
     expected = plain_ranks_between(similarity(left, right).tolist(), of_rows.tolist(), of_columns.tolist())
     assert tuple(ranks.tolist() for ranks in found) == expected
     assert (asked == 1).all()
+
+
+@pytest.mark.parametrize("scores_at_once", [999], indirect=True)
+def test_random_real_scores_give_the_ranks_of_a_full_sort(scores_at_once):
+    generator = torch.Generator().manual_seed(1)
+    images, captions = torch.randn(40, 16, generator=generator), torch.randn(200, 16, generator=generator)
+    owner = torch.arange(200) // 5
+    ranks = retrieval_ranks(between(images, captions), len(images), owner)
+    scores = (images.double() @ captions.double().T).numpy()
+    place = np.empty_like(scores, dtype=int)
+    np.put_along_axis(place, np.argsort(-scores, axis=1), np.arange(200)[None], axis=1)
+    # As in the published code: the best place of the five in the sorted list, from 0.
+    assert ranks.image_to_text.tolist() == [place[i, 5 * i : 5 * i + 5].min() + 1 for i in range(40)]
+    place = np.argsort(np.argsort(-scores, axis=0), axis=0)
+    assert ranks.text_to_image.tolist() == [place[c // 5, c] + 1 for c in range(200)]
 
 
 def test_rows_must_stand_in_the_order_of_their_images():

@@ -96,6 +96,33 @@ def test_right_items_without_a_number_are_last():
     assert relevance["image_to_text"].recall_at_5 == 100
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("captions", [1, 5])
+def test_ndcg_and_hit_rate_equal_those_of_mteb(captions):
+    from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
+
+    rng = np.random.default_rng(captions)
+    images, texts = rng.standard_normal((40, 8)), rng.standard_normal((40, captions, 8))
+    scores = (images @ (images[:, None] + 2 * texts).reshape(-1, 8).T).astype(np.float32)
+    assert len(np.unique(scores)) == scores.size
+    owners = np.repeat(np.arange(40), captions)
+    caption = np.arange(len(owners))
+    relevance, _ = relevance_of(torch.from_numpy(scores), (owners, caption), (caption, owners), owners)
+    for found, matrix, right in (
+        (relevance["image_to_text"], scores, lambda query: [f"{item}" for item in np.flatnonzero(owners == query)]),
+        (relevance["text_to_image"], scores.T, lambda query: [f"{owners[query]}"]),
+    ):
+        results = {f"{query}": {f"{item}": float(score) for item, score in enumerate(row)} for query, row in enumerate(matrix)}
+        expected = calculate_retrieval_scores(
+            results, {query: dict.fromkeys(right(int(query)), 1) for query in results}, [1, 10]
+        )
+        each = [score["ndcg_cut_10"] for score in expected.all_scores.values()]
+        assert found.ndcg_at_10 / 100 == pytest.approx(sum(each) / len(each), abs=1e-12)
+        assert round(found.ndcg_at_10 / 100, 5) == expected.ndcg["NDCG@10"]
+        assert round(found.recall_at_1 / 100, 5) == expected.hit_rate["HitRate@1"]
+        assert 0 < found.recall_at_1 < found.recall_at_10 < 100
+
+
 def chance_of(right: int, absent: int, items: int) -> tuple[float, ...]:
     """Return the chance of a query with correct items among the ranked ones, and of others that the data lack."""
     places = np.concatenate([np.arange(right), np.full(absent, 1 << 40)])

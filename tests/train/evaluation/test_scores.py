@@ -81,6 +81,19 @@ def test_requested_language_must_have_captions(write_run, multi30k):
         scored(run, multi30k, languages=["en", "cs"])
 
 
+def test_captions_without_features_are_left_out(run, toy, gappy):
+    with pytest.raises(DatasetError, match=r"1 of 9 images of split 'test'.*--allow-missing-features"):
+        evaluate(run, captions=gappy.captions, features=gappy.features, splits=["test"])
+    scores = evaluate(run, captions=gappy.captions, features=gappy.features, splits=["test"], allow_missing_features=True)
+    assert {score.missing_features.first for score in scores} == {("test-004",)}
+    assert all(score.to_dict()["missing_features"]["images"] == 1 for score in scores)
+    comparable = next(score for score in scores if (score.language, score.portion) == ("en", "comparable"))
+    assert comparable.retrieval.image_to_text.queries == 8
+    assert comparable.retrieval.text_to_image.queries == 24
+    whole = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], allow_missing_features=True)
+    assert all(score.missing_features is None and "missing_features" not in score.to_dict() for score in whole)
+
+
 # --- ensembles -------------------------------------------------------------------------------------------------------
 
 

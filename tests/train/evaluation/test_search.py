@@ -43,6 +43,14 @@ def test_equal_scores_keep_the_order_of_the_gallery(run):
     assert [hit.image_id for hit in search_gallery(run, ["en1"], "en", gallery)] == ["b", "a", "c"]
 
 
+def test_written_embeddings_give_the_same_hits(run, gallery, toy, tmp_path):
+    embed(EmbedJob(run.folder.location, str(tmp_path / "out"), features=toy.features, captions=toy.captions))
+    expected = search_gallery(run, ["de3"], "de", gallery)
+    for folder in ("out", "out/images"):
+        hits = search_gallery(run, ["de3"], "de", read_gallery(run, str(tmp_path / folder)))
+        assert [hit.image_id for hit in hits] == [hit.image_id for hit in expected]
+
+
 def test_images_of_another_model_are_refused(run, write_run, toy, other_toy, tmp_path):
     other = open_run(write_run("other", seed=1))
     embed(EmbedJob(other.folder.location, str(tmp_path / "out"), features=toy.features))

@@ -231,6 +231,8 @@ def test_resuming_needs_the_same_missing_features(train_toy, toy, gappy, tmp_pat
     result = train_toy(CONFIG.replace("max_steps = 44", "max_steps = 20"), **allowed, on_warning=remarks.append)
     assert [(missing.split, missing.images) for missing in result.missing_features] == [("train", 7), ("val", 2)]
     assert remarks == [missing.remark for missing in result.missing_features]
+    run = open_run(tmp_path / "run")
+    assert run.missing_features == {missing.split: missing.to_dict() for missing in result.missing_features}
     logged = events(tmp_path / "run", "missing_features")
     assert logged == [{"event": "missing_features", "step": 0, **missing.to_dict()} for missing in result.missing_features]
     with pytest.raises(DatasetError, match="--allow-missing-features"):

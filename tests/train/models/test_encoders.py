@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from schemas.errors import UsageError
 from tests.train.models.equations import batch_of
@@ -19,8 +20,10 @@ from train.models.encoders import (
     BidirectionalLSTM,
     ImageEncoder,
     PrecomputedTokens,
+    SentenceEncoder,
     WordEmbedding,
     embedding_parameters,
+    freeze_word_embeddings,
     load_pretrained_embeddings,
     orthogonalize,
     pool,
@@ -50,10 +53,11 @@ MANY = [[1, *np.random.default_rng(n).choice(9, p=[0, 0, 0, 0.5, 0.2, 0.1, 0.1, 
     [
         (FEW, torch.float64, (5, 6), 1e-13),
         (FEW[:1], torch.float32, (5, 6), 1e-6),
+        (MANY, torch.float64, (7, 12), 1e-13),
         (MANY, torch.float32, (7, 12), 1e-6),
         pytest.param(MANY, torch.float32, (300, 1024), 1e-6, marks=pytest.mark.slow),  # The papers' sizes.
     ],
-    ids=["few", "one", "many", "wide"],
+    ids=["few", "one", "many", "many, rounded", "wide"],
 )
 @pytest.mark.parametrize("kind", TEXT_ENCODERS.values())
 def test_text_encoders_equal_torch_networks(kind, captions, dtype, sizes, tolerance, monkeypatch):
@@ -185,6 +189,13 @@ def test_load_pretrained_embeddings_by_language():
     assert "1 of 6 in en; 2 of 7 in de" in remark
 
 
+def test_freeze_word_embeddings():
+    built = model(shared=False)
+    freeze_word_embeddings(built, 8)
+    fixed = [name for name, parameter in built.named_parameters() if not parameter.requires_grad]
+    assert fixed == ["sentences.0.words.weight", "sentences.1.words.weight"]
+
+
 def test_load_pretrained_embeddings_without_a_fitting_embedding_is_refused():
     class Wordless(nn.Module):
         languages = ("en",)
@@ -230,6 +241,31 @@ def test_precomputed_tokens_are_the_embedding():
     assert positions.lengths.tolist() == [len(one) for one in vectors]
     for row, one in zip(found, vectors, strict=True):
         assert torch.equal(row[: len(one)], one)
+
+
+@pytest.mark.parametrize("reader", ["gru", "bilstm", "bigru"])
+def test_text_encoders_with_precomputed_tokens_equal_torch(reader):
+    torch.manual_seed(0)
+    encoder = SentenceEncoder(PrecomputedTokens(), TEXT_ENCODERS[reader](5, 4))
+    captions, vectors = batch()
+    found = encoder.states(captions)
+    plain = (torch.nn.LSTM if reader == "bilstm" else torch.nn.GRU)(5, 4, batch_first=True, bidirectional=reader != "gru")
+    network = getattr(encoder.reader, "lstm" if reader == "bilstm" else "gru")
+    plain.load_state_dict(network.state_dict())
+    padded = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
+    lengths = torch.tensor([len(one) for one in vectors])
+    states, _ = pad_packed_sequence(
+        plain(pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False))[0], batch_first=True
+    )
+    if reader == "gru":
+        torch.testing.assert_close(
+            found.values, torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)])
+        )
+    else:
+        expected = states.unflatten(2, (2, 4)).mean(2)
+        for row, length in enumerate(lengths):
+            torch.testing.assert_close(found.values[row, :length], expected[row, :length])
+        assert torch.equal(found.mask, torch.arange(6) < lengths[:, None])
 
 
 MODELS = [

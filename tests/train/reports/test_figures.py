@@ -33,7 +33,7 @@ from train.loop.training import train
 from train.models.mha_d import MhaD
 from train.models.retrieval_model import AttentionWeights, ImageBatch
 from train.reports import attention, rankings
-from train.reports.attention import AttendedCaption, AttendedImage, grid_of, plot_attention
+from train.reports.attention import AttendedCaption, AttendedImage, grid_of, plot_attention, strongest
 from train.reports.figure_examples import ShownCaption
 from train.reports.figures import draw_figures
 from train.reports.rankings import FRAME
@@ -358,6 +358,11 @@ def test_missing_captions_are_refused(job, fields, message):
         draw_figures(replace(job, **fields))
 
 
+def test_data_of_another_kind(job, other_toy):
+    with pytest.raises(DatasetError, match="comes from another extractor"):
+        draw_figures(replace(job, features=other_toy.features))
+
+
 @pytest.mark.slow
 def test_pictures_without_a_reader_are_refused(job):
     with pytest.raises(UsageError, match=r"--images is 'photos', .* pip install 'imagepivot\[pipelines\]'"):
@@ -389,6 +394,10 @@ def test_regions_of_a_picture_of_another_size(attending, boxed, tmp_path):
     with pytest.raises(InputError, match=r"is 320×240 pixels, its regions in .* are those of a picture of 640×480"):
         draw_figures(job, smaller)
     assert not list(Path(job.output).glob("*"))
+
+
+def test_strongest_come_first():
+    assert strongest([0.1, 0.5, 0.1, 0.3], 3) == [1, 3, 0]
 
 
 def test_labels_of_boxes_cover_neither_their_box_nor_each_other(tmp_path, drawn):

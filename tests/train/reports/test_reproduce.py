@@ -4,11 +4,13 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
 
 import numpy as np
 import pytest
 import torch
 
+from schemas.console.tables import Cell
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, ImagepivotError, UsageError, errno_of
 from schemas.vocabulary import SPECIALS
@@ -88,8 +90,11 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         run(replace(job, settings=settings_of({**SMALL, "schedule.max_steps": "5"})))
     with pytest.raises(DatasetError, match="measured with other precision"):
         run(replace(job, precision="bf16"))
+    path = finished / "results/gella2017/vse-en/seed-0.json"
+    before = path.read_bytes()
     with pytest.raises(DatasetError, match="measured with other contents"):
         run(replace(job, features=(with_other_features(toy_2016, tmp_path / "changed").features,)))
+    assert path.read_bytes() == before
     with pytest.raises(UsageError, match=r"--rows 'bilingual\*' matches no row of gella2017: its rows are gella2017/vse-en"):
         run(replace(job, rows=("bilingual*",), output=str(tmp_path / "o")))
     with pytest.raises(UsageError, match="--seeds is 0"):
@@ -150,6 +155,34 @@ def test_unread_images_need_no_features(multi30k, tmp_path):
     assert run(german) == [("gella2017/vse-de", 0)]
     with pytest.raises(DatasetError, match="lacks the features of 40 of 80 images of split 'train'"):
         run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
+
+
+@pytest.mark.cluster
+def test_report_has_means_deviations_and_published_numbers(finished):
+    report = read_report(str(finished), "gella2017")
+    assert [section.title for section in report.sections] == ["Table 1 (comparable captions)", "Table 2 (comparable captions)"]
+    results = [json.loads((finished / f"results/gella2017/pivot-sym/seed-{seed}.json").read_text()) for seed in (0, 1)]
+    for section, language in zip(report.sections, ("en", "de"), strict=True):
+        lines = {line.row.name: line for line in section.lines}
+        values = [
+            score["text_to_image"]["recall_at_5"]
+            for result in results
+            for score in result["scores"]
+            if (score["language"], score["portion"]) == (language, "comparable")
+        ]
+        cell = lines["PIVOT-SYM"].cells["text_to_image", "recall_at_5"]
+        assert (cell.mean, cell.deviation) == pytest.approx((mean(values), stdev(values)))
+        assert cell.published == {"en": 53.4, "de": 46.4}[language]
+        assert lines["PARALLEL-SYM"].runs == 0
+        median = lines["PARALLEL-SYM"].cells["image_to_text", "median_rank"]
+        assert median.to_cell() == Cell("–", {"en": 3, "de": 4}[language])
+    markdown = report.to_markdown()
+    expected = "| PIVOT-SYM | de | 2 |"
+    (line,) = (line for line in markdown.splitlines() if line.startswith(expected))
+    assert len(line.split("|")) == 13
+    assert "Changed against the presets: model.embed_dim=6, model.word_dim=4" in markdown
+    assert "Features: toy." in markdown
+    assert "6 runs" in markdown
 
 
 def counted(corpus, data) -> tuple[int, dict[str, int]]:
@@ -266,6 +299,15 @@ def test_without_results_the_published_numbers_stand_alone(tmp_path):
     assert len(report.sections[-1].columns) == 6
     assert report.sections[2].columns == (("image_to_text", "recall_at_10"), ("text_to_image", "recall_at_10"))
     assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
+
+
+def test_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
+    damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
+    damaged.mkdir(parents=True)
+    (damaged / "last.pt").write_bytes(b"nothing")
+    (failed,) = reproduce(job_of(toy_2016, tmp_path / "o", seeds=1, rows=("vse-en",)))
+    assert failed.failure.kind == "refused"
+    assert "damaged, or not a checkpoint" in failed.failure.reason
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from train.chance import RECALLS
 from train.evaluation.ranks import Queries
 from train.evaluation.statistics import holm, paired_p_values, seed_p_value
 from train.reports import significance
-from train.reports.significance import Difference, adjust, best_rows, compare_rows
+from train.reports.significance import Difference, adjust, best_rows, compare_rows, not_worse
 
 IMAGES = np.repeat(np.arange(40), 3)
 IDS = np.array([f"{image}/{index}" for index, image in enumerate(IMAGES)])
@@ -76,3 +76,27 @@ def test_p_values_are_corrected_over_the_rows(monkeypatch, p_values, best):
     monkeypatch.setattr(significance, "paired_p_values", lambda a, b, images: dict.fromkeys(RECALLS, by_seeds[len(b)]))
     rows = {name: row_of(*[np.full(1000, rank)] * seeds) for name, seeds, rank in (("a", 1, 1), ("b", 2, 11), ("c", 3, 11))}
     assert best_rows("place", rows) == {("place", measure, row) for row in best for measure in RECALLS}
+
+
+def draw_method(rng: np.random.Generator, seeds: int, deviation: float, mean: float = 40.0) -> Queries:
+    """Draw runs of a method whose R@1 varies over trainings: the easiest queries of each are hits."""
+    ease = np.arange(1000) + 300 * rng.random((seeds, 1000))
+    hits = np.clip(np.round(10 * rng.normal(mean, deviation, seeds)), 1, 999).astype(int)
+    return row_of(*(np.where(row.argsort().argsort() < count, 1, 99) for row, count in zip(ease, hits, strict=True)))
+
+
+@pytest.mark.parametrize("deviation", [1.2, 1.8])
+@pytest.mark.parametrize(("seeds", "shares"), [(3, (0, 0)), (5, (1, 9))])
+def test_equal_methods_seldom_lose_the_mark(monkeypatch, seeds, shares, deviation):
+    """Three seeds allow no p below 0.1 and lose none, five about 5 %, whatever the images tell of these trainings."""
+    monkeypatch.setattr(significance, "paired_p_values", lambda a, b, images: dict.fromkeys(RECALLS, 0.0))
+    monkeypatch.setattr(significance, "RECALLS", RECALLS[:1])
+    rng, rounds, lost = np.random.default_rng(1), 150, 0
+    for _ in range(rounds):
+        rows = {name: draw_method(rng, seeds, deviation) for name in "ab"}
+        lost += not not_worse(adjust(list(compare_rows("place", rows))))
+    assert shares[0] <= 100 * lost / rounds <= shares[1]
+    apart = {"a": draw_method(rng, 5, deviation), "b": draw_method(rng, 5, deviation, mean=20.0)}
+    assert not not_worse(adjust(list(compare_rows("place", apart))))
+    single = {"a": apart["a"], "b": draw_method(rng, 1, deviation)}
+    assert not not_worse(adjust(list(compare_rows("place", single))))  # Over images, for lack of seeds.

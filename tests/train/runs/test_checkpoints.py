@@ -114,6 +114,10 @@ def test_flipped_bit_is_found(folder, parts, part, bit):
         read_checkpoint(folder, BEST)
 
 
+ADVICE = ("weights_only", "allow_pickle", "add_safe_globals", "set_default", "trust")
+"""Words of the libraries' advice, which is not for users."""
+
+
 def damages(data: bytes, seed: int) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of damaged files."""
     rng, size = random.Random(seed), len(data)
@@ -126,6 +130,8 @@ def damages(data: bytes, seed: int) -> Iterator[tuple[str, bytes]]:
     for place in (rng.randrange(size) for _ in range(5)):
         yield f"zeros from {place}", data[:place] + bytes(min(512, size - place)) + data[place + 512 :]
     yield "nonsense", rng.randbytes(size)
+    yield "text", b"this is text\n"
+    yield "JSON", b'{"step": 3}\n'
     yield "an archive", b"PK\x05\x06" + bytes(18)
     yield "more at the end", data + b"\x00"
 
@@ -141,6 +147,7 @@ def test_damaged_checkpoint_is_refused_or_read_as_it_was_written(folder, parts, 
             message = str(error)
         if found is None:
             assert re.fullmatch(r".*/best\.pt is (damaged, or )?not a checkpoint.*", message), way  # In one line.
+            assert not any(word in message for word in ADVICE), message
         else:
             assert way.startswith(("bit", "zeros", "more")), way
             assert weights_digest(found.model) == weights_digest(CHECKPOINT.model), way
@@ -157,13 +164,17 @@ def test_damaged_checkpoint_is_refused_or_read_as_it_was_written(folder, parts, 
     [
         ({"config": 3}, "config is 3"),
         ({"seed": "3"}, "seed is '3'"),
+        ({"captions": {"text": 7}}, "text is 7, expected an object"),
         ({"model": {"a": [1.0]}}, "model does not map names to tensors"),
         ({"tokens": ["<pad>"]}, "tokens are not text"),
         ({"fingerprints": {"captions": "c"}}, "fingerprints are not those of captions, features, vocabulary, extractor"),
         ({"optimizer": 4}, "optimizer is 4, expected an object or null"),
+        ({"sampler": "x"}, "sampler is 'x', expected an object or null"),
         ({"progress": {"step": "7"}}, "progress.step is '7', expected a whole number"),
         ({"dimensions": {"languages": ("en",)}}, "dimensions.vocabulary_size is missing"),
         ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": (-2,)}}, r"feature_shape is \(-2,\)"),
+        ({"dimensions": {"languages": ("en",), "vocabulary_size": 5, "feature_shape": ()}}, r"feature_shape is \(\)"),
+        ({"contents": {"features": 3}}, "contents.features is 3, expected text"),
         ({"started_from": "a run"}, "started_from is "),
         ({"started_from": {"run": "x", "weights_sha256": 3}}, "started_from is "),
         ({"more": 1}, "unknown key more"),

@@ -1,6 +1,8 @@
 import hashlib
 import multiprocessing
 import os
+import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
 from schemas.writing.locks import lock_folder
+from tests.train.runs.test_checkpoints import ADVICE, damages
 from tests.train.trainings import (
     CONFIG,
     DAN,
@@ -20,9 +23,11 @@ from tests.train.trainings import (
     MLMME,
     PARALLEL,
     SCAN,
+    assert_equal,
     assert_same_checkpoints,
     contents,
     lasting_log,
+    weights,
     with_other_features,
 )
 from train.config.sections import from_toml
@@ -182,6 +187,30 @@ def test_run_without_its_last_checkpoint_is_not_overwritten(train_toy, copied_ru
     with pytest.raises(UsageError, match=r"holds a run, but has no last\.pt to resume from: choose another folder"):
         train_toy(seed=1, resume=resume)
     assert contents(copied_run) == before
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["last.pt", "log.jsonl", "config.toml", "best.pt"])
+def test_resumed_training_refuses_a_damaged_file_or_does_without_it(train_toy, finished_run, tmp_path, capfd, name):
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 30"), "begun")
+    ways = list(damages((tmp_path / "begun" / name).read_bytes(), 0))
+    for way, content in ways if name in ("last.pt", "log.jsonl") else ways[-3:]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(tmp_path / "begun", tmp_path / "run")
+        (tmp_path / "run" / name).write_bytes(content)
+        before, message = contents(tmp_path / "run"), ""
+        try:
+            train_toy(resume=True)
+        except DatasetError as error:
+            message = str(error)
+        if message:
+            assert re.fullmatch(rf".*{re.escape(name)}.*", message), way  # In one line.
+            assert not any(word in message for word in ADVICE), message
+            assert contents(tmp_path / "run") == before, way  # Nothing was lost: what is damaged can be replaced.
+        else:
+            assert name != "last.pt" or way.startswith(("bit", "zeros", "more")), way
+            assert_equal(weights(tmp_path / "run"), weights(finished_run[0]))
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("lost", ["optimizer", "sampler"])

@@ -46,3 +46,5 @@ def test_files_without_word_vectors_are_refused(tmp_path):
     (tmp_path / "a.vec").write_text("one sentence\n")
     with pytest.raises(InputError, match=r"line 1: expected a word and its numbers with spaces .*--vectors takes word vectors"):
         read_word_vectors(str(tmp_path / "a.vec"), {"dog"})
+    with pytest.raises(InputError, match=str(tmp_path)):
+        read_word_vectors(str(tmp_path), {"dog"})
