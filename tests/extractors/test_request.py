@@ -65,6 +65,11 @@ def test_load_unavailable_precision_or_device_raises_before_reading(name, monkey
         extractors.load_extractor(name, weights="/no/such", device="cuda")
 
 
+@pytest.mark.parametrize("regions", [extractors.RegionOptions(10, 100), extractors.RegionOptions(50, 50)])
+def test_request_regions_keep_dtype(regions):
+    assert described("faster-rcnn-36", dtype="float16", regions=regions).spec.dtype == "float16"
+
+
 @pytest.mark.parametrize("name", ["vgg19-10crop", "vgg19-10crop-caffe"])
 def test_request_keep_crops_changes_spec_and_fingerprint(name):
     mean, separate = described(name), described(name, keep_crops=True)

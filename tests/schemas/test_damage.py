@@ -1,5 +1,6 @@
 """Damaged files meet every way of reading: the file is named, with what is wrong and what to do."""
 
+import io
 import json
 import random
 from collections import Counter
@@ -262,3 +263,24 @@ def test_content_errors_connection_failure_is_not_damage():
     says = rf"^s3://b/part-0 cannot be read \(reset\){ADVICE}"
     with pytest.raises(DatasetError, match=says), content_errors("s3://b/part-0"):
         raise OSError("reset")
+    failure = DatasetError("cannot use 's3://b/part-0': it cannot be reached")
+    with pytest.raises(DatasetError, match="it cannot be reached") as caught, content_errors("s3://b/part-0"):
+        pq.ParquetFile(pa.PythonFile(FailingFile(failure), mode="r"))
+    assert caught.value is failure  # Arrow returns the error of a file in Python unchanged.
+
+
+class FailingFile(io.RawIOBase):
+    def __init__(self, failure):
+        self.failure = failure
+
+    def readable(self):
+        return True
+
+    def seek(self, *place):
+        return 100
+
+    def tell(self):
+        return 100
+
+    def read(self, size=-1):
+        raise self.failure

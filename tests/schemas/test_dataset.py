@@ -1,6 +1,7 @@
 import pickle
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -252,6 +253,10 @@ def test_shard_with_fewer_rows_than_listed_is_no_array(copy_toy, forge):
         open_dataset(toy.path).numpy()
     count_as_listed(len(table) * 1000)
     with pytest.raises(DatasetError, match=rf"{path.name} cannot hold {len(table) * 1000:,} rows in [\d,]+ bytes: copy"):
+        open_dataset(toy.path).numpy()
+    pq.write_table(pa.concat_tables([table, table]), path)
+    count_as_listed(len(table))
+    with pytest.raises(DatasetError, match=rf"{path.name} has {2 * len(table)} rows, the manifest says {len(table)}"):
         open_dataset(toy.path).numpy()
 
 

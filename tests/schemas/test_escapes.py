@@ -50,6 +50,7 @@ def test_messages_of_errors_hold_no_control_character(error):
     ("text", "expected"),
     [
         ("'s3://AKIA:wJal%2Fr@bucket/x' and 's3://B:c@d'", "'s3://***@bucket/x' and 's3://***@d'"),
+        ("s3://AKIA:wJ/al/r@bucket/x", "s3://***@bucket/x"),
         ("s3://AKIA:12/al/r@bucket/x", "s3://***@bucket/x"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
         ("gs://bucket/10:30@b.jpg", "gs://bucket/10:30@b.jpg"),
@@ -57,6 +58,7 @@ def test_messages_of_errors_hold_no_control_character(error):
         ("http://[::1]:80/@me/a.jpg and https://h:80?m=a@b", "http://[::1]:80/@me/a.jpg and https://h:80?m=a@b"),
         ("http://u:p@host/w.pth?Signature=12ab&sig=9%3D, check", "http://***@host/w.pth?Signature=***&sig=***, check"),
         ("http://me@corp.com:pw@h", "http://***@h"),
+        ("http://u:p@ss@h", "http://***@h"),
         ("http://u:p@s/s@h:80/x", "http://***@h:80/x"),
         ("https://token@h/a", "https://***@h/a"),
         ("https://archive/http://u:p@h/x", "https://***@h/x"),
@@ -78,7 +80,10 @@ def test_passwords_leave_messages(text, expected):
         ("photos/a b@c?sig=1", "photos/a b@c?sig=1"),
         ("https://host/get?key=a.jpg&id=2", "https://host/get?key=a.jpg&id=2"),
         ("http://u:p w'@host/a.jpg", "http://***@host/a.jpg"),
-        ("https://b/a?X-Amz-Date=1&X-Amz-Signature=3", "https://b/a?X-Amz-Date=***&X-Amz-Signature=***"),
+        (
+            "https://b/a?X-Amz-Date=1&X-Amz-Credential=2&X-Amz-Signature=3",
+            "https://b/a?X-Amz-Date=***&X-Amz-Credential=***&X-Amz-Signature=***",
+        ),
         ("https://b/a?X-Goog-Signature=3&alt=media", "https://b/a?X-Goog-Signature=***&alt=media"),
         ("https://b/a?Expires=1&Signature=2,3&Key-Pair-Id=4", "https://b/a?Expires=***&Signature=***&Key-Pair-Id=***"),
         ("https://b/a?sv=2024&se=1&sig=2", "https://b/a?sv=2024&se=***&sig=***"),

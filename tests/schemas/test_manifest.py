@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import re
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,28 @@ def test_text_is_plain_json_for_people_and_other_tools():
     entry = {"path": "part-00001-of-00002.parquet", "bytes": 11, "sha256": f"{1:064d}", "rows": 4}
     assert content["shards"][1] == {**entry, "footer_sha256": "a" * 64}
     assert content["failures"][0] == {"path": "_failures/part-00001-of-00002.jsonl", "bytes": 5, "sha256": "f" * 64, "rows": 4}
+
+
+@pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
+def test_manifest_lists_the_files_of_the_folder(toys, kind):
+    toy = toys[kind]
+    content = json.loads((toy.path / "_manifest.json").read_text(encoding="utf-8"))
+    entries = [*content["shards"], *content["failures"], *content["files"]]
+    for entry in entries:
+        data = (toy.path / entry["path"]).read_bytes()
+        assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        if entry["path"].endswith(".parquet"):
+            footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+            assert entry["footer_sha256"] == hashlib.sha256(footer).hexdigest()
+    there = {str(path.relative_to(toy.path)) for path in toy.path.rglob("*") if path.is_file()}
+    records = {f".records/{Path(entry['path']).stem}.jsonl" for entry in content["shards"]}
+    assert {entry["path"] for entry in entries} == there - records - {"_manifest.json"}
+    assert records <= there
+    names = [f"part-{number:05d}-of-{toy.output.shards:05d}.parquet" for number in range(toy.output.shards)]
+    assert [entry["path"] for entry in content["shards"]] == names
+    assert [entry["rows"] for entry in content["shards"]] == [len(toy.shard(number)) for number in range(len(names))]
+    assert content["statistics"] == {"rows_written": len(toy.rows)}
+    assert content["libraries"] == {name: metadata.version(name) for name in ("imagepivot", "numpy", "pyarrow")}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +188,8 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"shards": [ENTRY, {**SECOND, "rows": -1}]}, r"shards\[1\]\.rows is -1"),
+        ({"shards": [ENTRY, {**SECOND, "footer_sha256": "0"}]}, r"shards\[1\]\.footer_sha256 is '0'"),
         ({"shards": [ENTRY, {**SECOND, "rows": True}]}, r"shards\[1\]\.rows is True, expected a whole number"),
         ({"shards": [ENTRY, {**SECOND, "bytes": 2**60}]}, r"shards\[1\]\.bytes is 1152921504606846976"),
         ({"shards": [ENTRY, {**SECOND, "sha256": "0" * 63}]}, r"shards\[1\]\.sha256 is '0+'"),
@@ -196,6 +223,8 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
             )
         ),
         ({"kind": ["captions"]}, r"kind is \['captions'\], expected one of captions"),
+        ({"statistics": []}, r"statistics is \[\], expected an object"),
+        ({"parameters": None}, "parameters is None, expected an object"),
         ({"inputs": ["x"]}, r"inputs\[0\] is 'x', expected an object"),
     ],
 )

@@ -85,8 +85,16 @@ def no_engine(*arguments):
     raise RuntimeError("GET was unable to find an engine to execute this computation\nand more")
 
 
+def unsupported(*arguments):
+    raise NotImplementedError("Could not run 'aten::cudnn_convolution_relu' with arguments from the 'CUDA' backend")
+
+
 def not_a_number(*arguments):
     return torch.full_like(RELU(*arguments), torch.nan)
+
+
+def without_bias(values, weight, bias, *numbers):
+    return RELU(values, weight, None, *numbers)
 
 
 def in_tf32(values, weight, bias, *numbers):
@@ -105,7 +113,9 @@ def drifting():
     ("relu", "reason"),
     [
         (no_engine, "GET was unable to find an engine to execute this computation)"),
+        (unsupported, "Could not run"),
         (not_a_number, "its results differ from torch's"),
+        (without_bias, "its results differ from torch's"),
         (in_tf32, "its results differ from torch's"),
         (drifting(), "two runs have different results"),
     ],

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from extractors.images.decoding import DecodeError
+from extractors.images.decoding import DecodeError, decode_image
 from extractors.images.preprocessing import check_resized, cropped_pixels, resize
 from extractors.whole_image.resnet50 import PREPROCESSING
 
@@ -44,6 +44,16 @@ def test_cropped_pixels_equals_torchvision(size_wh, resize, crop, interpolation)
     found, mode = resize_and_crop(noise(*size_wh), plan), transforms.InterpolationMode(interpolation)
     assert (found.dtype, found.shape) == (torch.uint8, (3, crop, crop))
     assert torch.equal(found, torchvision_crop(noise(*size_wh), resize, crop, mode))
+
+
+@pytest.mark.slow
+def test_cropped_pixels_photographs_equal_torchvision(photos):
+    files = sorted((photos / "images").iterdir())
+    assert len(files) == 18
+    for file in files:
+        with Image.open(file) as image:
+            expected = torchvision_crop(image.convert("RGB"))
+        assert torch.equal(resize_and_crop(decode_image(file.read_bytes()), PREPROCESSING), expected), file.name
 
 
 def test_normalizer_equals_torchvision():

@@ -164,6 +164,27 @@ def test_extract_adaptive_number_of_regions():
     assert found["features"].shape == (1, 4, 2048)
 
 
+@pytest.mark.cluster
+def test_extract_on_fake_gpu_equals_cpu(extractor, weights):
+    images = [picture(*THIN), picture(*EMPTY), picture(1000, 18), picture(4000, 40, seed=1), picture(*THIN, seed=2)]
+    expected = regions(extractor, *images)
+    assert (expected["num_regions"] > 0).tolist() == [True, False, True, True, True]
+    with fake_gpu() as gpu:
+        there = FasterRCNNRegions(settings(), weights, torch.device("cuda", 0))
+        gpu.reset()
+        found = regions(there, *images)
+        assert_few_launches(gpu, len(images))
+        gpu.reset()
+        alone = regions(there, images[0])
+        assert_few_launches(gpu, 1)
+        check_is_empty(regions(there, images[1]))
+        assert there.extract([]).shape == (0, 36, 2048)
+    check_is_empty(found, image=1)
+    for i in (0, 2, 3, 4):
+        check_agrees(found, used(expected, i), image=i)
+    check_agrees(alone, used(expected, 0))
+
+
 def used(found, image):
     """Return the rows of an image that are in use."""
     return {name: values[image, : found["num_regions"][image]] for name, values in found.items() if values.ndim > 1}

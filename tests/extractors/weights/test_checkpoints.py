@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import tarfile
 import warnings
 from fractions import Fraction
@@ -73,3 +74,19 @@ def test_read_pickle_invalid_tensor_storage_raises(tmp_path):
     with pytest.raises(InputError, match=r"refused as a pickle \(numbers of a tensor that torch refuses\)") as caught:
         read_pickle(tmp_path / "w.pkl")
     assert not any(word in str(caught.value) for word in ADVICE)
+
+
+def test_read_torch_flipped_bits_give_tensors_or_input_error(tmp_path):
+    torch.save({"a": torch.zeros(30), "b": torch.ones(2)}, tmp_path / "whole.pth")
+    data, rng = (tmp_path / "whole.pth").read_bytes(), random.Random(1)
+    for _ in range(300):
+        flipped = bytearray(data)
+        flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (tmp_path / "w.pth").write_bytes(flipped)
+        try:
+            read_torch(tmp_path / "w.pth")
+        except InputError as error:
+            message = str(error)
+        else:
+            continue
+        assert not any(word in message for word in ADVICE), message

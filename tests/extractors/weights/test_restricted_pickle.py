@@ -1,5 +1,6 @@
 import os
 import pickle
+import random
 import struct
 from collections import OrderedDict
 
@@ -174,3 +175,20 @@ def test_read_pickle_deep_and_recursive_containers(tmp_path):
     assert isinstance(deep, list)
     loop = read_pickle(write(tmp_path, b"\x80\x02]q\x00h\x00a."))
     assert loop[0] is loop
+
+
+def test_read_pickle_damaged_file_raises(tmp_path):
+    content = pickle.dumps({"model": {"w": ARRAYS["float32"][:1, :1], "n": ARRAYS["scalar array"]}, "t": torch.zeros(2)}, 2)
+    for length in range(5, len(content), 5):
+        with pytest.raises(InputError):
+            read_pickle(write(tmp_path, content[:length]))
+    chance, survived = random.Random(0), 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[chance.randrange(len(content))] = chance.randrange(256)
+        try:
+            read_pickle(write(tmp_path, bytes(damaged)))
+            survived += 1
+        except InputError:
+            continue
+    assert survived < 200

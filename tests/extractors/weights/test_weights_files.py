@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 import extractors
-from extractors import catalogue
+from extractors import ExtractorRequest, catalogue
 from extractors.weights.resolve import Architecture, resolve_weights
+from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from tests.extractors.weights.test_resolve import build
 
@@ -64,3 +65,22 @@ def test_load_later_file_changes_do_not_affect_model(tmp_path, kind):
     with Path(path).open("r+b") as file:
         file.write(bytes(Path(path).stat().st_size))
     assert all(torch.equal(extractor.state[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_file_changed_after_describe_has_another_fingerprint(tmp_path, kind):
+    path = saved(tmp_path, kind, seed=1)
+    before = ExtractorRequest(NAME, weights=path).describe()
+    Path(path).unlink()
+    saved(tmp_path, kind, seed=2)
+    after = extractors.load_extractor(NAME, weights=path)
+    assert after.fingerprint != before.fingerprint
+    assert after.fingerprint == ExtractorRequest(NAME, weights=path).describe().fingerprint
+
+
+def test_load_file_deleted_after_describe_raises(tmp_path):
+    path = saved(tmp_path, "w.pth")
+    ExtractorRequest(NAME, weights=path).describe()
+    Path(path).unlink()
+    with pytest.raises(InputError, match="there is no weights file"):
+        extractors.load_extractor(NAME, weights=path)

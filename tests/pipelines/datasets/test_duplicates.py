@@ -280,6 +280,8 @@ def test_unusable_datasets_and_thresholds_are_errors(tmp_path):
         ("a dog", "a cat", False),
         ("का", "की", False),  # Vowel signs are no letters, but no punctuation.
         ("a `big` dog", "a big dog", True),
+        ("a $5 dog", "a 5 dog", True),
+        ("costs $", "costs €", True),
         ("a = b + c | d <e> ^", "a b c d e", True),
         ("a \u2764\ufe0f dog \U0001f44d\U0001f3fd", "a dog", True),  # With a variation selector, and of a skin colour.
         ("\U0001f468\u200d\U0001f469\u200d\U0001f467 a family", "a family", True),  # Joined.

@@ -75,6 +75,7 @@ def test_failures_are_counted_by_reason_with_the_first_of_each(tmp_path):
     assert table.rows[1] in [("truncated", 2, f"folder/[bold]{key}.jpg", "ends") for key in "yz"]
     assert table.notes == [f"all of them: imagepivot inspect {tmp_path}/f --failures"]
     every = failures_table(dataset)
+    assert every.title == "3 failures"
     assert sorted(every.rows) == [(row["key"], row["reason"], row["uri"], row["message"]) for row in failures]
 
 

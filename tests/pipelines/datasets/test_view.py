@@ -320,9 +320,27 @@ def plain(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height), GREY)
 
 
+@pytest.mark.slow
+def test_command(regions, photos_here, tmp_path, call):
+    places = (regions.folder.location, photos_here, "--image", "cat", "-o", tmp_path / "out.png")
+    arguments = ("view", *places, "--max-regions", "1")
+    assert call(*arguments) == (0, f"{tmp_path / 'out.png'}: 1 region of 'cat'\n", "")
+    assert call(*arguments)[0] == 2
+    assert call(*arguments, "--overwrite")[0] == 0
+    with Image.open(io.BytesIO((tmp_path / "out.png").read_bytes())) as image:
+        assert image.size == (800, 600)
+
+
 def of_colour(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
     """Return the mask of the pixels of exactly this colour, ``[H, W]``."""
     return (np.asarray(image) == colour).all(axis=2)
+
+
+def test_colours_differ():
+    colours = [colour_of(group) for group in range(1601)]
+    nearest = min(np.abs(np.subtract(a, b)).sum() for n, a in enumerate(colours[:12]) for b in colours[:n])
+    assert nearest > 40
+    assert all(max(colour) > 200 for colour in colours), "strong on any photograph"
 
 
 def test_box_has_four_sides_of_its_colour_and_leaves_the_rest():
@@ -371,6 +389,25 @@ def test_draw_boxes_clips_boxes_to_the_picture(xyxy):
     assert of_colour(drawing, colour_of(7)).sum() > 100
 
 
+def test_draw_boxes_keeps_labels_within_the_picture():
+    def area(xyxy) -> int:
+        return int(of_colour(draw_boxes(plain(800, 600), [LabelledBox(xyxy, "blue bus stop 0.93", 8)]), colour_of(8)).sum())
+
+    in_the_middle = area((300, 300, 301, 301))
+    for corner in ((799, 599, 799, 599), (0, 0, 0, 0), (799, 0, 799, 0)):
+        assert area(corner) == pytest.approx(in_the_middle, abs=12)
+
+
+@pytest.mark.slow
+def test_labels_cover_no_other():
+    """Twenty boxes at one place: each label is as large as alone."""
+    boxes = [LabelledBox((100, 20, 102, 22), "a label", group) for group in range(20)]
+    drawing = draw_boxes(plain(800, 600), boxes)
+    alone = of_colour(draw_boxes(plain(800, 600), boxes[:1]), colour_of(0)).sum()
+    shown = [int(of_colour(drawing, colour_of(group)).sum()) for group in range(20)]
+    assert min(shown) > 0.9 * alone
+
+
 def inside(box: tuple[int, ...], mask: np.ndarray) -> int:
     """Count the pixels within the lines of a box."""
     left, top, right, bottom = box
@@ -408,6 +445,7 @@ def photos(tmp_path):
     (folder / "below").mkdir(parents=True)
     Image.new("RGB", (30, 20), (255, 0, 0)).save(folder / "red.png")
     Image.new("RGB", (1000, 500), (0, 0, 255)).save(folder / "below" / "blue.png")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
     return folder
 
 
@@ -418,3 +456,16 @@ def test_pictures_by_id_large_ones_reduced(photos):
     assert pictures["blue"].size_wh == (1000, 500)
     assert np.array_equal(pictures["red"].pixels, np.full((20, 30, 3), (255, 0, 0), np.uint8))
     assert np.array_equal(pictures["blue"].pixels, np.full((50, 100, 3), (0, 0, 255), np.uint8))
+
+
+def test_ids_of_whole_paths(photos):
+    assert set(read_pictures(open_images(photos, id_rule="path"), ["below/blue"])) == {"below/blue"}
+
+
+@pytest.mark.parametrize(
+    ("image_id", "message"),
+    [("redd", "image 'redd' is not among the images in .*did you mean 'red'"), ("broken", "broken.jpg' cannot be decoded")],
+)
+def test_read_pictures_refuses_missing_and_damaged_pictures(photos, image_id, message):
+    with pytest.raises(InputError, match=message):
+        read_pictures(photos, ["red", image_id])

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 from pipelines.exchange.exporters import arrays
 from pipelines.exchange.exporting import export_dataset
-from pipelines.exchange.jobs import ExportJob
+from pipelines.exchange.importing import import_features
+from pipelines.exchange.jobs import ExportJob, ImportJob
 from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -220,6 +222,17 @@ def test_mulisera_refuses_unsupported_datasets(tmp_path, features, regions):
     with pytest.raises(DatasetError, match="a value of image '30' is too large for float16"):
         export(tmp_path, large, "mulisera", lists=lists)
     assert files_of(tmp_path / "out") == []
+
+
+def test_regions_as_npy_go_back(tmp_path, regions):
+    path, rows = regions
+    written = export(tmp_path, path, "npy")
+    array, _, boxes, sizes, _ = map(str, written)
+    job = ImportJob((array,), str(tmp_path / "back"), "toy", shards=SHARDS)
+    explicit = replace(job, boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
+    assert import_features(explicit).fingerprint == import_features(job).fingerprint
+    for file, name in ((array, "features"), (boxes, "boxes")):
+        np.testing.assert_array_equal(np.load(file), np.stack([rows[key][name] for key in open_dataset(path).image_ids()]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

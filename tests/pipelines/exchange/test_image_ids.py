@@ -76,6 +76,8 @@ def test_regions_of_tsv_files(tmp_path, karpathy):
     lines = [f"{number}\t9\t8\t1\t{text(np.zeros(4))}\t{text(row)}\n" for number, row in zip(COCOIDS, VALUES, strict=True)]
     (tmp_path / "t.tsv").write_text("".join(lines))
     check(stored(job_of(tmp_path / "t.tsv", max_regions=1, karpathy=karpathy, karpathy_key="cocoid"))[0])
+    with pytest.raises(InputError, match=r"t.tsv, line 1: '.*dataset_coco.json' has no imgid 42, only 3 from 0 to 2"):
+        import_features(job_of(tmp_path / "t.tsv", max_regions=1, karpathy=karpathy))
 
 
 def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, karpathy):
@@ -85,6 +87,8 @@ def test_hdf5_files_with_an_array_of_ids_and_with_an_array_per_image(tmp_path, k
             file[f"single/{number:012}"] = row
     for options in ({"array": "x", "id_array": "ids"}, {"array": "single"}):
         check(stored(job_of(tmp_path / "f.h5", karpathy=karpathy, karpathy_key="cocoid", **options))[0])
+    with pytest.raises(InputError, match=r"f.h5:ids, row 0: '.*' has no sentid 42"):
+        import_features(job_of(tmp_path / "f.h5", array="x", id_array="ids", karpathy=karpathy, karpathy_key="sentid"))
 
 
 @pytest.mark.parametrize(

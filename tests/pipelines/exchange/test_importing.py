@@ -265,6 +265,13 @@ def test_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
 
 
+def test_lines_repeated_in_two_files_become_one_row(tmp_path):
+    line = tsv_line("a", *regions_of(1, 2))
+    paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
+    import_features(ImportJob(tuple(paths), output=str(tmp_path / "out"), name="x"))
+    assert len(open_dataset(tmp_path / "out")) == 2
+
+
 GOOD = tsv_line("a", *regions_of(1, 2))
 
 

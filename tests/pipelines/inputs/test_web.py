@@ -14,6 +14,7 @@ from pipelines.inputs import web
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.web import (
     PARALLEL_READS,
+    PUBLIC_ACCESS,
     FetchError,
     WebAccess,
     check_proxy,
@@ -28,6 +29,7 @@ from tests.web_server import serve
 pytestmark = pytest.mark.usefixtures("no_proxies")
 
 HERE = WebAccess(allow_private_addresses=True, total_seconds=30)
+NOT_PUBLIC = "its host has an address that is not public"
 
 
 @pytest.fixture
@@ -327,3 +329,21 @@ PUBLIC = [
 @pytest.mark.parametrize(("address", "public"), [*((text, False) for text in PRIVATE), *((text, True) for text in PUBLIC)])
 def test_addresses_are_public_or_not(address, public):
     assert is_public(address) is public
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "LOCALHOST.", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "0.0.0.0", "0"),
+        *("[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "user@127.0.0.1", "127%2e0.0.1"),
+        *("10.0.0.1", "192.168.0.1", "169.254.169.254", "[fe80::1]", "[fd00::1]", "224.0.0.1"),
+    ],
+)
+def test_fetch_refuses_private_hosts_in_any_notation(site, host):
+    assert reason(site.address("/a", host), PUBLIC_ACCESS) in (NOT_PUBLIC, "its host is unknown")
+    assert site.connections == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]"])
+def test_fetch_of_allowed_private_hosts(site, host):
+    assert fetch(site.address("/a", host), HERE) == b"a"

@@ -17,6 +17,7 @@ def _no_earlier_warnings():
     [
         ("猫", "Chinese, Japanese or Korean", "Noto Sans CJK", "fonts-noto-cjk"),
         ("한", "Chinese, Japanese or Korean", "Noto Sans CJK", "fonts-noto-cjk"),
+        ("ع", "Arabic", "Noto Sans Arabic", "fonts-noto-core"),
         ("ह", "Devanagari", "Noto Sans Devanagari", "fonts-noto-core"),
         ("ก", "Thai", "Noto Sans Thai", "fonts-noto-core"),
         ("\U0001f9a9", "symbols or emoji", "Symbola", "fonts-symbola"),

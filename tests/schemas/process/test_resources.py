@@ -33,6 +33,7 @@ def group(tmp_path, monkeypatch):
     [
         (None, {}, HOST),
         ("0::/\n", {}, HOST),
+        ("0::/\n", {"memory.max": "max"}, HOST),
         ("0::/\n", {"memory.max": str(2 * HOST)}, HOST),
         # A batch job inside a slice: whichever is lower.
         ("0::/slice/job\n", {"slice/memory.max": "3000", "slice/job/memory.max": "5000"}, 3000),
@@ -89,6 +90,10 @@ def test_request_of_a_pod(group, groups, files, expected, monkeypatch):
     assert resources.core_request(*places) is None
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert resources.core_request(*places) == expected
+
+
+def test_this_process_has_a_limit():
+    assert 1 << 20 < memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_cores_of_this_process(monkeypatch):

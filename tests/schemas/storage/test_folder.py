@@ -90,6 +90,20 @@ def test_file_at_an_impossible_location_is_refused(location, fault):
         file_at(location)
 
 
+@pytest.mark.parametrize(
+    ("location", "folder", "name"),
+    [
+        ("s3://bucket/a b/c.png", "s3://bucket/a b", "c.png"),
+        ("gs://bucket/c.png", "gs://bucket", "c.png"),
+        ("s3://bucket/a/c.png?region=eu-west-1", "s3://bucket/a?region=eu-west-1", "c.png"),
+        ("a/c.png", "a", "c.png"),
+        ("c.PNG", ".", "c.PNG"),
+    ],
+)
+def test_file_at_is_a_folder_and_a_name(location, folder, name):
+    assert file_at(location) == (Folder(folder), name)
+
+
 def test_children_are_the_files_directly_in_a_folder(anywhere):
     assert anywhere.children() == []
     for name in ("b", "a", "deep/z", "deep/er/y"):

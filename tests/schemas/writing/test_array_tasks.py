@@ -89,9 +89,18 @@ def test_task_as_the_command_takes_it():
     assert str(ArrayTask.parse("03/064")) == "3/64"  # Some schedulers pad their numbers.
 
 
-@pytest.mark.parametrize("text", ["3", "/64", "3/", "-1/4", "1.5/4", "a/b", "1/2/3", " 1/2", "٣/٤", "64/64", "65/64", "0/0"])
-def test_array_task_invalid_values_are_refused(text):
-    with pytest.raises(UsageError, match=rf"--task is '{text}', expected I/N"):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *(
+            (text, r"I/N, e\.g\. 0/64 for the first of 64 tasks")
+            for text in ("3", "/64", "3/", "-1/4", "1.5/4", "a/b", "1/2/3", " 1/2", "٣/٤")
+        ),
+        *((text, "I/N with I from 0 to N - 1: tasks are numbered from 0") for text in ("64/64", "65/64", "0/0")),
+    ],
+)
+def test_array_task_invalid_values_are_refused(text, says):
+    with pytest.raises(UsageError, match=rf"--task is '{text}', expected {says}"):
         ArrayTask.parse(text)
 
 
@@ -102,7 +111,8 @@ def test_array_task_invalid_values_are_refused(text):
 def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
     for done, index in enumerate(order[:2], 1):
         named = {(0, 1): "0-1", (1, 2): "1-2", (0, 2): "0,2"}.get(tuple(sorted(order[done:])), str(order[-1]))
-        assert run(toy, index).startswith(f"{done} of 3 shards are done; missing {named}: run task")
+        word = "task" if done == 2 else "tasks"
+        assert run(toy, index) == f"{done} of 3 shards are done; missing {named}: run {word} {named} of 3 again"
         assert not (toy.path / "_manifest.json").exists()
         assert len(list(toy.path.glob("part-*"))) == done
     manifest = run(toy, order[2])
@@ -110,6 +120,12 @@ def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
     assert manifest == open_dataset(toy.path).manifest
     assert manifest.failure_reasons == {"empty": 1}
     assert validate(toy.path) == []
+
+
+def test_task_count_may_change_between_runs(toy, plain):
+    run(toy, 0, 3)
+    run(toy, 0, 1)
+    assert tree(toy.path) == plain
 
 
 def test_rerun_task_continues(toy, plain):
@@ -244,6 +260,16 @@ def test_another_dataset_is_refused_and_its_shard_found_by_the_last_task(toy):
     with pytest.raises(DatasetError, match=r"stored 'x', now nothing\): this task has written shards 1, which stay\."):
         run(toy, 1, during=lambda: other.write_shard(2))
     assert not (toy.path / "_manifest.json").exists()
+
+
+def test_files_of_other_tools_are_left_alone(toy, remarks):
+    run(toy, 0)
+    toy.output.folder.put("index.json", b"{}")
+    for index in (1, 2):
+        run(toy, index)
+    assert (toy.path / "index.json").read_bytes() == b"{}"
+    assert remarks == [f"ignored in {str(toy.path)!r}: 'index.json', not part of the dataset"] * 2
+    assert validate(toy.path) == []
 
 
 def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_features):

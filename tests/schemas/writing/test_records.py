@@ -36,6 +36,13 @@ def test_record_round_trip(folder):
     assert folder.names() == [record_name(SHARD)]
 
 
+def test_without_sources(folder):
+    write_record(folder, SHARD, RECORD)
+    record = read_record(folder, SHARD)
+    assert (record.version_digest, record.sources) == ("", None)
+    assert read_record(folder, SHARD, whole=True) == dataclasses.replace(record, sources=[])
+
+
 def test_record_file_is_json_lines_sorted_by_image(folder):
     write_record(folder, SHARD, FULL)
     first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]

@@ -13,6 +13,14 @@ from tests.schemas.conftest import flip
 SHARD = "part-{:05d}-of-00003"
 
 
+@pytest.mark.parametrize("kind", ["captions", "vocabulary", "encoded", "features", "regions", "embeddings"])
+def test_whole_dataset_is_left_alone(copy_toy, kind):
+    toy = copy_toy(kind)
+    before = tree(toy.path)
+    assert repair(toy.path) == Repair()
+    assert tree(toy.path) == before
+
+
 def test_text_of_a_vocabulary_is_written_from_its_shard(copy_toy, toys):
     toy = copy_toy("vocabulary")
     assert repair(toy.path) == Repair()

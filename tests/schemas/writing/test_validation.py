@@ -172,8 +172,12 @@ def test_other_columns(copy_toy, forge, change):
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_row_in_the_wrong_shard(copy_toy, forge):
-    toy = copy_toy("captions")
+KEYED = ("captions", "encoded", "features", "regions", "embeddings")
+
+
+@pytest.mark.parametrize("kind", KEYED)
+def test_row_in_the_wrong_shard(copy_toy, forge, kind):
+    toy = copy_toy(kind)
     stray = next(f"龍-{n}" for n in range(99) if shard_by_hand(f"龍-{n}", 3) == 2)
     forge.value(toy, FIRST, -1, image_id=stray)
     assert complains(toy, rf"{FIRST}: image '{stray}' belongs to shard 2")
@@ -182,8 +186,11 @@ def test_row_in_the_wrong_shard(copy_toy, forge):
 @pytest.mark.parametrize(
     ("kind", "change", "complaint"),
     [
-        ("features", lambda t: t.take([1, 0, *range(2, len(t))]), r"key \('.*\) comes before \('.*\), though it is larger"),
-        ("features", lambda t: t.take([0, 0, *range(1, len(t))]), r"key \('.*\) occurs twice"),
+        *(
+            (kind, lambda t: t.take([1, 0, *range(2, len(t))]), r"key \('.*'.*\) comes before \('.*'.*\), though it is larger")
+            for kind in KEYED
+        ),
+        *((kind, lambda t: t.take([0, 0, *range(1, len(t))]), r"key \('.*\) occurs twice") for kind in KEYED),
         (  # Within one image, too; and by code point, not by the order of a dictionary.
             *("captions", lambda t: t.take([*range(len(t) - 2), len(t) - 1, len(t) - 2])),
             r"key \('(.*)', 'en', .*\) comes before \('\1', 'en', .*\), though it is larger",

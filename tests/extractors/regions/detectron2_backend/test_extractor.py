@@ -50,6 +50,18 @@ def test_detectron2_names_are_those_of_milvlg():
     renamed = {theirs: expected[ours] for ours, theirs in detectron2_names().items()}
     assert {name: tensor.shape for name, tensor in renamed.items()} == {name: tensor.shape for name, tensor in found.items()}
     assert len(renamed) == len(expected) - 1  # the anchors
+    for ours, theirs in (
+        ("backbone.conv1.weight", "backbone.stem.conv1.weight"),
+        ("backbone.bn1.running_var", "backbone.stem.conv1.norm.running_var"),
+        ("backbone.layer3.22.conv3.weight", "backbone.res4.22.conv3.weight"),
+        ("backbone.layer1.0.downsample.1.bias", "backbone.res2.0.shortcut.norm.bias"),
+        ("head.layer4.0.downsample.0.weight", "roi_heads.res5.0.shortcut.weight"),
+        ("head.layer4.2.bn2.running_mean", "roi_heads.res5.2.conv2.norm.running_mean"),
+        ("rpn.scores.bias", "proposal_generator.rpn_head.objectness_logits.bias"),
+        ("head.attribute_embedding.weight", "roi_heads.box_predictor.cls_embed.weight"),
+        ("head.attribute_hidden.bias", "roi_heads.box_predictor.attr_linear1.bias"),
+    ):
+        assert renamed[theirs] is expected[ours]
 
 
 @pytest.mark.slow

@@ -138,6 +138,14 @@ def test_preprocess_resizes_once(backend, size, order):
     assert extractor.extract([]).shape == (0, 6, 8)
 
 
+def test_extract_columns_images_keep_their_sizes(backend):
+    network = stock_network(backend, "BGR")
+    extractor = load(backend, network)
+    found = extractor.extract_columns([extractor.preprocess(noise(*size)) for size in SIZES])
+    assert network.sizes == SIZES == list(zip(found["width"], found["height"], strict=True))
+    assert extractor.extract([]).shape == (0, 6, 8)
+
+
 def test_preprocess_too_thin_image_raises_before_resizing(backend):
     extractor = load(backend, stock_network(backend, "BGR"))
     with pytest.raises(extractors.DecodeError, match="too thin"):

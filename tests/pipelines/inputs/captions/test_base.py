@@ -5,6 +5,7 @@ import pytest
 from pipelines.inputs.captions.base import EVERYTHING, Selection, require_selected
 from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError, UsageError
+from tests.pipelines.inputs.reading import read, write
 
 
 def test_selection_brings_languages_to_their_usual_case():
@@ -64,3 +65,15 @@ def test_open_source_refuses(tmp_path, format_, arguments, error, message):
 def test_open_source_of_nothing(tmp_path, format_):
     with pytest.raises(InputError, match=r"the source '.*/nothing.csv' does not exist: check the path"):
         open_captions(format_, tmp_path / "nothing.csv")
+
+
+def test_location_may_be_relative_or_a_uri(tmp_path, monkeypatch):
+    write(tmp_path / "a b" / "a.csv", "image_id,text\n1,one\n")
+    monkeypatch.chdir(tmp_path / "a b")
+    sources = [open_captions("table", "a.csv"), open_captions("table", f"file://{tmp_path}/a%20b/a.csv")]
+    monkeypatch.chdir("/")
+    for source in sources:  # A relative path means the same everywhere.
+        assert [row.text for row in read(source)] == ["one"]
+        assert source.inputs()[0]["name"] == "a.csv"
+    with pytest.raises(UsageError, match="'nonsense://a'"):
+        open_captions("table", "nonsense://a")

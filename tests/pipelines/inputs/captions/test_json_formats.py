@@ -106,6 +106,7 @@ BROKEN_IMAGES = [
     ("images", "message"),
     [
         ([], r"dataset_a.json' has no 'images' at its top level: is it a 'dataset_\*.json'"),
+        ({"a": SPLIT_IMAGE}, r"has no 'images' at its top level"),
         ([SPLIT_IMAGE, 3], r"image number 2: no 'filename' in it"),
         ([{"filename": "a.jpg", "sentences": []}], r"image number 1: no 'split' in it"),
         *(([{**SPLIT_IMAGE, **change}], message) for change, message in BROKEN_IMAGES),
@@ -215,6 +216,7 @@ CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
         ([], [CAPTION], r"captions_x.json' has no 'images' at its top level"),
         ([IMAGE, 3], [], r"image number 2: no 'id' or no 'file_name' in it"),
         ([{"id": 1}], [], r"image number 1: no 'id' or no 'file_name' in it"),
+        ([{"id": None, "file_name": "a.jpg"}], [], r"image number 1: no 'id'"),
         ([{"id": 1, "file_name": ""}], [], r"image number 1: the image id is empty"),
         ([IMAGE, {"id": 1, "file_name": "a.png"}], [], r"image number 2: the id 1 belongs to 'a.jpg' and 'a.png'"),
         ([IMAGE, {"id": True, "file_name": "b.jpg"}], [], r"image number 2: no 'id'"),

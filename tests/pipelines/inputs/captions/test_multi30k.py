@@ -115,6 +115,15 @@ def test_invalid_file_names_are_refused(root, name, message):
         source.parts(EVERYTHING)
 
 
+def test_missing_image_list(root):
+    (root / "data/task1/image_splits/train.txt").unlink()
+    source = open_captions("multi30k", root)
+    message = r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
+    with pytest.raises(InputError, match=message):
+        source.parts(EVERYTHING)
+    assert len(read(source, Selection(splits=("val",)))) == 2
+
+
 def test_folders_without_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="is not Multi30K: it holds neither 'task1' nor 'task2'"):
         open_captions("multi30k", tmp_path)
@@ -127,6 +136,31 @@ def test_one_task_is_enough(tmp_path):
     write(tmp_path / "task2/image_splits/val_images.txt", "1.jpg\n")
     write(tmp_path / "task2/raw/val.1.en", "one\n")
     assert read(open_captions("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
+
+
+TRANSLATION = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000, "test_2017_flickr": 1_000, "test_2017_mscoco": 461}
+COMPARABLE = {"train": 29_000, "val": 1_014, "test_2016": 1_000}
+
+
+@pytest.mark.slow
+def test_real_counts_and_keys(multi30k):
+    source = open_captions("multi30k", multi30k)
+    expected = {(lang, "translation", split): n for lang in ("de", "en", "fr") for split, n in TRANSLATION.items()}
+    expected |= {("cs", "translation", split): n for split, n in TRANSLATION.items() if "2017" not in split}
+    expected |= {(lang, "translation", "test_2018_flickr"): 1_071 for lang in ("cs", "de", "en", "fr")}
+    expected |= {(lang, "comparable", split): 5 * n for lang in ("de", "en") for split, n in COMPARABLE.items()}
+    counts, english = Counter(), []
+    for part in source.parts(EVERYTHING):
+        for row in source.read(part, EVERYTHING):
+            counts[(*row[1:3], row.split)] += 1
+            if row.language == "en" and row.split in ("train", "val"):
+                english.append(row)
+    assert counts == expected
+    assert sum(counts.values()) == 442_863
+    assert len({row[:4] for row in english}) == len(english) == 30_014 * 6
+    assert {row.image_id for row in english if row.portion == "translation"} == {
+        row.image_id for row in english if row.index == 4
+    }
 
 
 def test_real_rows(multi30k):

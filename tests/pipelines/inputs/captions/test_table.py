@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import pickle
 import random
 import tracemalloc
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions.base import EVERYTHING, RawCaption, Selection
+from pipelines.inputs.captions.base import CAPTION_COLUMNS, EVERYTHING, RawCaption, Selection
 from pipelines.inputs.captions.opening import open_captions
 from schemas.errors import InputError, UsageError
 from tests.pipelines.inputs.reading import read, write, write_table
@@ -118,9 +119,13 @@ BROKEN_CSV = [
     ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
     ("image_id,text\n1,a\n" + '2,"' + "x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
     ('image_id,text\n1,"a" b\n', r"row 1 \(line 2\): .*expected after.*give --quoting none"),
+    ("image_id,text\n1,a\rb\n", r"row 1 \(line 2\): a CR outside quotes"),
     ("image_id,text\ra,b\r", r"row 0 \(line 1\): a CR outside quotes"),
     ("image_id,text\n,a\n", r"row 1 \(line 2\): the image id is empty"),
     ('image_id,text\n"1\n2",a\n', r"row 1 \(line 2\): the image id '1\\n2' has the control character '\\n'"),
+    ("\ufeff\ufeffimage_id,text\n1,a\n", r"has no column 'image_id'; its columns are '\\ufeffimage_id', 'text'"),
+    ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
+    ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
     ("image_id,text,text\n1,a,b\n", r"has 2 columns 'text': rename all but one"),
     ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
     ("image_id,text,language\n1,a,\n", r"row 1 \(line 2\): 'language' is '', expected a name"),
@@ -144,11 +149,13 @@ BROKEN_LINES = [
     (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
     (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: 'text' is 5, expected a string"),
     (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
+    (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
     (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
     ('{"image_id": "2", "text": "b", "language": 3}\n', r"line 1: 'language' is 3, expected a name"),
 ]
 BROKEN_PARQUET = [
     ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
+    ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: 'text' is \['a', 'b', 'c'\], .*explode"),
     ({"text": [{"raw": "a"}, {"raw": "b"}]}, r"row 1: 'text' is {'raw': 'a'}"),
     ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
     ({"index": [0, 40_000]}, r"row 2: 'index' is 40000"),
@@ -214,8 +221,10 @@ def test_parquet_types(tmp_path):
     ("name", "text", "message"),
     [
         ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n4\n", r"row 4 \(line 5\): 1 columns"),
+        ("a.csv", 'image_id,text\n1,a\n2,b\n3,c\n4,"d', r"row 4 \(line 5\): unexpected end of data"),
         ("a.csv", "image_id,text\n1,a\n2,b\n3,c\n\n,d\n5\n", r"row 4 \(line 6\): the image id is empty"),
         ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n4,\xff\n", r"not UTF-8: line 5, column 3"),
+        ("a.csv", b"image_id,text\n1,a\n2,b\n3,c\n,d\n5,\xff\n", r"row 4 \(line 5\): the image id is empty"),
         ("a.jsonl", GOOD * 3 + "[1]\n", r"line 4: found"),
         ("a.jsonl", GOOD * 3 + '\n{"image_id": "", "text": "d"}\n[1]\n', r"line 5: the image id is empty"),
     ],
@@ -232,6 +241,18 @@ def test_tables_raises_the_first_error_of_a_file(tmp_path, monkeypatch, name, te
     with pytest.raises(InputError, match=message):
         read_all()
     assert len(seen) == (3 if "empty" not in message else 3 // batch * batch)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_tables_with_unusual_rows_checks_rows_one_by_one(tmp_path, monkeypatch, batch):
+    """A number and text as image ids make the rows of a batch be looked at one by one."""
+    monkeypatch.setattr(tables, "_BATCH_ROWS", batch)
+    lines = [{"image_id": n if n % 4 else str(n), "text": f"t{n}", "index": n} for n in range(10)]
+    source = _text_table(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert read(source) == [RawCaption(str(n), "en", "comparable", n, "train", f"t{n}") for n in range(10)]
+    found = pa.concat_tables(source.tables(source.parts(EVERYTHING)[0], EVERYTHING))
+    assert found.schema.equals(CAPTION_COLUMNS)
+    assert found["text"].to_pylist() == [f"t{n}" for n in range(10)]
 
 
 def test_non_utf8_string_names_column_and_row(tmp_path):
@@ -422,6 +443,15 @@ def test_sep_line_names_the_delimiter(tmp_path, line, stated):
     path.write_text(f'{line}\nimg;caption\n1;"a; b"\n2;c, d\n')
     source = open_captions("table", path, columns={"image_id": "img", "text": "caption"}, delimiter=stated)
     assert _pairs(source) == [("1", "a; b"), ("2", "c, d")]
+
+
+def test_delimiter_detection_uses_renamed_columns(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("img|caption\n1|a, b\n")
+    with pytest.raises(InputError, match=r"has no column 'image_id'; its columns are 'img', 'caption': name them"):
+        read(open_captions("table", path))
+    source = open_captions("table", path, columns={"image_id": "img", "text": "caption"})
+    assert _pairs(source) == [("1", "a, b")]
 
 
 def test_parameters_hold_dialects_with_an_effect(tmp_path):

@@ -3,18 +3,25 @@ import pickle
 import random
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from pipelines.features.extraction import extract_features
 from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.listing import Listing
 from pipelines.inputs.images.opening import open_images
+from pipelines.jobs import FeaturesJob
+from pipelines.running.execution import Execution
 from schemas.errors import InputError
 from schemas.storage.folder import Folder
+from tests.fake_extractors import use_colours
 from tests.pipelines.inputs.reading import write_structs, write_tar
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
@@ -41,6 +48,28 @@ def contents(source):
     files = {ref.image_id: source.read(ref) for ref in refs}
     assert len(files) == len(refs)
     return files
+
+
+class Counted:
+    """A file that counts the bytes that are read from it."""
+
+    def __init__(self, file, counts) -> None:
+        self._file, self._counts = file, counts
+
+    def __getattr__(self, name):
+        value = getattr(self._file, name)
+        return partial(self._count, value) if name in ("read", "read_buffer", "read_at") else value
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._file.close()
+
+    def _count(self, read, *arguments):
+        data = read(*arguments)
+        self._counts.append(len(data))
+        return data
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
@@ -86,23 +115,15 @@ def test_ids_are_names_or_paths_of_members(tmp_path):
 
 def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
     path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": bytes(50_000) for number in range(50)}.items())
-    held, read, following = [], [], tarfile.TarFile.next
-
-    class Counted(io.FileIO):
-        def read(self, size):
-            data = super().read(size)
-            read.append(len(data))
-            return data
-
-        def size(self):
-            return path.stat().st_size
+    held, read = [], []
+    following, opened = tarfile.TarFile.next, Folder.open
 
     def watched(tar):
         held.append(len(tar.members))
         return following(tar)
 
     monkeypatch.setattr(tarfile.TarFile, "next", watched)
-    monkeypatch.setattr(Folder, "open", lambda folder, name: Counted(path))
+    monkeypatch.setattr(Folder, "open", lambda folder, name: Counted(opened(folder, name), read))
     assert len(list(open_images(path).refs())) == 50
     assert max(held) <= 1
     assert 50 * 512 < sum(read) < 60 * 1024
@@ -189,6 +210,7 @@ def test_listing_digest_ignores_offsets():
 
 def write_parquet(path, images, *, ids="image_id", column="image", group=4, struct=False):
     values = [{"bytes": data, "path": f"some/{key}.jpg"} for key, data in images.items()] if struct else list(images.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"other": list(range(len(images))), ids: list(images), column: values}), path, row_group_size=group)
     return path
 
@@ -315,3 +337,40 @@ def test_parquet_read_in_threads(tmp_path, read):
         assert read == {("a.parquet", 0): 1}
         list(pool.map(work, range(8)))
     assert wrong == []
+
+
+# --- through the pipeline --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("shards", [2, 64])
+@pytest.mark.parametrize("kind", ["tars", "parquet"])
+def test_extraction_reads_archives_about_once_for_any_shard_count(tmp_path, monkeypatch, kind, shards):
+    """Listings read headers or ids: small images make much of them. A second run finds all shards finished, and only lists."""
+    use_colours(monkeypatch)
+    generator = np.random.default_rng(0)
+    images = {}
+    for number in range(400):
+        stream = io.BytesIO()
+        Image.fromarray(generator.integers(0, 256, (48, 48, 3), np.uint8)).save(stream, "PNG")
+        images[f"i{number}"] = stream.getvalue()
+    names = list(images)
+    for part in range(4):
+        some = {name: images[name] for name in names[part::4]}
+        if kind == "tars":
+            write_tar(tmp_path / kind / f"{part}.tar", webdataset(some))
+        else:
+            write_parquet(tmp_path / kind / f"{part}.parquet", some, group=10)
+    size = sum(path.stat().st_size for path in (tmp_path / kind).iterdir())
+    counts, opened = [], Folder.open
+    monkeypatch.setattr(
+        Folder,
+        "open",
+        lambda folder, name: Counted(opened(folder, name), counts) if folder.location.endswith(kind) else opened(folder, name),
+    )
+    job = FeaturesJob(images=open_images(tmp_path / kind), output=str(tmp_path / "out"), device="cpu", shards=shards)
+    assert extract_features(job, Execution(workers=1)).rows == len(images)
+    first = sum(counts)
+    assert 0.6 * size < first < 1.4 * size
+    extract_features(job, Execution(workers=1))
+    assert sum(counts) - first < 0.2 * size

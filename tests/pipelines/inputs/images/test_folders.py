@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,11 @@ def test_parallel_reads_of_folders(tmp_path):
     assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
 
 
+def test_source_with_access_is_the_same_after_pickling(tmp_path):
+    source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
+    assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
+
+
 def test_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     path = table(tmp_path / "t.csv", {"a": "a.png", "b": "http://h.test/b.png"})
@@ -164,3 +170,14 @@ def test_file_addresses_and_home_folders_in_a_table(tmp_path, monkeypatch):
     found = {ref.image_id: (ref.uri, source.read(ref)) for ref in source.refs()}
     expected = {"address": b"1", "host": b"1", "upper": b"2", "home": b"2", "tilde": b"3", "path": b"1"}
     assert found == {name: (rows[name], data) for name, data in expected.items()}
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "~/i", "FILE://{}/"])
+def test_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "i"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"1")
+    source = open_images(form.format(folder))
+    assert source == open_images(folder)
+    assert [(ref.image_id, source.read(ref)) for ref in source.refs()] == [("a", b"1")]
