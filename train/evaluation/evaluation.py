@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -151,7 +150,10 @@ def mean_scores(sources: Sequence[Scores]) -> Scores:
     """Return the mean of sources of scores as a source."""
 
     def scores(rows: slice, columns: Tensor) -> Tensor:
-        return reduce(torch.add, (source(rows, columns) for source in sources)) / len(sources)
+        total = sources[0](rows, columns)
+        for source in sources[1:]:
+            total = total + source(rows, columns)
+        return total / len(sources) if len(sources) > 1 else total
 
     return scores
 
