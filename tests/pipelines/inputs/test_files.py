@@ -151,7 +151,7 @@ def test_scan_json_finds_lone_surrogates_at_any_chunk_end(tmp_path, monkeypatch,
     [
         (b'{"images": [{"a": "x"},', r"after 1 items of 'images'"),
         (b"", r"after 0 items of 'images'"),
-        (b'{"images": [1]} x', r"after 1 items of 'images'"),
+        (b'{"images": [1]} x', r"after [01] items of 'images'"),  # By the version of ijson.
         (b'\xef\xbb\xbf\xef\xbb\xbf{"images": []}', r"after 0 items of 'images'"),
         (b"{'a'}", r"after 0 items of 'images'"),
         (b'{"text": "a"}\n{"text": "b"}\n', "more than one document"),
