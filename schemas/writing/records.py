@@ -27,6 +27,7 @@ from schemas.sample_outputs import SampleOutputs
 from schemas.storage.folder import FileInfo, Folder
 
 _FORMAT = "shard record 1"
+_FIRST_BYTES = 1 << 16
 _SOURCE_TYPES = [str, str, int, str, str]
 
 
@@ -138,10 +139,22 @@ def write_record(folder: Folder, shard: str, record: Record) -> None:
     folder.put(record_name(shard), record.to_json_lines().encode())
 
 
+def _first_line(folder: Folder, name: str) -> bytes:
+    """Return the first line of a file; empty without a line end."""
+    line = b""
+    while len(part := folder.read(name, len(line), _FIRST_BYTES)) and b"\n" not in part:
+        line += part
+    first, end, _ = (line + part).partition(b"\n")
+    return first if end else b""
+
+
 def read_record(folder: Folder, shard: str, *, whole: bool = False) -> Record | None:
     """Read a shard's record, with its sources if ``whole``; None if invalid."""
     try:
-        first, _, lines = folder.read(record_name(shard)).partition(b"\n")
+        if whole:
+            first, _, lines = folder.read(record_name(shard)).partition(b"\n")
+        else:
+            first = _first_line(folder, record_name(shard))
     except FileNotFoundError:
         return None
     try:

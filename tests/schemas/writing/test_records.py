@@ -92,7 +92,7 @@ def test_read_record_damaged_byte_is_none(folder, mask, written):
         damaged = bytearray(data)
         damaged[position] ^= mask
         path(folder).write_bytes(damaged)
-        # The first line is checked alone where the sources do not matter, and stands for itself.
+        # The first line is read alone where the sources do not matter, and stands for itself.
         assert read_record(folder, SHARD) in ((None, record) if position <= end else (record,)), position
         assert read_record(folder, SHARD, whole=True) is None, position
 
@@ -104,7 +104,7 @@ def test_read_record_cut_anywhere_is_none(folder, written):
     data, record = path(folder).read_bytes(), read_record(folder, SHARD)
     for size in range(len(data)):
         path(folder).write_bytes(data[:size])
-        assert read_record(folder, SHARD) == (record if size >= data.index(b"\n") else None)
+        assert read_record(folder, SHARD) == (record if size > data.index(b"\n") else None)
         # Without sources nothing is lost with the last line end.
         whole = dataclasses.replace(record, sources=[]) if size == len(data) - 1 and not written.sources else None
         assert read_record(folder, SHARD, whole=True) == whole
