@@ -48,12 +48,20 @@ def lock_folder(folder: Folder, *, shared: bool = False) -> Iterator[None]:
     finally:
         # Deleted under an exclusive lock, so that no other run's lock file is deleted.
         if not shared or _is_last(handle, path / LOCK_NAME):
+            _delete_publishing(folder)
             folder.delete(LOCK_NAME)
         os.close(handle)
         if created:  # A run that fails early leaves no empty folders.
             for empty in (*path.glob("*/"), *created):
                 with contextlib.suppress(OSError):
                     empty.rmdir()
+
+
+def _delete_publishing(folder: Folder) -> None:
+    """Delete the lock file of a killed publisher, unless a worker still holds it."""
+    if folder.stat(PUBLISHING_NAME) is not None:
+        with contextlib.suppress(BlockingIOError), exclusive_lock(folder.local_path / PUBLISHING_NAME, patience=0.0):
+            pass
 
 
 def lock_file(path: Path, *, shared: bool = False, patience: float = 0.0) -> int:
@@ -100,9 +108,9 @@ def _is_last(handle: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Wait for the lock of a file, as `lock_file` does, and delete it after the block."""
-    handle = lock_file(path, patience=math.inf)
+def exclusive_lock(path: Path, *, patience: float = math.inf) -> Iterator[None]:
+    """Lock a file inside the block as `lock_file` does, and delete it at the end."""
+    handle = lock_file(path, patience=patience)
     try:
         yield
     finally:

@@ -51,7 +51,9 @@ def test_refused_run_keeps_existing_folders(tmp_path, name, left):
 
 
 def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):
-    folder.put(".publishing", b"")  # Of a worker that was killed.
+    with lock_folder(folder):
+        folder.put(".publishing", b"")  # Of a worker that was killed.
+    assert not folder.local_path.exists()
     with publishing(folder):
         with lock_folder(folder):
             assert set(folder.names()) == {".lock", ".publishing"}

@@ -70,7 +70,7 @@ def test_folder_of_something_else_is_left_alone(tmp_path):
     assert tree(tmp_path) == {"notes.txt": b"mine"}
 
 
-@pytest.mark.parametrize("name", [".records", ".lock"])
+@pytest.mark.parametrize("name", [".records", ".lock", ".publishing"])
 def test_repair_writes_nothing_through_links(copy_toy, tmp_path, name):
     toy = copy_toy("features")
     decoy = tmp_path / "home"
