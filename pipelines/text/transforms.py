@@ -115,7 +115,7 @@ class TokenizeCaptions(beam.PTransform):
         """Group the runs by shard, and write each shard in one call, also an empty one."""
         missing = [(shard, None) for shard in self.output.missing(self.finished)]
         write = beam.Map(
-            # Beam pickles classes in annotations before the function, but a worker is to import `pipelines` first: see there.
+            # Beam pickles the classes in annotations before the function, but a worker must import `pipelines` first.
             beam.typehints.no_annotations(write_caption_shard),
             models=beam.pvalue.AsDict(self.truecasers) if self.truecasers is not None else {},
             output=self.output,

@@ -31,8 +31,9 @@ from apache_beam.internal import pickler
 def unpickle(name, text):
     try:
         pickler.loads(base64.b64decode(text))
-    except RuntimeError as error:
+    except Exception as error:
         print(name, error)
+        raise
 
 functions = [line.split("\\t") for line in sys.stdin.read().splitlines()]
 assert not {"schemas", "extractors", "pipelines", "train"} & set(sys.modules)
