@@ -13,7 +13,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import run_per_shard
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import ShardWorker, Share
-from pipelines.text.token_counts import execution_for, open_captions_dataset
+from pipelines.text.token_counts import BATCH_ROWS, execution_for, open_captions_dataset
 from schemas.dataset import Dataset, open_dataset
 from schemas.kinds import CAPTIONS, ENCODED
 from schemas.manifest import Manifest
@@ -72,7 +72,7 @@ class ShardEncoder(ShardWorker):
         """Write the encoded captions of a shard."""
         self.meter.start_shard(shard)
         total: Counter[str] = Counter()
-        tables = (pa.Table.from_batches([batch]) for batch in self.captions.shard_batches(shard))
+        tables = (pa.Table.from_batches([batch]) for batch in self.captions.shard_batches(shard, batch_size=BATCH_ROWS))
         with open_shard(self.output, shard) as writer:
             for captions in chain([CAPTIONS.empty_table()], tables):  # An empty shard has statistics, too.
                 table, statistics = encode_table(captions, self._vocabulary, self.max_length)

@@ -26,6 +26,9 @@ CaptionGroup: TypeAlias = tuple[str, str, str]
 _BYTES_OF_WORKER = 16 << 20
 """Bytes of captions in shards for each local worker that counts or encodes, see `Execution.for_text`."""
 
+BATCH_ROWS = 1 << 16
+"""Captions that are counted or encoded at once: a token that occurs often is looked up once in each batch."""
+
 _K = TypeVar("_K")
 
 
@@ -50,7 +53,7 @@ def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[st
     """Count the tokens in one shard of captions, by portion, split and language."""
     counts: dict[CaptionGroup, Counter[str]] = {}
     names = ["portion", "split", "language"]
-    for batch in captions.shard_batches(shard, [*names, "tokens"]):
+    for batch in captions.shard_batches(shard, [*names, "tokens"], BATCH_ROWS):
         for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
             is_in_group = reduce(pc.and_, (pc.equal(batch[name], value) for name, value in group.items()))
             tokens, times = batch["tokens"].filter(is_in_group).flatten().value_counts().flatten()

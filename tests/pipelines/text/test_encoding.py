@@ -155,7 +155,7 @@ def test_encode_captions_with_changed_content_needs_overwrite(inputs, encoded, t
 
 @pytest.mark.slow
 def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monkeypatch):
-    monkeypatch.setattr("schemas.kinds._BATCH_BYTES", 1)
+    monkeypatch.setattr("pipelines.text.encoding.BATCH_ROWS", 1)
     read = Dataset.shard
     whole = []
     monkeypatch.setattr(Dataset, "shard", lambda self, *more: whole.append(self.kind) or read(self, *more))

@@ -70,9 +70,9 @@ def brute_vocabulary(counts, min_count, scope) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_bytes", [1, 10_000, 4 << 20])
-def test_count_tokens_equals_a_plain_loop(rows, captions, monkeypatch, batch_bytes):
-    monkeypatch.setattr("schemas.kinds._BATCH_BYTES", batch_bytes)
+@pytest.mark.parametrize("batch_rows", [1, 20, 65_536])
+def test_count_tokens_equals_a_plain_loop(rows, captions, monkeypatch, batch_rows):
+    monkeypatch.setattr("pipelines.text.token_counts.BATCH_ROWS", batch_rows)
     monkeypatch.setattr(Dataset, "shard", lambda *_: pytest.fail("a whole shard was read"))
     dataset = open_dataset(captions)
     counts: dict[tuple, Counter] = defaultdict(Counter)
