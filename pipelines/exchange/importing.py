@@ -134,7 +134,7 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
             if not _feature_table(files, [earlier], spec).equals(_feature_table(files, [later], spec)):
                 raise InputError(
                     f"{item} {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
-                    f"{files.place(later)}: each has one feature; check that the list of ids belongs to the file"
+                    f"{files.place(later)}: each has one feature; check that these ids belong to the file"
                 )
     return list(first.values())
 
