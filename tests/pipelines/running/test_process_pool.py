@@ -129,18 +129,6 @@ def test_other_ends_of_a_worker_are_errors(function, kind, number, message):
     assert errno_of(caught.value) == number
 
 
-def test_class_of_the_users_script_is_named(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pipelines.running.process_pool import open_workers\n"
-        "def mine(value): return value\n"
-        "with open_workers(2) as run: print(list(run(mine, [1])))\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "cannot import a part of this job (Can't get attribute 'mine'" in done.stderr.splitlines()[-2]
-
-
 def test_worker_that_ends_before_it_starts_ends_the_map(tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -KILL $$\n")
