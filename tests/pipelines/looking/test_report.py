@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pipelines.inputs.images.opening import open_images
 from pipelines.looking.exhibits import Photos
@@ -15,7 +14,7 @@ from schemas.duplicates import Duplicate
 from schemas.errors import InputError
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from tests.builders import region_row, write_encoded, write_rows
+from tests.builders import write_encoded, write_rows
 from tests.pages import Page, colour_of, write_photos
 
 IMAGES = [f"img-{number:02d}" for number in range(40)]
@@ -144,41 +143,6 @@ def test_report_names_failures_and_shows_what_decodes(tmp_path):
     assert "20 failures" in page.text
     assert "the image ends too early" in page.text
     assert sorted(page.photos) == [f"img-{number}" for number in range(20, 39)]
-
-
-@pytest.mark.slow
-def test_report_counts_thousands_of_failures(tmp_path):
-    failures = [failure(f"bad-{number:05d}", message="<b>\u202e" + "x" * 2_000) for number in range(10_000)]
-    page = report([write_features(tmp_path / "features", feature_rows(IMAGES), failures)], tmp_path / "report.html")
-    assert "10,000 failures" in page.text
-    assert page.text.count("the file") == 0
-    assert page.text.count(r"<b>\u202exxx") == 200
-    assert f"and 9,800 more: imagepivot inspect {tmp_path / 'features'} --failures" in page.text
-    assert (tmp_path / "report.html").stat().st_size < 500_000
-
-
-@pytest.mark.slow
-def test_report_shows_five_labelled_boxes(tmp_path):
-    write_photos(tmp_path / "photos", ["a"])
-    Image.new("RGB", (400, 300), (255, 255, 255)).save(tmp_path / "photos" / "b.png")
-    boxes = np.array([[40 * n, 30 * n, 40 * n + 30, 30 * n + 25] for n in range(9)], np.float32)
-    scores = np.arange(9, 0, -1) / 10
-    rows = [
-        region_row(image_id, boxes, np.ones((9, 4), np.float32), 9, width=width, height=height, class_ids=np.arange(1, 10))
-        | {"class_scores": scores.astype(np.float32)}
-        for image_id, width, height in (("a", 999, 30), ("b", 400, 300))
-    ]
-    names = {"_names/classes": "".join(f"thing{n}\n" for n in range(1, 10)).encode()}
-    write_rows(tmp_path / "regions", "regions", rows, FeatureSpec("toy", (9, 4)), files=names)
-    page = report([open_dataset(tmp_path / "regions")], tmp_path / "report.html", Photos(open_images(tmp_path / "photos")))
-    [pixels] = [page.photos[name] for name in page.photos if name == "b"]
-    assert [f"thing{n} 0.{10 - n}" in page.text for n in range(1, 10)] == [True] * 5 + [False] * 4
-    assert "a" not in page.photos, "the picture has another size than its regions"
-    scale = pixels.shape[1] / 400
-    for number, box in enumerate(boxes):
-        x, y = (box[:2] * scale).astype(int)
-        is_drawn = (pixels[y : y + 8, x : x + 8].astype(int).min(2) < 128).any()
-        assert is_drawn == (number < 5)
 
 
 def test_report_names_every_group_of_duplicates(tmp_path):
