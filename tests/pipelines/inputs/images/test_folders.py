@@ -99,11 +99,6 @@ def test_private_addresses_fail_unless_they_are_allowed(site, tmp_path):
     assert extracted(open_images(path, allow_private_addresses=True), 4) == ({"red": [255, 0, 0]}, {})
 
 
-def test_only_a_table_may_lead_to_private_addresses(tmp_path):
-    with pytest.raises(UsageError, match=r"--allow-private-addresses is for a table of addresses, but '.*' is none"):
-        open_images(tmp_path, allow_private_addresses=True)
-
-
 def test_extraction_reads_with_parallel_reads_of_the_source(site, tmp_path):
     # Each answer waits for all others: fewer requests at once would never be answered.
     together = threading.Barrier(PARALLEL_READS)
@@ -170,14 +165,3 @@ def test_file_addresses_and_home_folders_in_a_table(tmp_path, monkeypatch):
     found = {ref.image_id: (ref.uri, source.read(ref)) for ref in source.refs()}
     expected = {"address": b"1", "host": b"1", "upper": b"2", "home": b"2", "tilde": b"3", "path": b"1"}
     assert found == {name: (rows[name], data) for name, data in expected.items()}
-
-
-@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "~/i", "FILE://{}/"])
-def test_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "i"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"1")
-    source = open_images(form.format(folder))
-    assert source == open_images(folder)
-    assert [(ref.image_id, source.read(ref)) for ref in source.refs()] == [("a", b"1")]
