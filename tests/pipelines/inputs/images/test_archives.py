@@ -272,6 +272,7 @@ def test_parquet_numeric_ids_become_text(tmp_path):
     [
         ({"name": ["a"], "image": [b"x"]}, "no column of image ids; its columns are 'name', 'image'"),
         ({"image_id": ["a", None], "image": [b"x", b"y"]}, "row 2: image_id is None, expected text or a whole number"),
+        ({"image_id": [1.5], "image": [b"x"]}, "row 1: image_id is 1.5"),
         ({"image_id": ["a"], "image": ["text"]}, "no column of image bytes; its columns are 'image_id', 'image'"),
     ],
 )
