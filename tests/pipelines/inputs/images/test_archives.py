@@ -2,19 +2,17 @@ import pickle
 import random
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
+from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.listing import Listing
 from pipelines.inputs.images.opening import open_images
 from schemas.errors import InputError
-from schemas.storage.folder import Folder
 from tests.pipelines.inputs.reading import write_structs, write_tar
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
@@ -41,28 +39,6 @@ def contents(source):
     files = {ref.image_id: source.read(ref) for ref in refs}
     assert len(files) == len(refs)
     return files
-
-
-class Counted:
-    """A file that counts the bytes that are read from it."""
-
-    def __init__(self, file, counts) -> None:
-        self._file, self._counts = file, counts
-
-    def __getattr__(self, name):
-        value = getattr(self._file, name)
-        return partial(self._count, value) if name in ("read", "read_buffer", "read_at") else value
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._file.close()
-
-    def _count(self, read, *arguments):
-        data = read(*arguments)
-        self._counts.append(len(data))
-        return data
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
@@ -106,22 +82,6 @@ def test_ids_are_names_or_paths_of_members(tmp_path):
     assert set(contents(open_images(path, id_rule="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
 
 
-def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
-    path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": bytes(50_000) for number in range(50)}.items())
-    held, read = [], []
-    following, opened = tarfile.TarFile.next, Folder.open
-
-    def watched(tar):
-        held.append(len(tar.members))
-        return following(tar)
-
-    monkeypatch.setattr(tarfile.TarFile, "next", watched)
-    monkeypatch.setattr(Folder, "open", lambda folder, name: Counted(opened(folder, name), read))
-    assert len(list(open_images(path).refs())) == 50
-    assert max(held) <= 1
-    assert 50 * 512 < sum(read) < 60 * 1024
-
-
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ"])
 def test_compressed_tars_are_refused(tmp_path, name):
     (tmp_path / "d").mkdir()
@@ -129,11 +89,6 @@ def test_compressed_tars_are_refused(tmp_path, name):
     for location in (tmp_path / "d", tmp_path / "d" / name, tmp_path / "d" / f"*{name}"):
         with pytest.raises(InputError, match=r"is a compressed tar.*Decompress it"):
             open_images(location)
-
-
-def test_kinds_of_archives():
-    kinds = [archive_kind(name) for name in ("a.tar", "x/a.TAR", "b.parquet", "d.tar.gif", "tar", "a.jpg")]
-    assert kinds == ["tar", "tar", "parquet", None, None, None]
 
 
 def test_truncated_tar_is_refused_at_any_length(tmp_path):
@@ -246,6 +201,12 @@ def test_parquet_ids_with_and_without_paths_are_unique(tmp_path):
     assert contents(open_images(path)) == {**{key: data for key, data in expected.items() if key != "a"}, "t-000000": b"0"}
 
 
+@pytest.mark.parametrize("row", [{}, {"path": None}])
+def test_struct_without_paths(tmp_path, row):
+    pq.write_table(pa.table({"image": [{"bytes": b"x", **row}, {"bytes": b"y", **row}]}), tmp_path / "a.parquet")
+    assert contents(open_images(tmp_path)) == {"a-000000": b"x", "a-000001": b"y"}
+
+
 def test_parquet_null_struct_has_an_id_and_no_image(tmp_path):
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     pq.write_table(pa.table({"image": pa.array([None, {"bytes": b"y", "path": "y.jpg"}], kind)}), tmp_path / "a.parquet")
@@ -291,16 +252,6 @@ def test_broken_parquet_files(tmp_path):
         list(source.refs())
     with pytest.raises(OSError, match=r"broken, or was changed|Couldn't|Parquet"):
         source.read(ref)
-
-
-def test_in_reading_order_sorts_by_row(tmp_path):
-    write_parquet(tmp_path / "b.parquet", {"z": b"1", "a": b"2"})
-    write_parquet(tmp_path / "a.parquet", {"y": b"3", "b": b"4"})
-    source = open_images(tmp_path)
-    refs = sorted(source.refs())
-    assert [ref.image_id for ref in source.in_reading_order(refs)] == ["y", "b", "z", "a"]
-    folder = ImagesInFolder(Folder(str(tmp_path)))
-    assert folder.in_reading_order(refs) is refs
 
 
 def test_parquet_read_in_threads(tmp_path, read):

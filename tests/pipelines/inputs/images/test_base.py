@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import socket
 from pathlib import Path
@@ -145,17 +144,6 @@ def test_folder_without_images_lists_its_files(tmp_path):
     message = r"it holds 4 files \(\.psd 2, \.txt 1, no extension 1\), and images are known by"
     with pytest.raises(InputError, match=rf"no images found in '.*images': .*{message}"):
         list(open_images(tmp_path / "images").refs())
-
-
-def test_skipped_needs_a_whole_listing_and_ignores_equality(tmp_path):
-    images = _files(tmp_path / "images", "a.jpg", "b.psd")
-    one, other = open_images(images), open_images(images)
-    next(one.refs())
-    assert one.skipped is None
-    list(one.refs())
-    assert (one, hash(one), repr(one)) == (other, hash(other), repr(other))
-    assert pickle.loads(pickle.dumps(one)) == other
-    assert pickle.loads(pickle.dumps(one)).skipped.warning == "skipped: 1 file (.psd 1), e.g. 'b.psd'"
 
 
 # --- archives --------------------------------------------------------------------------------------------------------

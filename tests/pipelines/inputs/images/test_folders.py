@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,10 @@ import pytest
 
 from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import decoding_threads
-from pipelines.inputs.images.folders import ImagesInFolder
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError
-from schemas.storage.folder import Folder
 from tests.fake_extractors import extract_images, picture
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
@@ -56,21 +53,6 @@ def test_extraction_of_web_images_records_failed_downloads(site, tmp_path):
         "missing": ("unreadable", "HTTP 404"),
         "large": ("unreadable", "larger than 1,000 bytes"),
         "bad": ("unreadable", "not a valid address"),
-    }
-
-
-def test_backslash_of_an_address_is_a_character_and_named_if_nothing_is_there(tmp_path):
-    (tmp_path / "of this name\\a.png").write_bytes(picture(1, 2, 3))
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "b.png").write_bytes(picture(4, 5, 6))
-    rows = {"a": "of this name\\a.png", "b": "images\\b.png", "c": "C:\\images\\b.png", "d": "images/none.png"}
-    features, failures = extracted(open_images(table(tmp_path / "t.csv", rows)), 1)
-    named = "No such file or directory; it has a backslash, expected / between folders"
-    assert features == {"a": [1, 2, 3]}
-    assert failures == {
-        "b": ("unreadable", named),
-        "c": ("unreadable", named),
-        "d": ("unreadable", "No such file or directory"),
     }
 
 
@@ -124,16 +106,6 @@ def test_parallel_reads_of_remote_addresses(tmp_path, uris, threads):
     # Threads that wait for other machines do not decode: the model needs the cores.
     job = FeaturesJob(images=source, output="f", device="cpu")
     assert [decoding_threads(job, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
-
-
-def test_parallel_reads_of_folders(tmp_path):
-    assert open_images(tmp_path).parallel_reads == 1
-    assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
-
-
-def test_source_with_access_is_the_same_after_pickling(tmp_path):
-    source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
-    assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
 
 
 def test_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):

@@ -123,13 +123,6 @@ def test_table_gives_ids_and_addresses_relative_to_itself(tree, name):
     assert pickle.loads(pickle.dumps(source)) == source
 
 
-def test_addresses_of_a_table_may_be_absolute_or_lead_upwards(tree):
-    source = open_images(write_table(tree / "z" / "t.csv", ROWS))
-    assert source.read(ImageRef("a", str(tree / "b.jpg"))) == b"b.jpg"
-    assert source.read(ImageRef("a", "../b.jpg")) == b"b.jpg"
-    assert source.read(ImageRef("a", (tree / "b.jpg").as_uri().replace("file://", ""))) == b"b.jpg"
-
-
 def test_columns_may_have_other_names(tree):
     path = write(tree / "t.csv", "img,file\none,x/c.png\ntwo,b.jpg\n")
     source = open_images(path, columns={"image_id": "img", "uri": "file"})
