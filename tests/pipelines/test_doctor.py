@@ -236,11 +236,6 @@ def test_extractor_runs_once_on_the_device(loads):
     assert loads[0] == ["cuda:1"]
 
 
-def test_without_a_device_nothing_is_loaded(loads):
-    assert [check.name for check in check_weights(REQUEST, None)] == ["weights"]
-    assert loads[0] == []
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_features_fail(loads, value):
     loads[1].values = np.float32([[1, value, 3]])

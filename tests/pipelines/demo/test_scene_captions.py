@@ -92,14 +92,3 @@ def test_portions():
         assert translations in [
             [caption(scene, language, template) for language in LANGUAGES] for template in range(FULL_TEMPLATES)
         ]
-
-
-@pytest.mark.slow
-def test_translations_tell_scenes_apart():
-    told = {
-        sentence.text
-        for _, scene in make_scenes(500)
-        for sentence in captions_of_scene(scene)
-        if sentence.portion == "translation"
-    }
-    assert len(told) == 4 * 500

@@ -1,7 +1,5 @@
 import json
-import logging
 import re
-import tempfile
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +11,7 @@ from apache_beam.portability.api import beam_job_api_pb2
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.running.remote import RemoteJob, check_detach, check_job_service, runner_log, wait, watch
-from schemas.errors import ImagepivotError, InputError, LostJobError, UsageError
+from schemas.errors import ImagepivotError, LostJobError, UsageError
 from schemas.process import shutdown
 from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
@@ -158,41 +156,6 @@ def test_jobs_of_dataflow_get_a_name_unless_they_have_one():
     assert named.with_job_name("x") is named
     spark = Execution(beam_flags=("--runner=SparkRunner",))
     assert spark.with_job_name("x") is spark
-
-
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-def test_runner_log_is_kept_on_failure(temporary, caplog):
-    root = logging.getLogger()
-    before = root.level, list(root.handlers)
-
-    def run() -> None:
-        with runner_log("FlinkRunner"):
-            logging.getLogger("apache_beam.runners").info("Job state changed to RUNNING")
-            root.error("a long trace")
-            logging.getLogger("mine").error("my own")
-            raise RuntimeError("first line\n  second line.\n\n")
-
-    message = r"^FlinkRunner did not finish the run: second line\. Its log is '(.*)'; finished"
-    with pytest.raises(ImagepivotError, match=message):
-        run()
-    (log,) = temporary.iterdir()
-    text = log.read_text()
-    assert all(part in text for part in ("Job state changed to RUNNING", "a long trace", "my own", "Traceback", "RuntimeError"))
-    assert [record.getMessage() for record in caplog.records] == ["my own"]
-    assert (root.level, root.handlers) == before
-
-
-def test_no_file_is_left_otherwise(temporary):
-    with runner_log("FlinkRunner"):
-        pass
-    with pytest.raises(InputError, match=r"^mine$"), runner_log("FlinkRunner"):
-        raise InputError("mine")
-    assert list(temporary.iterdir()) == []
 
 
 GONE = r"^FlinkRunner did not finish the run: a worker process ended unexpectedly, because it was killed or ran out"
