@@ -1,8 +1,6 @@
 import errno
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -54,13 +52,6 @@ def test_run_checks_after_a_missing_device_verifies_weights_and_output(monkeypat
     monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description())
     checks = run_checks(str(tmp_path), REQUEST, "cuda")[-3:]
     assert [(check.name, check.status) for check in checks] == [("device", "failed"), ("weights", "ok"), ("output", "ok")]
-
-
-def test_run_checks_reports_an_unknown_extractor_once():
-    checks = run_checks(extractor=replace(REQUEST, name="resnet51"), device="cpu")
-    (failed,) = [check for check in checks if check.status == "failed"]
-    assert failed.name == "weights"
-    assert failed.result.startswith("there is no extractor 'resnet51': did you mean 'resnet50-pool'? Extractors are")
 
 
 def test_unexpected_error_is_a_failed_check_after_those_before_it():
@@ -125,18 +116,6 @@ def test_versions_without_extras(installed):
     ]
 
 
-def test_extra_is_installed_with_the_packages_of_its_nested_extras(installed):
-    installed("apache_beam", "2.77.0", "Provides-Extra: gcp", 'Requires-Dist: google-cloud-storage; extra == "gcp"')
-    *_, extras = check_versions()
-    assert extras.result == "installed: fasttext; not installed: extractors, pipelines, gcp"
-    installed("torch", "2.10.0")
-    *_, extras = check_versions()
-    assert extras.result == "installed: extractors, pipelines, fasttext; not installed: gcp"
-    installed("google_cloud_storage", "3")
-    *_, extras = check_versions()
-    assert extras.result == "installed: extractors, pipelines, gcp, fasttext; not installed: none"
-
-
 def test_versions_outside_the_requirements_are_warnings(installed):
     installed("apache_beam", "3.0.0")
     installed("torch", "2.8")
@@ -145,13 +124,6 @@ def test_versions_outside_the_requirements_are_warnings(installed):
         ("packages", "ok", "torch 2.8, apache-beam 3.0.0, numpy 2.0.1", ""),
         ("torch", "warning", "2.8 is installed, expected >=2.9", "pip install --upgrade 'imagepivot[extractors]'"),
         ("apache-beam", "warning", "3.0.0 is installed, expected <3,>=2.77", "pip install --upgrade 'imagepivot[pipelines]'"),
-    ]
-
-
-def test_files_without_metadata_are_a_failed_check(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert texts(check_versions()) == [
-        ("imagepivot", "failed", "the distribution 'imagepivot' is not installed", "pip install imagepivot")
     ]
 
 
@@ -187,51 +159,6 @@ def test_missing_gpu(gpus):
         list(check_device("cuda"))
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from pipelines import doctor
-if sys.argv[1:]:
-    doctor._NVIDIA = Path(sys.argv[1])
-print(*doctor.check_device(), sep="\\n")
-"""
-
-
-@pytest.mark.cluster
-@pytest.mark.skipif(torch.cuda.is_available() or torch.version.cuda is None, reason="needs a torch for CUDA and no CUDA device")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_missing_and_old_drivers_are_told_apart(tmp_path):
-    """Stand-ins for NVIDIA's library, which torch itself asks, too."""
-    built = torch.version.cuda
-
-    def lines(*words, **settings):
-        done = subprocess.run(
-            [sys.executable, "-c", DRIVER, *words],
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.splitlines()
-
-    missing = f"NVIDIA's driver is missing (libcuda.so.1 is not found; torch is built for CUDA {built})"
-    assert lines()[0] == f"ok       gpu         none; {missing}"
-    on_a_machine_with_a_gpu = lines("/dev/null")
-    assert on_a_machine_with_a_gpu[0] == f"warning  gpu         {missing}"
-    assert "LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in on_a_machine_with_a_gpu[1]
-    for number, cause, advice in (
-        (12040, "the driver is too old: NVIDIA's driver runs CUDA 12.4", "update it"),
-        (int(built.partition(".")[0]) * 1000 + 90, "no GPU is visible: NVIDIA's driver runs CUDA ", "CUDA_VISIBLE_DEVICES"),
-    ):
-        source = f"int cuDriverGetVersion(int *version) {{ *version = {number}; return 0; }}"
-        library = str(tmp_path / "libcuda.so.1")
-        subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
-        line, remedy, *_ = lines(LD_LIBRARY_PATH=str(tmp_path))
-        assert line.startswith(f"warning  gpu         {cause}")
-        assert line.endswith(f", torch is built for CUDA {built}")
-        assert advice in remedy
-
-
 @pytest.mark.parametrize(("part", "status"), [(0.9, "ok"), (1.1, "failed"), (np.nan, "failed"), (np.inf, "failed")])
 def test_difference_is_relative_to_the_largest_value(part, status, monkeypatch):
     values = (EXPECTED + np.array([0, 0, 4 * part * 1e-4])).astype(np.float32)
@@ -242,26 +169,17 @@ def test_difference_is_relative_to_the_largest_value(part, status, monkeypatch):
     assert bool(check.advice) == (status == "failed")
 
 
-@pytest.mark.parametrize(
-    ("text", "advice"),
-    [
-        ("no kernel image is available\nmore", "install a build of torch for it"),
-        ("CUDA out of memory. Tried", "another process uses its memory"),
-        ("the NVIDIA driver is too old", "update the driver"),
-        ("something else", "nvidia-smi"),
-    ],
-)
-def test_errors_of_cuda_have_advice(text, advice, monkeypatch):
+def test_errors_of_cuda_have_advice(monkeypatch):
     def compute(device, dtype):
         if device == "cuda:0":
-            raise RuntimeError(text)
+            raise RuntimeError("CUDA out of memory. Tried\nmore")
         return EXPECTED
 
     monkeypatch.setattr(doctor, "_run_network", compute)
     check = compare_with_cpu("cuda:0", "Fake")
     assert (check.name, check.status) == ("cuda:0", "failed")
-    assert check.result.endswith(f"a small network fails with RuntimeError: {text.splitlines()[0]}")
-    assert advice in check.advice
+    assert check.result.endswith("a small network fails with RuntimeError: CUDA out of memory. Tried")
+    assert "another process uses its memory" in check.advice
 
 
 def test_network_equals_numpy():
@@ -318,22 +236,11 @@ def test_extractor_runs_once_on_the_device(loads):
     assert loads[0] == ["cuda:1"]
 
 
-def test_without_a_device_nothing_is_loaded(loads):
-    assert [check.name for check in check_weights(REQUEST, None)] == ["weights"]
-    assert loads[0] == []
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_features_fail(loads, value):
     loads[1].values = np.float32([[1, value, 3]])
     *_, run = check_weights(REQUEST, "cpu")
     assert (run.status, run.result) == ("failed", "fake computes float32[3] for one image, with NaN or infinity")
-
-
-def test_untrained_weights_are_a_warning(loads, monkeypatch):
-    monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description(untrained=True))
-    check, _ = check_weights(REQUEST, "cpu")
-    assert (check.status, check.result) == ("warning", "random:3 for fake, SHA-256 abcdefabcdef…, untrained")
 
 
 @pytest.mark.slow

@@ -56,13 +56,6 @@ def test_read_lines_of_a_pipe_fails_without_waiting(tmp_path):
         kind_of("/dev/null")
 
 
-@pytest.mark.parametrize("name", ["a.en", "a.en.gz"])
-def test_bad_utf8_is_placed(tmp_path, name):
-    file = _write(tmp_path / name, "größe\nein Café\n".encode() + "zwölf Cafés\n".encode("latin-1"))
-    with pytest.raises(InputError, match=rf"{name}' is not UTF-8: line 3, column 3 \(byte 3 of the line\) is the byte 0xf6"):
-        list(read_lines(*file))
-
-
 def test_column_counts_characters_and_byte_counts_bytes(tmp_path):
     with pytest.raises(InputError, match=r"line 1, column 4 \(byte 6 of the line\) is the byte 0xff"):
         list(read_lines(*_write(tmp_path / "a", "ééx".encode() + b"\xff\n")))

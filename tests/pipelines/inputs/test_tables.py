@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions.base import EVERYTHING, Part, Selection
+from pipelines.inputs.captions.base import EVERYTHING, Part
 from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.files import read_lines
 from pipelines.inputs.tables import InputTable
@@ -99,11 +99,6 @@ def test_table_ranges_of_small_or_compressed_tables_are_empty(tmp_path):
     assert ranges_of(tmp_path, "missing.tsv") == []
 
 
-def test_parts_with_a_selection_hold_the_whole_table(tmp_path):
-    source = open_captions("table", write(tmp_path / "a.tsv", rows_of(seed=5)))
-    assert source.parts(Selection(languages=("de",))) == [Part("a.tsv")]
-
-
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
@@ -122,14 +117,6 @@ def test_errors_are_placed_in_the_file(tmp_path, name, line, message):
         list(source.read(part, EVERYTHING))
     with pytest.raises(InputError, match=message):
         list(source.read(last, EVERYTHING))
-
-
-def test_rows_of_parquet_are_placed_in_the_file(tmp_path):
-    rows = rows_of(seed=7)
-    rows[120]["image_id"] = ""
-    source = open_captions("table", write(tmp_path / "a.parquet", rows))
-    with pytest.raises(InputError, match="row 121: the image id is empty"):
-        [list(source.read(part, EVERYTHING)) for part in source.parts(EVERYTHING)]
 
 
 @pytest.mark.parametrize("start", ["", "sep=;\n", "\n\nsep=;\n\n"])

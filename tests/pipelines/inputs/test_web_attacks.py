@@ -112,11 +112,8 @@ def test_other_hosts_after_the_first_are_not_reached(site, internet, monkeypatch
 @pytest.mark.parametrize(
     ("answers", "pages", "words"),
     [
-        (["127.0.0.2"], {}, NOT_PUBLIC),
         (["127.0.0.1", "127.0.0.2"], {"/a": in_turn(*[status(503, Connection="close")] * 2)}, NOT_PUBLIC),  # Before a retry.
         (["127.0.0.1", "127.0.0.2"], {"/a": status(302, Location="/b", Connection="close"), "/b": b"b"}, NOT_PUBLIC),
-        (["127.0.0.1", "0.0.0.0"], {"/a": status(302, Location="/b", Connection="close"), "/b": b"b"}, NOT_PUBLIC),
-        (["127.0.0.1", "127.0.0.1,::1"], {"/a": status(302, Location="/b", Connection="close"), "/b": b"b"}, NOT_PUBLIC),
         (["127.0.0.1", "127.0.0.2"], {"/a": b"a"}, ""),  # The checked address is that of the connection.
     ],
 )
@@ -140,18 +137,11 @@ def test_names_with_other_addresses_later_are_checked_again(site, internet, answ
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        *(
-            (f"http://{host}/a", NOT_PUBLIC)
-            for host in ("127.0.0.2", "private.test", "169.254.169.254", "public.test@127.0.0.2")
-        ),
-        *((f"//{host}/a", NOT_PUBLIC) for host in ("127.0.0.2", "[::1]", "private.test")),
+        *((f"http://{host}/a", NOT_PUBLIC) for host in ("private.test", "public.test@127.0.0.2")),
+        *((f"//{host}/a", NOT_PUBLIC) for host in ("127.0.0.2", "[::1]")),
         ("https://127.0.0.2/a", NOT_PUBLIC),
-        *((f"{scheme}:///etc/passwd", OTHER_SCHEME) for scheme in ("file", "FILE", "ftp", "gopher", "dict", "jar", "unix")),
-        *(
-            (text, OTHER_SCHEME)
-            for text in ("data:image/png;base64,AAAA", "javascript:1", "http:/etc/passwd", "gs://b/a", "s3://b/a")
-        ),
-        *((text, OTHER_SCHEME) for text in ("ldap://127.0.0.2/", "http+unix://%2Ftmp%2Fs/a")),
+        *((f"{scheme}:///etc/passwd", OTHER_SCHEME) for scheme in ("file", "FILE", "ftp")),
+        *((text, OTHER_SCHEME) for text in ("data:image/png;base64,AAAA", "http:/etc/passwd", "http+unix://%2Ftmp%2Fs/a")),
         ("http://[bad", INVALID),
     ],
 )
@@ -179,14 +169,6 @@ def test_endless_body_of_a_redirect_is_not_read(site, length):
     start = f"HTTP/1.1 302 Found\r\nLocation: /a\r\nContent-Length: {length}\r\n\r\n".encode()
     site.pages["/moved"] = endless(start, bytes(4096))
     assert fetch(site.address("/moved"), ACCESS) == b"a"
-
-
-def test_bytes_after_the_body_of_a_redirect_are_no_answer(site):
-    forged = (
-        b"HTTP/1.1 302 Found\r\nLocation: /a\r\nContent-Length: 2\r\n\r\nxxHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
-    )
-    site.pages["/moved"] = lambda handler: handler.wfile.write(forged)
-    assert outcome(site.address("/moved")) in (b"a", BROKEN)
 
 
 # --- proxies ---------------------------------------------------------------------------------------------------------
@@ -228,32 +210,21 @@ def answer(head: bytes, body: bytes = b""):
 
 ANSWERS = {
     "endless body": (endless(HEADERS + b"\r\n", bytes(4096)), TOO_LARGE),
-    "endless body of a wrong length": (endless(HEADERS + b"Content-Length: x\r\n\r\n", bytes(4096)), TOO_LARGE),
     "endless chunks": (endless(CHUNKED, b"400\r\n" + bytes(1024) + b"\r\n"), TOO_LARGE),
-    "endless small chunks": (endless(CHUNKED, b"1\r\nx\r\n" * 1000), TOO_LARGE),
     "endless chunk extension": (endless(CHUNKED + b"1;", b"x" * 4096), (TOO_LARGE, BROKEN)),
-    "endless trailers": (endless(CHUNKED + b"0\r\n", b"x: y\r\n" * 1000), (TOO_LARGE, BROKEN)),
     "endless status": (endless(b"", b"x" * 4096), (TOO_LARGE, BROKEN)),
     "endless header": (endless(HEADERS + b"x: ", b"y" * 4096), (TOO_LARGE, BROKEN)),
-    "endless headers": (endless(HEADERS, b"x: y\r\n" * 1000), (TOO_LARGE, BROKEN)),
     "endless interim answers": (endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100), (TOO_LARGE, BROKEN)),
-    "negative chunk": (answer(b"Transfer-Encoding: chunked", b"-1\r\nxx\r\n0\r\n\r\n"), BROKEN),
     "chunk of 2^80 bytes": (answer(b"Transfer-Encoding: chunked", b"f" * 20 + b"\r\nxx"), (TOO_LARGE, BROKEN)),
     "length too large": (answer(b"Content-Length: 900", b"half"), BROKEN),
     "length above the limit": (answer(b"Content-Length: 1001", b"half"), TOO_LARGE),
-    "length of 10^30": (answer(b"Content-Length: 1" + b"0" * 30, b"half"), (TOO_LARGE, BROKEN)),
     "gzip bomb": (answer(b"Content-Encoding: gzip\r\nContent-Length: %d" % len(BOMB), BOMB), TOO_LARGE),
-    "gzip bomb in small": (answer(b"Content-Encoding: gzip", gzip.compress(BOMB)), TOO_LARGE),
     "gzip in gzip": (answer(b"Content-Encoding: gzip, gzip", gzip.compress(BOMB)), TOO_LARGE),
-    "gzip ten times": (answer(b"Content-Encoding: " + b", ".join([b"gzip"] * 10), BOMB), "its content encoding is broken"),
-    "members of gzip": (answer(b"Content-Encoding: gzip", gzip.compress(b"") * 2000 + BOMB), TOO_LARGE),
     "deflate bomb": (answer(b"Content-Encoding: deflate", zlib.compress(ZEROS * 64)), TOO_LARGE),
-    "broken gzip": (answer(b"Content-Encoding: gzip", BOMB[:50] + b"x" * 50), ("its content encoding is broken", TOO_LARGE)),
-    "line end in a header": (answer(b"x: y\rz: z\nContent-Length: 2000"), (TOO_LARGE, BROKEN)),
 }
 
 
-SLOW = ("endless trailers", "endless interim answers")  # A MiB of short lines, all traced.
+SLOW = ("endless interim answers",)  # A MiB of short lines, all traced.
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ANSWERS])
@@ -280,12 +251,6 @@ def test_length_below_the_body_cuts_the_body(site):
     site.pages["/b"] = b"b"
     assert fetch(site.address("/a"), ACCESS) == b"ab"
     assert fetch(site.address("/b"), ACCESS) == b"b"
-
-
-@pytest.mark.parametrize("second", [b"Content-Length: 3", b"Transfer-Encoding: chunked"])
-def test_contradicting_lengths_stay_within_the_limit(site, second):
-    site.pages["/a"] = answer(b"Content-Length: 2\r\n" + second, b"2\r\nab\r\n0\r\n\r\n")
-    assert outcome(site.address("/a")) in (BROKEN, INVALID, b"ab", b"2\r\n", b"2\r")
 
 
 @pytest.mark.slow

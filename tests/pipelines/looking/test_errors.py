@@ -61,10 +61,3 @@ def test_errors_show_captions_and_what_stood_above(ranks, tmp_path):
             assert all(line.text.startswith(f"text of {e.image_id}/{key[1]}/") for e in right for line in e.lines)
             assert [exhibit.lines[0].text for exhibit in above] == [f"text of {caption_id}" for caption_id in wrong]
             assert [exhibit.image_id for exhibit in above] == [caption_id.split("/")[0] for caption_id in wrong]
-
-
-def test_errors_without_captions_show_their_ids(ranks):
-    key = ("text_to_image", "de")
-    [strip] = [strip for strip in error_strips(ranks, None, NO_PHOTOS) if strip.heading.text == named(key)]
-    expected = by_group(ranks.to_pylist())[key]
-    assert [exhibit.lines[0].text for exhibit in strip.exhibits[::2]] == [row["query_id"] for row in expected[:4]]

@@ -4,7 +4,7 @@ from sklearn.decomposition import PCA
 
 from pipelines.looking.exhibits import Photos
 from pipelines.looking.features import describe_features, principal_components
-from pipelines.looking.pages import MAP_SIDE, PICTURE_SIDE, PictureMap
+from pipelines.looking.pages import PictureMap
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
@@ -15,10 +15,6 @@ def test_map_is_that_of_scikit_learn(images, width):
     vectors = np.random.default_rng(0).standard_normal((images, width)).astype(np.float32) * np.arange(width)
     points, expected = principal_components(vectors), PCA(2).fit_transform(vectors.astype(np.float64))
     assert points == pytest.approx(expected * np.sign((points * expected).sum(0)), abs=1e-6)
-
-
-def test_one_image_has_a_place():
-    assert principal_components(np.ones((1, 3), np.float32)).tolist() == [[0, 0]]
 
 
 def test_images_with_nan_are_named_and_not_mapped(tmp_path):
@@ -35,13 +31,3 @@ def test_images_with_nan_are_named_and_not_mapped(tmp_path):
     write_rows(tmp_path / "all", "features", rows[1:2], FeatureSpec("toy", (2,)))
     expected = ([], ["1 image with NaN or infinite values, left out below: b"])
     assert describe_features(open_dataset(tmp_path / "all"), Photos()) == expected
-
-
-def test_pictures_of_a_map_do_not_meet():
-    ids, points = list(map(str, range(200))), np.random.default_rng(0).standard_normal((200, 2))
-    found = PictureMap.of("a map", ids, points, dict.fromkeys(ids, "data:,"))
-    places = np.array([place[2:] for place in found.pictures])
-    apart = np.abs(places[:, None] - places[None]).max(2) + np.eye(len(places)) * PICTURE_SIDE
-    assert len(found.pictures) + len(found.dots) == 200
-    assert apart.min() >= PICTURE_SIDE
-    assert (np.abs(places - MAP_SIDE / 2) <= (MAP_SIDE - PICTURE_SIDE) / 2).all()

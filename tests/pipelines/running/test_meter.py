@@ -28,12 +28,6 @@ def always(monkeypatch):
     monkeypatch.setattr(meters, "_WRITE_SECONDS", -1.0)
 
 
-def test_meter_without_a_folder_counts_nothing():
-    Meter().add(images=3)
-    Meter().finalize(images=3)
-    assert Meter().total() == {}
-
-
 def test_counts_of_threads_add_up(tmp_path, always):
     meter = Meter(str(tmp_path))
     with ThreadPoolExecutor(4) as pool:
@@ -78,24 +72,6 @@ def test_plain_lines_outside_a_terminal(monkeypatch, always):
     assert Meter(folder).total() == {}, "the folder of the counts is deleted"
 
 
-@pytest.mark.slow
-def test_terminal_gets_a_live_line(always):
-    file = io.StringIO()
-    console = Console(file=file, width=200, force_terminal=True)
-    with show_progress(console, "resnet50-pool", unit="images", total=8) as meter:
-        meter.add(images=3, failed=2)
-        wait_for(lambda: "3/8" in file.getvalue())
-    assert "resnet50-pool" in file.getvalue()
-    assert "2 failed" in file.getvalue()
-
-
-def test_progress_of_a_short_run_prints_nothing():
-    file = io.StringIO()
-    with show_progress(Console(file=file), "captions", unit="captions"):
-        pass
-    assert file.getvalue() == ""
-
-
 def test_error_passes_through_and_ends_the_display():
     before = threading.active_count()
     with pytest.raises(ValueError, match="inside"), show_progress(Console(file=io.StringIO()), "x", unit="y"):
@@ -131,16 +107,6 @@ def test_settled_counts_are_those_of_the_dataset_and_not_of_this_run(tmp_path, m
     assert meter.total()["images"] == 10
 
 
-def test_last_event_of_a_finalized_run_is_complete(always):
-    file = io.StringIO()
-    with show_progress(Console(file=file), "captions", unit="captions", total=7, monitoring=JSON) as meter:
-        meter.add(captions=2)
-        meter.finalize(captions=8, failed=1)
-    last = json.loads(file.getvalue().splitlines()[-1])
-    assert (last["done"], last["total"], last["failed"], last["seconds_left"]) == (8, 8, 1, 0.0)
-    assert last["per_second"] <= 2 / 0.0001
-
-
 def test_meter_report_replaces_files(always):
     file = io.StringIO()
     with show_progress(Console(file=file), "captions", unit="captions", total=9, monitoring=JSON) as meter:
@@ -154,16 +120,6 @@ def test_meter_report_replaces_files(always):
         assert meter.total()["captions"] == 9
     last = json.loads(file.getvalue().splitlines()[-1])
     assert (last["done"], last["total"]) == (9, 9)
-
-
-def test_log_seconds_set_the_interval_of_events(always):
-    often, seldom = io.StringIO(), io.StringIO()
-    with (
-        show_progress(Console(file=often), "x", unit="images", monitoring=Monitoring(log_json=True, log_seconds=0.01)),
-        show_progress(Console(file=seldom), "x", unit="images", monitoring=Monitoring(log_json=True, log_seconds=100.0)),
-    ):
-        wait_for(lambda: often.getvalue().count("\n") >= 3)
-    assert seldom.getvalue().count("\n") == 1
 
 
 def test_metrics_have_the_shard_of_each_worker_until_the_end(tmp_path, monkeypatch, always):

@@ -26,17 +26,6 @@ def square(value: int) -> tuple[int, int]:
     return os.getpid(), value * value
 
 
-class Remembering:
-    """Counts its calls; a worker gets one copy of it."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, value: int) -> tuple[int, int]:
-        self.calls += 1
-        return os.getpid(), self.calls
-
-
 def fail(kind: type[Exception], value: int) -> None:
     raise kind(MESSAGE)
 
@@ -91,12 +80,6 @@ def test_map_yields_every_result_of_several_functions(two):
     assert [value for _, value in two(square, [7])] == [49]
 
 
-def test_map_unpickles_a_function_once_in_each_worker(two):
-    last = dict(sorted(two(Remembering(), range(50))))
-    assert sum(last.values()) == 50
-    assert len(last) <= 2
-
-
 def test_workers_are_numbered(two):
     assert set(two(index, range(6))) == {"0", "1"}
 
@@ -127,18 +110,6 @@ def test_other_ends_of_a_worker_are_errors(function, kind, number, message):
     with pytest.raises(kind, match=message) as caught, open_workers(2) as run:
         list(run(function, range(4)))
     assert errno_of(caught.value) == number
-
-
-def test_class_of_the_users_script_is_named(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pipelines.running.process_pool import open_workers\n"
-        "def mine(value): return value\n"
-        "with open_workers(2) as run: print(list(run(mine, [1])))\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "cannot import a part of this job (Can't get attribute 'mine'" in done.stderr.splitlines()[-2]
 
 
 def test_worker_that_ends_before_it_starts_ends_the_map(tmp_path, monkeypatch):

@@ -110,7 +110,6 @@ def test_workers_default_to_one_per_core():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--runner=FooRunner",), r"Beam cannot start the runner 'FooRunner': Unexpected pipeline runner: FooRunner\. Valid"),
         (("--runner=lost.Runner",), r"Beam cannot start the runner 'lost\.Runner': No module named 'lost'"),
         (("--runner=DataflowRunner", "--project=p"), r"Beam cannot start the runner 'DataflowRunner': .*temp_location"),
     ],

@@ -22,21 +22,6 @@ def test_selection_brings_languages_to_their_usual_case():
 KINDS = [("en", "translation", "train"), ("cs", "translation", "train"), ("en", "comparable", "val")]
 
 
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
-        (Selection(languages=("en", "it")), r"no captions in language 'it' in 'here': there are cs, en"),
-        (Selection(portions=("task1",)), r"no captions of portion 'task1' in 'here': there are comparable, translation"),
-        (Selection(splits=("test",)), r"no captions of split 'test' in 'here': there are train, val"),
-        (Selection(("en", "cs"), ("comparable",)), r"in language 'cs' of portion comparable in 'here': there are en"),
-        (Selection((), ("comparable",), ("train", "val")), r"of split 'train' of portion comparable in 'here': there are val"),
-    ],
-)
-def test_require_selected_names_existing_values(selection, message):
-    with pytest.raises(InputError, match=message):
-        require_selected(selection, KINDS, location="here")
-
-
 def test_require_selected_accepts_existing_values_only():
     with pytest.raises(InputError, match="'here' holds no captions: check the program that wrote it"):
         require_selected(EVERYTHING, set(), location="here")
@@ -59,12 +44,6 @@ def test_require_selected_accepts_existing_values_only():
 def test_open_source_refuses(tmp_path, format_, arguments, error, message):
     with pytest.raises(error, match=message):
         open_captions(format_, tmp_path, **arguments)
-
-
-@pytest.mark.parametrize("format_", ["multi30k", "karpathy", "coco", "scan", "table"])
-def test_open_source_of_nothing(tmp_path, format_):
-    with pytest.raises(InputError, match=r"the source '.*/nothing.csv' does not exist: check the path"):
-        open_captions(format_, tmp_path / "nothing.csv")
 
 
 def test_location_may_be_relative_or_a_uri(tmp_path, monkeypatch):

@@ -57,8 +57,6 @@ def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
         ("image_splits/train.txt", "10.jpg\n\n", r"train.txt', line 2: the image id is empty"),
         ("raw/train.en.gz", b"fine\ncaf\xe9\n", r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"),
         ("raw/train.en.gz", "one\n", r"train.en.gz' has 1 lines, but its image list '.*splits/train.txt' has 2: line N"),
-        ("raw/train.en.gz", "one\ntwo\n\n", r"train.en.gz' has 3 lines, but its image list"),
-        ("raw/train.en.gz", "", r"train.en.gz' has 0 lines, but its image list"),
     ],
 )
 def test_inconsistent_files_are_refused(root, name, content, message):
@@ -101,9 +99,7 @@ def test_inputs_are_the_files_of_the_selection(root):
     ("name", "message"),
     [
         ("task1/raw/train.english.gz", r"the name of '.*/train.english.gz': 'english' is not a language tag"),
-        ("task1/raw/train.lc.tok.en", r"train.lc.tok.en' is not named 'SPLIT.LANG.gz'"),
         ("task2/raw/val.de", r"val.de' is not named 'SPLIT.N.LANG.gz'"),
-        ("task2/raw/val.0.de", r"val.0.de' is not named"),
         ("task1/raw/train.en", r"train.en' and '.*train.en.gz' are the same captions: keep one"),
         ("task1/raw/new.en", r"new.en' has no image list: '.*/image_splits/new.txt' does not exist"),
     ],
@@ -115,27 +111,12 @@ def test_invalid_file_names_are_refused(root, name, message):
         source.parts(EVERYTHING)
 
 
-def test_missing_image_list(root):
-    (root / "data/task1/image_splits/train.txt").unlink()
-    source = open_captions("multi30k", root)
-    message = r"train.en.gz' has no image list: '.*/image_splits/train.txt' does not exist. Fetch it"
-    with pytest.raises(InputError, match=message):
-        source.parts(EVERYTHING)
-    assert len(read(source, Selection(splits=("val",)))) == 2
-
-
 def test_folders_without_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="is not Multi30K: it holds neither 'task1' nor 'task2'"):
         open_captions("multi30k", tmp_path)
     (tmp_path / "task1").mkdir()
     with pytest.raises(InputError, match=r"no captions in .*: expected files such as 'task1/raw/train.en.gz'"):
         open_captions("multi30k", tmp_path).parts(EVERYTHING)
-
-
-def test_one_task_is_enough(tmp_path):
-    write(tmp_path / "task2/image_splits/val_images.txt", "1.jpg\n")
-    write(tmp_path / "task2/raw/val.1.en", "one\n")
-    assert read(open_captions("multi30k", tmp_path)) == [RawCaption("1", "en", "comparable", 0, "val", "one")]
 
 
 TRANSLATION = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000, "test_2017_flickr": 1_000, "test_2017_mscoco": 461}

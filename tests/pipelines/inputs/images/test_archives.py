@@ -1,27 +1,18 @@
-import io
 import pickle
 import random
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
-from pipelines.features.extraction import extract_features
-from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars, archive_kind
+from pipelines.inputs.images.archives import ImagesInParquet, ImagesInTars
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.listing import Listing
 from pipelines.inputs.images.opening import open_images
-from pipelines.jobs import FeaturesJob
-from pipelines.running.execution import Execution
 from schemas.errors import InputError
-from schemas.storage.folder import Folder
-from tests.fake_extractors import use_colours
 from tests.pipelines.inputs.reading import write_structs, write_tar
 
 IMAGES = {f"{number:06d}": bytes([number]) * (number * 997 % 3000) for number in range(1, 40)}
@@ -48,28 +39,6 @@ def contents(source):
     files = {ref.image_id: source.read(ref) for ref in refs}
     assert len(files) == len(refs)
     return files
-
-
-class Counted:
-    """A file that counts the bytes that are read from it."""
-
-    def __init__(self, file, counts) -> None:
-        self._file, self._counts = file, counts
-
-    def __getattr__(self, name):
-        value = getattr(self._file, name)
-        return partial(self._count, value) if name in ("read", "read_buffer", "read_at") else value
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._file.close()
-
-    def _count(self, read, *arguments):
-        data = read(*arguments)
-        self._counts.append(len(data))
-        return data
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------
@@ -113,22 +82,6 @@ def test_ids_are_names_or_paths_of_members(tmp_path):
     assert set(contents(open_images(path, id_rule="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
 
 
-def test_listing_holds_no_members_and_reads_no_data(tmp_path, monkeypatch):
-    path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": bytes(50_000) for number in range(50)}.items())
-    held, read = [], []
-    following, opened = tarfile.TarFile.next, Folder.open
-
-    def watched(tar):
-        held.append(len(tar.members))
-        return following(tar)
-
-    monkeypatch.setattr(tarfile.TarFile, "next", watched)
-    monkeypatch.setattr(Folder, "open", lambda folder, name: Counted(opened(folder, name), read))
-    assert len(list(open_images(path).refs())) == 50
-    assert max(held) <= 1
-    assert 50 * 512 < sum(read) < 60 * 1024
-
-
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ"])
 def test_compressed_tars_are_refused(tmp_path, name):
     (tmp_path / "d").mkdir()
@@ -136,11 +89,6 @@ def test_compressed_tars_are_refused(tmp_path, name):
     for location in (tmp_path / "d", tmp_path / "d" / name, tmp_path / "d" / f"*{name}"):
         with pytest.raises(InputError, match=r"is a compressed tar.*Decompress it"):
             open_images(location)
-
-
-def test_kinds_of_archives():
-    kinds = [archive_kind(name) for name in ("a.tar", "x/a.TAR", "b.parquet", "d.tar.gif", "tar", "a.jpg")]
-    assert kinds == ["tar", "tar", "parquet", None, None, None]
 
 
 def test_truncated_tar_is_refused_at_any_length(tmp_path):
@@ -177,12 +125,6 @@ def test_tar_with_links_or_non_utf8_names_is_refused(tmp_path, name, kind, messa
         tar.addfile(info)
     with pytest.raises(InputError, match=message):
         list(open_images(tmp_path / "a.tar").refs())
-
-
-def test_folder_named_as_a_tar_is_refused(tmp_path):
-    write_tar(tmp_path / "x.tar" / "a.tar", [("a.jpg", b"1")])
-    with pytest.raises(InputError, match=r"is in a folder whose name ends in '.tar': rename the folder"):
-        list(open_images(tmp_path).refs())
 
 
 def test_read_of_truncated_member_fails(tmp_path):
@@ -291,7 +233,6 @@ def test_parquet_numeric_ids_become_text(tmp_path):
     [
         ({"name": ["a"], "image": [b"x"]}, "no column of image ids; its columns are 'name', 'image'"),
         ({"image_id": ["a", None], "image": [b"x", b"y"]}, "row 2: image_id is None, expected text or a whole number"),
-        ({"image_id": [""], "image": [b"x"]}, "row 1: image_id is ''"),
         ({"image_id": [1.5], "image": [b"x"]}, "row 1: image_id is 1.5"),
         ({"image_id": ["a"], "image": ["text"]}, "no column of image bytes; its columns are 'image_id', 'image'"),
     ],
@@ -313,16 +254,6 @@ def test_broken_parquet_files(tmp_path):
         source.read(ref)
 
 
-def test_in_reading_order_sorts_by_row(tmp_path):
-    write_parquet(tmp_path / "b.parquet", {"z": b"1", "a": b"2"})
-    write_parquet(tmp_path / "a.parquet", {"y": b"3", "b": b"4"})
-    source = open_images(tmp_path)
-    refs = sorted(source.refs())
-    assert [ref.image_id for ref in source.in_reading_order(refs)] == ["y", "b", "z", "a"]
-    folder = ImagesInFolder(Folder(str(tmp_path)))
-    assert folder.in_reading_order(refs) is refs
-
-
 def test_parquet_read_in_threads(tmp_path, read):
     path = write_parquet(tmp_path / "a.parquet", IMAGES, group=10)
     source = open_images(path)
@@ -337,40 +268,3 @@ def test_parquet_read_in_threads(tmp_path, read):
         assert read == {("a.parquet", 0): 1}
         list(pool.map(work, range(8)))
     assert wrong == []
-
-
-# --- through the pipeline --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("shards", [2, 64])
-@pytest.mark.parametrize("kind", ["tars", "parquet"])
-def test_extraction_reads_archives_about_once_for_any_shard_count(tmp_path, monkeypatch, kind, shards):
-    """Listings read headers or ids: small images make much of them. A second run finds all shards finished, and only lists."""
-    use_colours(monkeypatch)
-    generator = np.random.default_rng(0)
-    images = {}
-    for number in range(400):
-        stream = io.BytesIO()
-        Image.fromarray(generator.integers(0, 256, (48, 48, 3), np.uint8)).save(stream, "PNG")
-        images[f"i{number}"] = stream.getvalue()
-    names = list(images)
-    for part in range(4):
-        some = {name: images[name] for name in names[part::4]}
-        if kind == "tars":
-            write_tar(tmp_path / kind / f"{part}.tar", webdataset(some))
-        else:
-            write_parquet(tmp_path / kind / f"{part}.parquet", some, group=10)
-    size = sum(path.stat().st_size for path in (tmp_path / kind).iterdir())
-    counts, opened = [], Folder.open
-    monkeypatch.setattr(
-        Folder,
-        "open",
-        lambda folder, name: Counted(opened(folder, name), counts) if folder.location.endswith(kind) else opened(folder, name),
-    )
-    job = FeaturesJob(images=open_images(tmp_path / kind), output=str(tmp_path / "out"), device="cpu", shards=shards)
-    assert extract_features(job, Execution(workers=1)).rows == len(images)
-    first = sum(counts)
-    assert 0.6 * size < first < 1.4 * size
-    extract_features(job, Execution(workers=1))
-    assert sum(counts) - first < 0.2 * size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,10 @@ import pytest
 
 from pipelines.features.inference import Tally
 from pipelines.features.shard_worker import decoding_threads
-from pipelines.inputs.images.folders import ImagesInFolder
 from pipelines.inputs.images.opening import open_images
 from pipelines.inputs.web import PARALLEL_READS, WebAccess
 from pipelines.jobs import FeaturesJob
 from schemas.errors import InputError, UsageError
-from schemas.storage.folder import Folder
 from tests.fake_extractors import extract_images, picture
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
@@ -59,21 +56,6 @@ def test_extraction_of_web_images_records_failed_downloads(site, tmp_path):
     }
 
 
-def test_backslash_of_an_address_is_a_character_and_named_if_nothing_is_there(tmp_path):
-    (tmp_path / "of this name\\a.png").write_bytes(picture(1, 2, 3))
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "b.png").write_bytes(picture(4, 5, 6))
-    rows = {"a": "of this name\\a.png", "b": "images\\b.png", "c": "C:\\images\\b.png", "d": "images/none.png"}
-    features, failures = extracted(open_images(table(tmp_path / "t.csv", rows)), 1)
-    named = "No such file or directory; it has a backslash, expected / between folders"
-    assert features == {"a": [1, 2, 3]}
-    assert failures == {
-        "b": ("unreadable", named),
-        "c": ("unreadable", named),
-        "d": ("unreadable", "No such file or directory"),
-    }
-
-
 @pytest.mark.parametrize(
     ("uri", "fault"),
     [
@@ -97,11 +79,6 @@ def test_private_addresses_fail_unless_they_are_allowed(site, tmp_path):
     assert extracted(open_images(path), 4) == ({}, {"red": refused})
     assert site.connections == 0
     assert extracted(open_images(path, allow_private_addresses=True), 4) == ({"red": [255, 0, 0]}, {})
-
-
-def test_only_a_table_may_lead_to_private_addresses(tmp_path):
-    with pytest.raises(UsageError, match=r"--allow-private-addresses is for a table of addresses, but '.*' is none"):
-        open_images(tmp_path, allow_private_addresses=True)
 
 
 def test_extraction_reads_with_parallel_reads_of_the_source(site, tmp_path):
@@ -129,16 +106,6 @@ def test_parallel_reads_of_remote_addresses(tmp_path, uris, threads):
     # Threads that wait for other machines do not decode: the model needs the cores.
     job = FeaturesJob(images=source, output="f", device="cpu")
     assert [decoding_threads(job, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
-
-
-def test_parallel_reads_of_folders(tmp_path):
-    assert open_images(tmp_path).parallel_reads == 1
-    assert ImagesInFolder(Folder("gs://bucket/photos")).parallel_reads == PARALLEL_READS
-
-
-def test_source_with_access_is_the_same_after_pickling(tmp_path):
-    source = open_images(table(tmp_path / "t.csv", {"a": "http://h/a"}), allow_private_addresses=True)
-    assert pickle.loads(pickle.dumps(source)) == source != open_images(tmp_path / "t.csv")
 
 
 def test_proxy_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
@@ -170,14 +137,3 @@ def test_file_addresses_and_home_folders_in_a_table(tmp_path, monkeypatch):
     found = {ref.image_id: (ref.uri, source.read(ref)) for ref in source.refs()}
     expected = {"address": b"1", "host": b"1", "upper": b"2", "home": b"2", "tilde": b"3", "path": b"1"}
     assert found == {name: (rows[name], data) for name, data in expected.items()}
-
-
-@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "~/i", "FILE://{}/"])
-def test_images_themselves_may_be_named_so(tmp_path, monkeypatch, form):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "i"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"1")
-    source = open_images(form.format(folder))
-    assert source == open_images(folder)
-    assert [(ref.image_id, source.read(ref)) for ref in source.refs()] == [("a", b"1")]
