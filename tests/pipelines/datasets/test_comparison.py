@@ -9,7 +9,6 @@ from pipelines.datasets.comparison import DatasetComparison, KeySample, Paramete
 from pipelines.jobs import DiffJob
 from schemas import kinds
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
@@ -125,37 +124,12 @@ def test_differs_ignores_differences_up_to_the_tolerance(tmp_path):
     assert [compare(a, b, tolerance).differs for tolerance in (0, gap * 0.999, gap)] == [True, True, False]
 
 
-def test_zero_vectors_have_a_cosine(tmp_path):
-    left = {image_id: np.zeros(WIDTH, "float32") for image_id in IMAGES[:2]}
-    right = {"image-00": left["image-00"], "image-01": np.ones(WIDTH, "float32")}
-    (feature,) = compare(features(tmp_path / "a", left), features(tmp_path / "b", right)).vectors
-    assert (feature.mean_cosine, feature.min_cosine, feature.min_cosine_key) == (0.5, 0, "image-01")
-
-
 def test_float16_is_compared_with_float32_by_value(tmp_path):
     left, right = vectors(), {image_id: value.astype("float16") for image_id, value in vectors().items()}
     comparison = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))
     assert 0 < comparison.vectors[0].max_difference < 2e-3
     assert comparison.parameters == (ParameterDifference("feature.dtype", "float32", "float16"),)
     assert not replace(comparison, tolerance=2e-3).differs
-
-
-def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path):
-    one = {"extractor": {"precision": "fp32", "weights": {"name": "random:0"}}, "inputs": [{"name": "x", "sha256": "1"}]}
-    two = {
-        "extractor": {"precision": "bf16", "weights": {"name": "random:0"}, "more": 1},
-        "inputs": [{"name": "x", "sha256": "2"}],
-    }
-    a, b = features(tmp_path / "a", vectors(), **one), features(tmp_path / "b", vectors(), **two)
-    comparison = compare(a, b)
-    assert comparison.parameters == (
-        ParameterDifference("extractor.more", None, 1),
-        ParameterDifference("extractor.precision", "fp32", "bf16"),
-        ParameterDifference("inputs.0.sha256", "1", "2"),
-    )
-    assert not comparison.differs
-    assert ["extractor.precision", "fp32", "bf16"] in rows_of(comparison)
-    assert ["extractor.more", "not set", "1"] in rows_of(comparison)
 
 
 def test_features_of_other_shapes_are_not_compared(tmp_path):
@@ -239,18 +213,3 @@ def test_encoded_captions_and_vocabularies(tmp_path, kind):
     assert comparison.differs
     assert comparison.differing == KeySample(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
     assert {name: count for name, count in comparison.columns.items() if count} == dict.fromkeys(change, 1)
-
-
-def test_table_names_the_worst_image(tmp_path):
-    right = vectors()
-    right["image-07"] = -right["image-07"]
-    rows = rows_of(compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right)))
-    assert rows[rows.index(["feature"]) + 1] == ["  rows that differ", "1"]
-    assert ["  smallest cosine", "-1.000000000 (image-07)"] in rows
-    assert ["  mean cosine", "0.900000000"] in rows
-
-
-def test_other_kinds_are_not_compared(tmp_path):
-    a, b = features(tmp_path / "a", vectors()), write(tmp_path / "b", "captions", caption_rows())
-    with pytest.raises(UsageError, match=r"holds features, .* holds captions: only datasets of one kind compare"):
-        compare(a, b)
