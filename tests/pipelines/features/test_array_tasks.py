@@ -14,7 +14,6 @@ from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from schemas.console import events
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
@@ -185,23 +184,6 @@ def test_invalid_task_is_refused(tmp_path, more, message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
 
 
-def test_task_that_writes_shards_says_that_they_are_few(images, tmp_path, monkeypatch):
-    remarks = []
-    monkeypatch.setattr(events, "remark", lambda text, style="": remarks.append(text))
-    few = "5 shards are fewer than 4 for each of 2 workers"
-    for index, written in ((0, [few]), (0, []), (1, [few]), (1, [])):
-        run(images, tmp_path / "features", index)
-        assert [text.partition(":")[0] for text in remarks if "fewer" in text] == written
-        remarks.clear()
-
-
-def test_task_on_a_remote_runner(images, tmp_path):
-    job = job_of(images, tmp_path / "t", 0)
-    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
-        extract_features(job, Execution(beam_flags=("--runner=DataflowRunner",)))
-    assert not (tmp_path / "t").exists()
-
-
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
@@ -209,9 +191,3 @@ def test_array_task_uses_the_shard_count_of_its_job(images, tmp_path):
     run(images, tmp_path / "t", 1)
     run(images, tmp_path / "t", 0, shards="auto")
     assert open_dataset(tmp_path / "t").num_shards == SHARDS
-
-
-def test_more_tasks_than_automatic_shards_are_refused(images, tmp_path):
-    with pytest.raises(UsageError, match=r"--task is '0/64', .*the dataset has 16: give all tasks --shards 64 or more"):
-        extract_features(job_of(images, tmp_path / "t", shards="auto", task=ArrayTask(0, 64)), ONE)
-    assert not (tmp_path / "t").exists()

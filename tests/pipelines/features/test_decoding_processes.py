@@ -155,18 +155,6 @@ def test_decoding_processes_killed_process_is_an_error_and_restarted(ends, messa
     assert pids_of(own) != [pid]
 
 
-def _refuse(image):
-    raise RuntimeError("a bug of preprocessing")
-
-
-@pytest.mark.cluster
-def test_bug_is_raised_here_with_the_traceback_of_the_process():
-    broken = DecodingProcesses(_refuse, 1)
-    with pytest.raises(RuntimeError, match="a bug of preprocessing") as caught:
-        broken.pixels(photograph(1))
-    assert "in _refuse" in "".join(caught.value.__notes__)
-
-
 def crashing(log: Path, signum: int, times: int, num_processes: int = 2) -> DecodingProcesses:
     """Return processes that crash with an image of 106 columns, at most so many times."""
     return DecodingProcesses(partial(crash, log=str(log), signum=signum, times=times, preprocess=CROP), num_processes)
@@ -189,12 +177,6 @@ def test_image_that_crashes_a_process_is_tried_once_more_alone_and_then_a_failur
     last = len(lines) - 1 - lines[::-1].index("106 begins")
     assert all(lines[:last].count(f"{width} begins") == lines[:last].count(f"{width} ends") for width in (105, 107))  # Alone.
     assert torch.equal(own.pixels(images["15"]), resize_and_crop(extractors.decode_image(images["15"]), PREPROCESSING))
-
-
-@pytest.mark.cluster
-def test_image_whose_second_attempt_succeeds_is_no_failure(tmp_path):
-    own = crashing(tmp_path / "log", signal.SIGBUS, 1, 1)
-    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode_image(photograph(16)), PREPROCESSING))
 
 
 @pytest.mark.cluster

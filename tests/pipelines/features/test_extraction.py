@@ -2,7 +2,6 @@ import hashlib
 import os
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
@@ -362,11 +361,6 @@ def test_retry_failed_reads_only_failed_images(images, tmp_path, monkeypatch):
     assert validate(tmp_path / "f") == []
 
 
-def test_policy_contradicting_options_are_refused(images, tmp_path):
-    with pytest.raises(UsageError, match=r"--overwrite replaces the dataset.*give one of them"):
-        job_of(images, tmp_path / "f", overwrite=True, update=True)
-
-
 @pytest.mark.slow
 def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")
@@ -389,20 +383,10 @@ def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     assert {"decode_msec", "forward_msec", "wait_msec"} <= set(counters)
 
 
-@pytest.mark.parametrize(
-    ("device", "more", "message"),
-    [
-        ("cpu", {"precision": "fp16"}, "needs a GPU"),
-        ("cpu", {"compile": True}, r"needs a C\+\+ compiler"),
-        ("cuda:7", {}, "is not on this host"),
-    ],
-)
-def test_unsupported_device_is_refused_before_replacing(images, extracted, device, more, message, monkeypatch):
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+def test_unsupported_device_is_refused_before_replacing(images, extracted):
     before = tree(extracted)
-    job = job_of(images, extracted, shards=3, overwrite=True, device=device)
-    with pytest.raises(UsageError, match=message):
-        extract_features(replace(job, extractor=replace(job.extractor, **more)), ONE)
+    with pytest.raises(UsageError, match="is not on this host"):
+        extract_features(job_of(images, extracted, shards=3, overwrite=True, device="cuda:7"), ONE)
     assert tree(extracted) == before
 
 
@@ -525,11 +509,6 @@ def test_listings_of_any_kind_and_the_dry_run_leave_the_images_out(images, colou
         assert sorted(ref.image_id for ref in listed_refs(job, kept)) == sorted({*colours} - {*SKIPPED})
 
 
-def test_skipping_all_images_is_an_error(images, colours, tmp_path):
-    with pytest.raises(InputError, match="no images found in"):
-        list_images(job_of(images, tmp_path / "f", skip=tuple(colours)))
-
-
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
@@ -567,11 +546,3 @@ def test_resumed_and_updated_runs_keep_the_shard_count(images, extracted, tmp_pa
     like = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
     assert like == open_dataset(extracted).manifest
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
-
-
-def test_oversized_shards_are_refused_before_writing(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(FeaturesJob, "feature_bytes", lambda job: 1 << 30)
-    message = r"40 GiB in 4 shards make 10 GiB each, expected at most 4, .*give --shards 10 or more"
-    with pytest.raises(UsageError, match=message):
-        extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert not (tmp_path / "f").exists()

@@ -10,11 +10,9 @@ from apache_beam.ml.inference.base import KeyedModelHandler, RunInference
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
 from pipelines.features.model_handler import Extract, ExtractorHandler
-from pipelines.features.transforms import ExtractFeatures
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from schemas.kinds import FAILURE_REASONS
 from tests.beam import RUNNER, SEEN, see
 from tests.fake_extractors import picture, use_colours
@@ -107,17 +105,3 @@ def test_run_inference_without_and_with_keys_of_any_type(monkeypatch):
         )
         _ = (alone | beam.Map(lambda value: (None, value)), keyed) | beam.Flatten() | beam.Map(see)
     assert {key: value.tolist() for key, value in SEEN} == {None: [1, 2, 3], (7, "x"): [1, 2, 3]}
-
-
-def test_elements_without_bytes_are_refused(monkeypatch):
-    use_colours(monkeypatch)
-    handler = ExtractorHandler(REQUEST, device="cpu")
-    with pytest.raises(UsageError, match=r"an element holds a str, expected the bytes of an image file"):
-        handler.run_inference(["photos/a.jpg"], handler.load_model())
-
-
-def test_extract_features_on_a_collection_names_extract(tmp_path):
-    pipeline = beam.Pipeline(runner=RUNNER)
-    job = FeaturesJob("photos", str(tmp_path / "features"), REQUEST)
-    with pytest.raises(UsageError, match=r"applied to a PCollection, expected the root .* imagepivot\.Extract takes"):
-        _ = pipeline | beam.Create([1]) | ExtractFeatures(job, None)
