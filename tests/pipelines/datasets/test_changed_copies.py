@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -187,11 +186,6 @@ def test_plain_pictures_have_hashes_without_information():
     digests = {kind: digest_picture(encode(picture)) for kind, picture in plain_pictures().items()}
     assert [kind for kind, digest in digests.items() if digest.bits is not None] == []
     assert near_pairs_of(list(digests.values())) == set()
-    # Their hashes alone would join them, whatever they show.
-    hashes = [
-        phash(picture, hash_size=32) for kind, picture in plain_pictures().items() if "gradient" in kind or kind == "horizon"
-    ]
-    assert max(first - second for first, second in combinations(hashes[:3], 2)) < 0.05 * 1024
 
 
 def test_colours_match_up_to_one_factor_and_cast_and_more_where_clipped():

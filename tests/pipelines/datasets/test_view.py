@@ -266,27 +266,6 @@ def test_corners_grow_with_the_picture_and_the_first_box_is_on_top():
     assert not of_colour(drawing, colour_of(1)).any()
 
 
-def inside(box: tuple[int, ...], mask: np.ndarray) -> int:
-    """Count the pixels within the lines of a box."""
-    left, top, right, bottom = box
-    return int(mask[top + 2 : bottom - 1, left + 2 : right - 1].sum())
-
-
-def test_no_label_covers_its_box():
-    rng = np.random.default_rng(0)
-    corners = rng.integers(0, 500, (12, 2))
-    boxes = [
-        tuple(map(int, (x, y, x + width, y + height)))
-        for (x, y), (width, height) in zip(corners, rng.integers(30, 90, (12, 2)), strict=True)
-    ]
-    drawing = draw_boxes(plain(800, 600), [LabelledBox(box, "a label", group) for group, box in enumerate(boxes)])
-    assert drawing.size == (800, 600)
-    masks = [of_colour(drawing, colour_of(group)) for group in range(12)]
-    lines = [2 * 2 * (right - left + bottom - top) for left, top, right, bottom in boxes]
-    assert all(mask.sum() > length + 300 for mask, length in zip(masks, lines, strict=True)), "each has its label"
-    assert [inside(box, mask) for box, mask in zip(boxes, masks, strict=True)] == [0] * 12
-
-
 def test_pictures_by_id_large_ones_reduced(tmp_path):
     (tmp_path / "below").mkdir()
     Image.new("RGB", (30, 20), (255, 0, 0)).save(tmp_path / "red.png")

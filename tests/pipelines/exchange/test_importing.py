@@ -246,13 +246,6 @@ def test_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
 
 
-def test_lines_repeated_in_two_files_become_one_row(tmp_path):
-    line = tsv_line("a", *regions_of(1, 2))
-    paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
-    import_features(ImportJob(tuple(paths), output=str(tmp_path / "out"), name="x"))
-    assert len(open_dataset(tmp_path / "out")) == 2
-
-
 GOOD = tsv_line("a", *regions_of(1, 2))
 
 
@@ -380,23 +373,6 @@ def test_hdf5_links_are_followed_and_a_loop_is_refused(hdf5, tmp_path):
         file["g/round"] = file["g"]
     with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
         import_features(job)
-
-
-# --- the number of shards --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
-    values, shards = make_rows(10, WIDTH), {}
-    for most, expected in ((15, 16), (14, 32)):
-        monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", most)
-        job = npy_job(tmp_path, values, IDS, shards="auto", output=str(tmp_path / str(expected)))
-        shards[expected] = len(import_features(job).shards)
-        assert len(import_features(replace(job, shards=f"like:{tmp_path / '16'}", output=str(tmp_path / "like"))).shards) == 16
-    assert shards == {16: 16, 32: 32}
-    monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", 15)
-    assert len(import_features(job).shards) == 32
-    assert len(import_features(replace(job, overwrite=True)).shards) == 16
 
 
 # --- webdataset ------------------------------------------------------------------------------------------------------

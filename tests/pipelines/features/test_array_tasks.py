@@ -14,7 +14,6 @@ from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.process.shutdown import DetachedError
@@ -161,14 +160,6 @@ def test_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     assert tree(tmp_path / "t") == before
 
 
-def test_dry_run_refuses_like_the_task(images, tmp_path):
-    run(images, tmp_path / "t", 0)
-    with pytest.raises(DatasetError, match=r"holds another dataset .*number of shards"):
-        planned(images, tmp_path / "t", 1, shards=6)
-    with pytest.raises(UsageError, match="the task that commits must see which tasks"):
-        planned(images, tmp_path / "t", 1, update=True, only_add=True)
-
-
 # --- wrong usage -----------------------------------------------------------------------------------------------------
 
 
@@ -182,12 +173,3 @@ def test_dry_run_refuses_like_the_task(images, tmp_path):
 def test_invalid_task_is_refused(tmp_path, more, message):
     with pytest.raises(UsageError, match=message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
-
-
-# --- the number of shards --------------------------------------------------------------------------------------------
-
-
-def test_array_task_uses_the_shard_count_of_its_job(images, tmp_path):
-    run(images, tmp_path / "t", 1)
-    run(images, tmp_path / "t", 0, shards="auto")
-    assert open_dataset(tmp_path / "t").num_shards == SHARDS

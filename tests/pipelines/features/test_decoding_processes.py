@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import os
@@ -190,16 +189,6 @@ def test_images_that_crash_simultaneously_wait_for_each_other(tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(reason, range(2))) == ["crashed"] * 2
-
-
-@pytest.mark.cluster
-def test_decoding_processes_exit_with_their_object():
-    own = DecodingProcesses(CROP, 1)
-    own.pixels(photograph(1))
-    pids = pids_of(own)
-    del own
-    gc.collect()
-    wait_until_gone(pids)
 
 
 HOLDS_ONE = """

@@ -524,9 +524,7 @@ def test_number_of_shards_follows_from_images_and_width(images, tmp_path, monkey
     ("request_", "size", "shards"),
     [
         (ExtractorRequest("resnet50-pool"), 2048 * 4, 16),
-        (ExtractorRequest("faster-rcnn-36"), 36 * 2048 * 4, 32),
         (ExtractorRequest("faster-rcnn-36", regions=RegionOptions(max_regions=100)), 100 * 2048 * 4, 64),
-        (ExtractorRequest("resnet152-grid"), 196 * 2048 * 4, 128),
         (ExtractorRequest("resnet152-grid", dtype="float16"), 196 * 2048 * 2, 64),
         (ExtractorRequest("vgg19-10crop", keep_crops=True), 10 * 4096 * 4, 16),
     ],

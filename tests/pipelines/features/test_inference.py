@@ -139,16 +139,6 @@ def test_other_errors_are_not_failures_of_an_image(error):
         list(extract_images(("a",), read=read))
 
 
-def test_several_columns_are_taken_by_name():
-    class Boxes(FakeExtractor):
-        def extract_columns(self, batch):
-            return {"count": np.full(len(batch), 3), "feature": self.extract(batch)}
-
-    schema = pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("count", pa.int16(), nullable=False)])
-    tables = extract_images({"a": grey(9)}, Boxes(), schema=schema)
-    assert pa.concat_tables(tables).to_pylist() == [{**expected_rows({"a": 9})[0], "count": 3}]
-
-
 def in_parts(ids: list[str], generator: random.Random) -> list[pa.Table]:
     """Rows with these ids, cut at random places into tables that are not empty."""
     table = pa.table({"image_id": ids, "n": list(range(len(ids)))})
