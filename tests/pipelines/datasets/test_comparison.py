@@ -124,6 +124,13 @@ def test_differs_ignores_differences_up_to_the_tolerance(tmp_path):
     assert [compare(a, b, tolerance).differs for tolerance in (0, gap * 0.999, gap)] == [True, True, False]
 
 
+def test_zero_vectors_have_a_cosine(tmp_path):
+    left = {image_id: np.zeros(WIDTH, "float32") for image_id in IMAGES[:2]}
+    right = {"image-00": left["image-00"], "image-01": np.ones(WIDTH, "float32")}
+    (feature,) = compare(features(tmp_path / "a", left), features(tmp_path / "b", right)).vectors
+    assert (feature.mean_cosine, feature.min_cosine, feature.min_cosine_key) == (0.5, 0, "image-01")
+
+
 def test_float16_is_compared_with_float32_by_value(tmp_path):
     left, right = vectors(), {image_id: value.astype("float16") for image_id, value in vectors().items()}
     comparison = compare(features(tmp_path / "a", left), features(tmp_path / "b", right, dtype="float16"))

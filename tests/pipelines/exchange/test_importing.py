@@ -137,6 +137,7 @@ def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
         (lambda v, i: (v, i[:-1]), "train.txt has 9 ids but train.npy has 10 rows: they do not belong together$"),
         (lambda v, i: (np.where(v == v[3], np.nan, v), i), r"6 values of 1 images .*'a.b' \(train.npy, row 3"),
         (lambda v, i: (v.astype("float64") * 1e300, i), "not finite as float32, first of image '1000092795'"),
+        (lambda v, i: (v.astype(int), i), "holds int64, expected float16, float32 or float64"),
     ],
 )
 def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, message):

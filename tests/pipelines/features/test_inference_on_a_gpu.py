@@ -67,3 +67,13 @@ def test_shard_of_fake_gpu_equals_cpu(most):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, atol=1e-6)
     # Nothing is waited for but the end of each batch's download.
     assert waits == {"event": 7}, gpu.report()
+
+
+def test_batch_for_a_gpu_is_pinned_and_has_the_order_of_the_models():
+    with fake_gpu():
+        extractor = Tiny("cuda:0")
+        pixels = [extractor.preprocess(Image.new("RGB", (20, 20), (number, 0, 0))) for number in range(3)]
+        batch = extractor.collate(pixels)
+        assert batch.is_pinned()
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(batch, torch.stack(pixels))

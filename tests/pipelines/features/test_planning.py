@@ -60,18 +60,6 @@ def test_plan_of_everything(images, tmp_path):
     assert table.rows[-1] == ("all", 30, 0, 0, "0.0")
 
 
-def test_dry_run_of_finished_and_missing_shards(images, tmp_path):
-    extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))
-    plan = plan_of(job_of(images, tmp_path / "f"))
-    assert (plan.todo, plan.finished, plan.images) == ((), 4, 0)
-    (tmp_path / "f" / "_manifest.json").unlink()
-    (tmp_path / "f" / "part-00001-of-00004.parquet").unlink()
-    plan = plan_of(job_of(images, tmp_path / "f"))
-    assert [shard.shard for shard in plan.todo] == [1]
-    assert plan.finished == 3
-    assert plan.images == sum(shard_of(f"image{n:02d}", 4) == 1 for n in range(30))
-
-
 def test_dry_run_counts_new_and_failed_images(images, tmp_path):
     (images / "bad.png").write_bytes(b"")
     extract_features(job_of(images, tmp_path / "f"), Execution(workers=1))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import apache_beam as beam
@@ -50,15 +48,6 @@ def job(tmp_path, monkeypatch):
     return FeaturesJob(images=open_images(str(tmp_path / "images")), output=str(tmp_path / "f"), shards=6, batch_size=1)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
-def test_model_runs_on_the_gpus_of_the_workers(job, device):
-    expected = f"^--device is '{device}', and --gpu 'nvidia-l4' runs the model on all GPUs of a worker: leave"
-    with pytest.raises(UsageError, match=expected):
-        extract_features(replace(job, device=device), REMOTE)
-    for fits in ("auto", "cuda"):
-        replace(job, device=fits).check_execution(REMOTE)
-
-
 @pytest.mark.parametrize(
     ("device", "gpus", "worker", "own", "expected"),
     [
@@ -82,32 +71,6 @@ def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
         checks[0]()
-
-
-def test_each_gpu_makes_one_shard_at_a_time(job):
-    at_once, most = {"a": 0, "b": 0}, []
-    both = threading.Barrier(2)
-    # Shared by the threads, and even: a thread at the barrier always gets a partner, whichever threads take the turns.
-    turns = iter(range(20))
-
-    class OneAtATime(ColourExtractor):
-        def __init__(self, name):
-            super().__init__()
-            self.name = name
-
-    def work() -> None:
-        for _ in turns:
-            with pool.extractor() as loaded:
-                at_once[loaded.extractor.name] += 1
-                both.wait(30)  # Passes only where both are at work.
-                most.append(max(at_once.values()))
-                both.wait(30)
-                at_once[loaded.extractor.name] -= 1
-
-    pool = ExtractorPool([OneAtATime("a"), OneAtATime("b")])
-    with ThreadPoolExecutor(4) as workers:
-        list(workers.map(lambda _: work(), range(4)))
-    assert most == [1] * 20
 
 
 @pytest.mark.slow
