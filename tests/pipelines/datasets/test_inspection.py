@@ -134,10 +134,13 @@ def test_describe_dataset_json_has_all_content_of_the_tables(tmp_path):
     assert describe_json(dataset, rows=0)["first_rows"] == []
 
 
-def test_json_of_regions_has_boxes_and_labels(tmp_path):
+def test_regions_have_boxes_and_labels(tmp_path):
     boxes, labels = np.float32([[1, 2, 30, 40], [0, 0, 0, 0]]), {"class_ids": [7, 0], "class_scores": [0.5, 0]}
     row = region_row("cat", boxes, np.zeros((2, 3), np.float32), 1, width=60, height=50, **labels)
     write_rows(tmp_path / "r", "regions", [row], FeatureSpec("toy", (2, 3)))
+    assert describe_dataset(open_dataset(tmp_path / "r"))[-1].values == [
+        ["cat", "60×50", "1", ("class 7 0.50  (1, 2, 30, 40)",)],
+    ]
     [shown_row] = describe_json(open_dataset(tmp_path / "r"))["first_rows"]
     assert json.loads(json.dumps(shown_row)) == {
         "image_id": "cat",

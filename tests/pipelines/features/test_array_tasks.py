@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,9 @@ def images(tmp_path) -> Path:
     return folder
 
 
-def draw(path: Path, colour: tuple[int, int, int], stamp: int = STAMP) -> None:
+def draw(path: Path, colour: tuple[int, int, int]) -> None:
     Image.new("RGB", (2, 2), colour).save(path)
-    os.utime(path, ns=(stamp, stamp))
+    os.utime(path, ns=(STAMP, STAMP))
 
 
 def job_of(images: Path, output: Path, index: int | None = None, **more) -> FeaturesJob:
@@ -82,33 +81,11 @@ def image_of(images: Path, task: int) -> Path:
 
 
 def change(images: Path, task: int, how: str) -> None:
-    path = image_of(images, task)
     if how == "gone":
-        path.unlink()
-    elif how == "new":
+        image_of(images, task).unlink()
+    else:
         name = next(name for name in map("new{}".format, range(99)) if shard_of(name, SHARDS) % TASKS == task)
         draw(images / f"{name}.png", (1, 2, 3))
-    else:
-        size = path.stat().st_size
-        draw(path, (9, 8, 7), STAMP + 10**9)
-        assert path.stat().st_size == size  # Only the time tells.
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("how", ["gone", "new", "another"])
-@pytest.mark.parametrize("tasks", [(1,), (0, 1)])
-def test_update_of_a_finished_dataset_by_tasks(images, tmp_path, how, tasks):
-    fresh(images, tmp_path / "t")
-    for task in tasks:
-        change(images, task, how)
-    if how != "another":  # Without --update, times are not compared: each machine may have its own copy.
-        with pytest.raises(DatasetError, match=r"was made from other images: .* nothing was written\. Give --update"):
-            run(images, tmp_path / "t", 1)
-    told = run(images, tmp_path / "t", 0, update=True)
-    assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: run task 1 of 2 again", told)
-    assert (tmp_path / "t" / "_manifest.json").exists() == (0 not in tasks)
-    assert run(images, tmp_path / "t", 1, update=True) == ""
-    assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
 @pytest.mark.slow

@@ -361,6 +361,11 @@ def test_retry_failed_reads_only_failed_images(images, tmp_path, monkeypatch):
     assert validate(tmp_path / "f") == []
 
 
+def test_policy_contradicting_options_are_refused(images, tmp_path):
+    with pytest.raises(UsageError, match=r"--overwrite replaces the dataset.*give one of them"):
+        job_of(images, tmp_path / "f", overwrite=True, update=True)
+
+
 @pytest.mark.slow
 def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     (images / "empty.png").write_bytes(b"")

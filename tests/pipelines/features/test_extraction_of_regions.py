@@ -149,18 +149,6 @@ def test_each_image_has_its_regions(images, colours, tmp_path):
     assert dataset.numpy("features").shape == (23, R, D)
 
 
-def test_update_with_another_batch_size_equals_a_fresh_run(images, extracted, tmp_path):
-    for name in ("aaa", "image105", "zzz"):
-        (images / f"{name}.png").write_bytes(picture(6, 5, 4))
-    FakeRegions.batches.clear()
-    extract_features(job_of(images, extracted, update=True), ONE)
-    assert sum(FakeRegions.batches) == 3
-    FakeRegions.batches.clear()
-    extract_features(job_of(images, tmp_path / "s", batch_size=5), ONE)
-    assert max(FakeRegions.batches) == 5
-    assert tree(extracted) == tree(tmp_path / "s")
-
-
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -210,18 +198,6 @@ def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
     extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)
     assert not (tmp_path / "r" / "_names/classes").exists()
     assert validate(tmp_path / "r") == []
-
-
-@pytest.mark.parametrize(
-    ("classes", "attributes", "ids", "expected"),
-    [
-        ((), (), (0, 2), "attribute 2"),
-        (("sky",), ("blue",), (2, 1), "blue class 2"),
-        (("sky",), (), (1, 7), "sky, attribute 7"),
-    ],
-)
-def test_labels(classes, attributes, ids, expected):
-    assert RegionNames(classes, attributes).label(*ids) == expected
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

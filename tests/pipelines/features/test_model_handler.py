@@ -5,7 +5,6 @@ from dataclasses import replace
 import apache_beam as beam
 import numpy as np
 import pytest
-from apache_beam.ml.inference.base import KeyedModelHandler, RunInference
 
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
@@ -92,16 +91,3 @@ def test_predictions_are_in_order_and_a_failure_takes_no_neighbour_along(monkeyp
     predictions = handler.run_inference(batch, handler.load_model())
     reasons = [prediction["reason"] if isinstance(prediction, dict) else tuple(prediction) for prediction in predictions]
     assert reasons == ["empty" if number % 5 == 0 else colour for number, colour in enumerate(colours)]
-
-
-@pytest.mark.slow
-def test_run_inference_without_and_with_keys_of_any_type(monkeypatch):
-    use_colours(monkeypatch)
-    handler, image = ExtractorHandler(REQUEST, device="cpu"), picture(1, 2, 3)
-    with beam.Pipeline(runner=RUNNER) as pipeline:
-        alone = pipeline | "Alone" >> beam.Create([image]) | "Infer" >> RunInference(handler)
-        keyed = (
-            pipeline | "Keyed" >> beam.Create([((7, "x"), image)]) | "InferKeyed" >> RunInference(KeyedModelHandler(handler))
-        )
-        _ = (alone | beam.Map(lambda value: (None, value)), keyed) | beam.Flatten() | beam.Map(see)
-    assert {key: value.tolist() for key, value in SEEN} == {None: [1, 2, 3], (7, "x"): [1, 2, 3]}

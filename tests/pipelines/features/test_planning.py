@@ -54,10 +54,7 @@ def test_plan_of_everything(images, tmp_path):
     assert {shard.shard: shard.images for shard in plan.todo} == expected
     assert (plan.images, plan.finished, plan.bytes) == (30, 0, 30 * 3 * 4)
     assert not (tmp_path / "f").exists(), "a plan writes nothing"
-    table = plan_table(plan)
-    assert table.title == "4 shards to do, 0 finished; 8 images a shard"
-    assert [row[0] for row in table.values] == [0, 1, 2, 3, "all"]
-    assert table.rows[-1] == ("all", 30, 0, 0, "0.0")
+    assert plan_table(plan).rows[-1] == ("all", 30, 0, 0, "0.0")
 
 
 def test_dry_run_counts_new_and_failed_images(images, tmp_path):
