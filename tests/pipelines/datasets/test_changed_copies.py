@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from imagehash import phash
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 
 from pipelines.datasets.duplicates import PictureDigest, digest_picture, hash_bits, near_pictures
-from pipelines.demo.scenes import draw, make_scenes
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "duplicates.md"
 LONGEST_SIDE = 500  # Pixels, as in Flickr30K.
@@ -163,32 +161,9 @@ def test_hash_bits_of_photographs_equal_those_of_imagehash(copies):
             assert np.array_equal(hash_bits(picture), phash(picture, hash_size=32).hash.ravel()), name
 
 
-def test_recoloured_scenes_are_joined_and_scenes_of_other_colours_are_not():
-    _, scene = next(make_scenes(1))
-    picture = draw(scene)
-    kinds = (
-        "saturation 0.6",
-        "red 1.1, blue 0.9",
-        "red 0.9, blue 1.1",
-        "brightness 1.3",
-        "brightness 0.7",
-        "contrast 0.7",
-        "grey",
-    )
-    digests = [digest_picture(encode(change(picture))) for change in (lambda same: same, *(CHANGES[kind] for kind in kinds))]
-    assert near_pairs_of(digests) >= {(0, copy) for copy in range(1, len(digests))}
-    swapped = [Image.merge("RGB", [picture.split()[band] for band in order]) for order in permutations(range(3))]
-    assert near_pairs_of([digest_picture(encode(other)) for other in swapped]) == set()
-    # Strong casts and pale copies are no evidence.
-    strong = [multiply(1.4, 1, 0.6)(picture), enhance(ImageEnhance.Color, 0.3)(picture)]
-    assert near_pairs_of([digests[0], *(digest_picture(encode(other)) for other in strong)]) == set()
-
-
-def blend(
-    weights: np.ndarray, low: tuple[int, int, int] = (60, 60, 60), high: tuple[int, int, int] = (210, 210, 210)
-) -> Image.Image:
-    """Draw a picture of 300 x 400 pixels between two colours."""
-    return as_picture(np.array(low) + (np.array(high) - low) * np.broadcast_to(weights, (300, 400))[..., np.newaxis])
+def blend(weights: np.ndarray) -> Image.Image:
+    """Draw a picture of 300 x 400 pixels between two greys."""
+    return as_picture(60 + 150 * np.broadcast_to(weights[..., np.newaxis], (300, 400, 3)))
 
 
 def plain_pictures() -> dict[str, Image.Image]:
@@ -202,11 +177,8 @@ def plain_pictures() -> dict[str, Image.Image]:
         "gradient to the right": blend(x),
         "steep gradient": blend(y**2),
         "oblique gradient": blend((x + y) / 2),
-        "sky": blend(y, (60, 120, 200), (180, 210, 240)),
         "horizon": blend(y > 0.6),
-        "two halves": blend(x > 0.5),
         "vignette": blend(np.exp(-6 * distance**2)),
-        "light": blend((1.4 * distance).clip(0, 1)),
     }
 
 
@@ -214,24 +186,6 @@ def test_plain_pictures_have_hashes_without_information():
     digests = {kind: digest_picture(encode(picture)) for kind, picture in plain_pictures().items()}
     assert [kind for kind, digest in digests.items() if digest.bits is not None] == []
     assert near_pairs_of(list(digests.values())) == set()
-    # Their hashes alone would join them, whatever they show.
-    hashes = [
-        phash(picture, hash_size=32) for kind, picture in plain_pictures().items() if "gradient" in kind or kind == "horizon"
-    ]
-    assert max(first - second for first, second in combinations(hashes[:3], 2)) < 0.05 * 1024
-
-
-def test_logos_keep_their_hashes_and_are_not_joined():
-    pictures = []
-    for text, colour in (("ACME", "black"), ("NORD", "black"), ("A", "red"), ("ACME", "red"), ("ACME", "blue")):
-        logo = Image.new("RGB", (400, 300), "white")
-        ImageDraw.Draw(logo).text((60, 100), text, colour, ImageFont.load_default(90))
-        pictures.append(logo)
-    digests = [digest_picture(encode(picture)) for picture in pictures]
-    assert all(digest.bits is not None for digest in digests)
-    for logo in pictures:
-        assert np.array_equal(hash_bits(logo), phash(logo, hash_size=32).hash.ravel())
-    assert near_pairs_of(digests) == {(0, 3), (0, 4)}  # The black logo is a grey copy of both.
 
 
 def test_colours_match_up_to_one_factor_and_cast_and_more_where_clipped():

@@ -9,7 +9,6 @@ from pipelines.datasets.comparison import DatasetComparison, KeySample, Paramete
 from pipelines.jobs import DiffJob
 from schemas import kinds
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
@@ -140,24 +139,6 @@ def test_float16_is_compared_with_float32_by_value(tmp_path):
     assert not replace(comparison, tolerance=2e-3).differs
 
 
-def test_parameters_and_inputs_are_named_by_their_path_and_do_not_count(tmp_path):
-    one = {"extractor": {"precision": "fp32", "weights": {"name": "random:0"}}, "inputs": [{"name": "x", "sha256": "1"}]}
-    two = {
-        "extractor": {"precision": "bf16", "weights": {"name": "random:0"}, "more": 1},
-        "inputs": [{"name": "x", "sha256": "2"}],
-    }
-    a, b = features(tmp_path / "a", vectors(), **one), features(tmp_path / "b", vectors(), **two)
-    comparison = compare(a, b)
-    assert comparison.parameters == (
-        ParameterDifference("extractor.more", None, 1),
-        ParameterDifference("extractor.precision", "fp32", "bf16"),
-        ParameterDifference("inputs.0.sha256", "1", "2"),
-    )
-    assert not comparison.differs
-    assert ["extractor.precision", "fp32", "bf16"] in rows_of(comparison)
-    assert ["extractor.more", "not set", "1"] in rows_of(comparison)
-
-
 def test_features_of_other_shapes_are_not_compared(tmp_path):
     comparison = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", vectors(width=7)))
     assert comparison.incomparable == "the features have shapes [6] and [7]"
@@ -239,18 +220,3 @@ def test_encoded_captions_and_vocabularies(tmp_path, kind):
     assert comparison.differs
     assert comparison.differing == KeySample(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
     assert {name: count for name, count in comparison.columns.items() if count} == dict.fromkeys(change, 1)
-
-
-def test_table_names_the_worst_image(tmp_path):
-    right = vectors()
-    right["image-07"] = -right["image-07"]
-    rows = rows_of(compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right)))
-    assert rows[rows.index(["feature"]) + 1] == ["  rows that differ", "1"]
-    assert ["  smallest cosine", "-1.000000000 (image-07)"] in rows
-    assert ["  mean cosine", "0.900000000"] in rows
-
-
-def test_other_kinds_are_not_compared(tmp_path):
-    a, b = features(tmp_path / "a", vectors()), write(tmp_path / "b", "captions", caption_rows())
-    with pytest.raises(UsageError, match=r"holds features, .* holds captions: only datasets of one kind compare"):
-        compare(a, b)

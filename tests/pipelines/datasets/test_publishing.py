@@ -101,15 +101,3 @@ def test_other_targets_are_refused(update, call, tmp_path):
     code, _, err = call("publish", source, tmp_path / "t")
     assert (code, "holds 'mine.txt' and is no dataset: give an empty folder, or an earlier copy" in err) == (1, True)
     assert tree(tmp_path / "t") == {"mine.txt": b"mine"}
-    (tmp_path / "c.tsv").write_text("image_id\ttext\na\tone\n")
-    assert call("captions", tmp_path / "c.tsv", tmp_path / "c", "--format", "table", "--workers", "1")[0] == 0
-    with pytest.raises(DatasetError, match="holds captions, expected features"):
-        publish(source, str(tmp_path / "c"))
-
-
-def test_missing_shard_is_an_error_that_names_it(update, tmp_path):
-    source = update(1, 2)
-    (tmp_path / "f" / "part-00003-of-00008.parquet").unlink()
-    with pytest.raises(DatasetError, match=r"part-00003-of-00008.parquet is missing: the dataset changes, or validate it"):
-        publish(source, str(tmp_path / "t"))
-    assert not (tmp_path / "t" / "_manifest.json").exists()

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import tarfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +15,7 @@ import pytest
 
 from pipelines.exchange.exporters import arrays
 from pipelines.exchange.exporting import export_dataset
-from pipelines.exchange.importing import import_features
-from pipelines.exchange.jobs import ExportJob, ImportJob
+from pipelines.exchange.jobs import ExportJob
 from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, InputError, UsageError
@@ -111,9 +109,7 @@ def scan_job(tmp_path, features, captions, **options) -> ExportJob:
 @pytest.mark.parametrize("text", ["text", "tokens"])
 def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions, text):
     path, values = features
-    notes = []
-    job = scan_job(tmp_path, path, captions, split_names={"val": "dev"}, text=text)
-    written = export_dataset(job, on_warning=notes.append)
+    written = export_dataset(scan_job(tmp_path, path, captions, split_names={"val": "dev"}, text=text))
     assert sorted(path.name for path in written) == files_of(tmp_path / "out")
     assert files_of(tmp_path / "out") == [f"{s}_{e}" for s in ("dev", "train") for e in ("caps.txt", "ids.txt", "ims.npy")]
     for split, name in (("train", "train"), ("val", "dev")):
@@ -129,12 +125,6 @@ def test_scan_files_pair_images_with_their_captions(tmp_path, features, captions
                 assert image.tobytes() == values[image_id].tobytes()
                 expected = f"Ein Hund , {image_id} {index}" if text == "text" else f"ein hund {image_id} {index}"
                 assert caption == expected
-    ends = [note for note in notes if note.endswith("hold line ends, which became spaces: this layout has one per line")]
-    assert [note.split(" hold")[0] for note in ends] == (
-        ["20 captions of split 'train'", "10 captions of split 'val'"] if text == "text" else []
-    )
-    (other,) = (note for note in notes if note not in ends)
-    assert "split 'dev' has 10 captions" in other
 
 
 def test_scan_of_regions_and_l2(tmp_path, regions, captions):
@@ -153,12 +143,8 @@ def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
     captions = make_captions(tmp_path / "uneven", {"30": 5, "1000092795": 2, "猫": 3, "9": 1})
     with pytest.raises(DatasetError, match=r"images of split 'train' have 2 to 5 captions, image '1000092795' has 2"):
         export_dataset(scan_job(tmp_path, path, captions))
-    with pytest.raises(UsageError, match="have 2 captions each, but the loaders of this layout take 5, or 1"):
-        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=2, splits=("train",)))
     with pytest.raises(UsageError, match="two splits would both be called 'train'"):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1, split_names={"val": "train"}))
-    with pytest.raises(DatasetError, match="this layout needs 5 of each; give --captions-per-image 1"):
-        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=5, splits=("train",)))
     export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1))
     loader = PrecompLoader(tmp_path / "out", "train")
     assert [loader[number][1:] for number in range(3)] == [(f"Ein Hund , {image_id} 0", image_id) for image_id in loader.ids]
@@ -173,10 +159,6 @@ def test_scan_needs_one_language_and_portion(tmp_path, features):
         export_dataset(scan_job(tmp_path, features[0], captions))
     with pytest.raises(UsageError, match=r"several values of portion \(comparable, translation\): choose one with --portion"):
         export_dataset(scan_job(tmp_path, features[0], captions, language="en"))
-    with pytest.raises(UsageError, match="holds no captions of language 'fr', only de, en"):
-        export_dataset(scan_job(tmp_path, features[0], captions, language="fr"))
-    with pytest.raises(UsageError, match="no captions of this language, portion and split together"):
-        export_dataset(scan_job(tmp_path, features[0], captions, language="de", portion="translation"))
     export_dataset(scan_job(tmp_path, features[0], captions, language="en", portion="translation"))
     assert PrecompLoader(tmp_path / "out", "train").captions == ["a"]
 
@@ -208,13 +190,11 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
         np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
 
 
-def test_mulisera_refuses_unsupported_datasets(tmp_path, features, regions):
+def test_mulisera_refuses_absent_images_and_large_values(tmp_path, features):
     (tmp_path / "train.txt").write_text("30\nnot-there\n")
     lists = (str(tmp_path / "train.txt"),)
     with pytest.raises(DatasetError, match=r"1 of 2 images of split 'train' have no row in .*'not-there'"):
         export(tmp_path, features[0], "mulisera", lists=lists)
-    with pytest.raises(DatasetError, match=r"does not hold features \[D\]"):
-        export(tmp_path, regions[0], "mulisera", lists=lists)
     with pytest.raises(UsageError, match="two of the lists are for the same split"):
         export(tmp_path, features[0], "mulisera", lists=lists * 2)
     large, _ = make_features(tmp_path / "large", scale=1e6)
@@ -222,17 +202,6 @@ def test_mulisera_refuses_unsupported_datasets(tmp_path, features, regions):
     with pytest.raises(DatasetError, match="a value of image '30' is too large for float16"):
         export(tmp_path, large, "mulisera", lists=lists)
     assert files_of(tmp_path / "out") == []
-
-
-def test_regions_as_npy_go_back(tmp_path, regions):
-    path, rows = regions
-    written = export(tmp_path, path, "npy")
-    array, _, boxes, sizes, _ = map(str, written)
-    job = ImportJob((array,), str(tmp_path / "back"), "toy", shards=SHARDS)
-    explicit = replace(job, boxes=(boxes,), sizes=(sizes,), max_regions=REGIONS)
-    assert import_features(explicit).fingerprint == import_features(job).fingerprint
-    for file, name in ((array, "features"), (boxes, "boxes")):
-        np.testing.assert_array_equal(np.load(file), np.stack([rows[key][name] for key in open_dataset(path).image_ids()]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -446,15 +415,3 @@ def test_list_entries_match_by_id_path_or_file_for_any_batch_size(tmp_path, monk
     (tmp_path / "order.txt").write_text("x/b.png\ny/b.png\n")
     with pytest.raises(InputError, match=r"order.txt, line 2: 'x/b.png' and 'y/b.png' are both the image 'b' of the dataset"):
         export_dataset(ExportJob(str(path), str(tmp_path / "out2"), "npy", lists=(str(tmp_path / "order.txt"),)))
-
-
-def test_other_kinds_and_places_are_refused(tmp_path, features, captions):
-    with pytest.raises(UsageError, match="cannot write to 'gs://bucket/x': give a local folder"):
-        export_dataset(ExportJob(str(features[0]), "gs://bucket/x", "npy"))
-    with pytest.raises(DatasetError, match="holds features, expected regions"):
-        export(tmp_path, features[0], "tsv")
-    for layout in ("npy", "webdataset"):
-        with pytest.raises(DatasetError, match="holds captions, expected features or regions"):
-            export_dataset(ExportJob(str(captions), str(tmp_path / "out"), layout))
-    with pytest.raises(DatasetError, match="holds features, expected captions"):
-        export_dataset(scan_job(tmp_path, features[0], features[0]))

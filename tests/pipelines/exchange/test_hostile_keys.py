@@ -133,14 +133,6 @@ def test_scan_comes_back_with_its_captions(tmp_path):
     assert read == {key: (split, f"of {key}") for key, split in zip(KEYS, ["train", "val"] * len(KEYS), strict=False)}
 
 
-def test_mulisera_comes_back(tmp_path):
-    dataset = write_features(tmp_path / "features", make_values(KEYS), "float16")
-    lists = (write_list(tmp_path / "train.txt", KEYS[::2]), write_list(tmp_path / "val.txt", KEYS[1::2]))
-    paths = export(tmp_path, dataset, "mulisera", lists=lists)
-    arrays = (path for path in paths if path.suffix == ".npy")
-    assert_same_rows(import_(tmp_path, *arrays), dataset)
-
-
 @pytest.mark.parametrize("layout", ["npy", "tsv"])
 @pytest.mark.parametrize("key", ["", "a\nb", "a\rb"])
 def test_lists_refuse_unsupported_keys(tmp_path, layout, key):
@@ -213,16 +205,6 @@ def test_each_key_is_a_row_or_the_error_names_the_option(tmp_path, layout):
 
 
 @pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
-def test_keys_in_folders_are_kept_apart_by_the_option_in_the_message(tmp_path, layout):
-    keys = ["train/a", "val/a", "b.x", "B.x"]
-    values = make_values(keys)
-    import_them = WRITERS[layout](tmp_path, keys, values)
-    with pytest.raises(InputError, match="'train/a' and 'val/a' would both be the image 'a': give --id-rule path to keep them"):
-        import_them()
-    assert sorted(import_them(id_rule="path").image_ids()) == sorted(keys)
-
-
-@pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
 def test_duplicates_are_one_row_if_they_are_equal_and_an_error_otherwise(tmp_path, layout):
     values = make_values(["a", "b/c.d"])
     assert len(WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], values)()) == 2
@@ -237,10 +219,3 @@ def test_duplicates_are_one_row_if_they_are_equal_and_an_error_otherwise(tmp_pat
     with pytest.raises(InputError, match=r"image 'c\.d' occurs at .* and again, with other values, at"):
         import_them(overwrite=True)
     assert len(open_dataset(tmp_path / "back")) == 2
-
-
-@pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
-def test_empty_keys_are_refused(tmp_path, layout):
-    import_them = WRITERS[layout](tmp_path, ["a", ""], make_values(["a", ""]))
-    with pytest.raises(InputError, match=r"(is not an image id|the image id is empty)"):
-        import_them(id_rule="exact")

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,13 +135,9 @@ def test_blocks_do_not_change_a_byte(tmp_path, monkeypatch):
     ("change", "message"),
     [
         (lambda v, i: (v, i[:-1]), "train.txt has 9 ids but train.npy has 10 rows: they do not belong together$"),
-        (lambda v, i: (v, i[:5]), "has 5 ids but train.npy has 10 rows: .* give --repeats 2"),
         (lambda v, i: (np.where(v == v[3], np.nan, v), i), r"6 values of 1 images .*'a.b' \(train.npy, row 3"),
         (lambda v, i: (v.astype("float64") * 1e300, i), "not finite as float32, first of image '1000092795'"),
         (lambda v, i: (v.astype(int), i), "holds int64, expected float16, float32 or float64"),
-        (lambda v, i: (v[:, 0], i), r"train.npy has shape \(10,\), expected an array .* with one row per image"),
-        (lambda v, i: (v[:0], []), r"has shape \(0, 6\), expected an array"),
-        (lambda v, i: (v.astype(object), i), "cannot be read as an npy array of numbers"),
     ],
 )
 def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, message):
@@ -152,22 +147,17 @@ def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, mess
     assert not (tmp_path / "out").exists()
 
 
-def header_of(shape: str, *, spaces: int = 0) -> bytes:
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}{' ' * spaces}\n".encode()
+def header_of(shape: str) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header
 
 
 @pytest.mark.parametrize(
     ("content", "flaw"),
     [
-        (b"", "the file is empty"),
         (pickle.dumps([1, 2]), "it is a file of another kind"),
-        (b"PK\x03\x04 no archive", "it is an npz archive, .*"),
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
-        (header_of("(2, 6)")[:30], "its header is damaged"),
-        (header_of("(2, (6"), "its header is damaged"),
         (header_of(f"({2**64}, 6)") + bytes(48), "its header is damaged"),
-        (header_of("(2, 6)", spaces=20_000) + bytes(48), "its header is damaged"),
     ],
 )
 def test_invalid_npy_file_is_refused_with_its_flaw(tmp_path, content, flaw):
@@ -185,9 +175,7 @@ def files(tmp_path) -> Path:
     write_pair(tmp_path, "two", make_rows(2, WIDTH + 1), ["c", "d"])
     write_pair(tmp_path, "runs", make_rows(2, WIDTH), ["a", "b", "a", "b"])
     write_pair(tmp_path, "r", make_rows(2, 37, 4), ["a", "b"])
-    np.save(tmp_path / "lonely.npy", make_rows(2, WIDTH))
     np.save(tmp_path / "boxes.npy", np.zeros((2, 36, 4)))
-    (tmp_path / "latin.txt").write_bytes(b"\xe4.jpg\nb.jpg\n")
     return tmp_path
 
 
@@ -196,13 +184,7 @@ def files(tmp_path) -> Path:
     [
         (["runs.npy"], {"repeats": 2}, InputError, "runs.txt, line 2: image 'b' among the 2 lines of image 'a'"),
         (["one.npy", "two.npy"], {}, InputError, r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"),
-        (["nothing.npy"], {}, InputError, r"no such file: .*nothing\.npy"),
-        (["one.npy"], {"boxes": ("one.npy",)}, InputError, r"one.npy has shape \(2, 6\), expected \[N, R, D\]"),
-        (["one.npy"], {"ids": ("latin.txt",)}, InputError, r"latin\.txt' is not UTF-8: line 1, column 1"),
-        (["r.npy"], {"boxes": ("boxes.npy",)}, InputError, "has 37 regions per image, .* give --max-regions 37"),
         (["r.npy"], {"boxes": ("boxes.npy",), "max_regions": 37}, InputError, r"boxes.npy .* expected numbers \(2, 37, 4\)"),
-        (["gs://bucket/x.npy"], {}, UsageError, "copy them to this machine first"),
-        (["lonely.npy"], {}, UsageError, r"no list of image ids beside 'lonely.npy' \(looked for lonely.ids, lonely.txt\)"),
         (["one.npy", "two.npy"], {"ids": ("one.txt",)}, UsageError, "2 arrays but 1 files with --ids: give one for each"),
     ],
 )
@@ -243,14 +225,6 @@ def test_bottom_up_tsv_becomes_regions(tmp_path, header):
             assert not row[name].any()
 
 
-def test_values_of_a_tsv_have_no_limit(tmp_path):
-    """The csv module refuses values of more than 131,072 characters."""
-    image_id = "x" * 200_000
-    path = write_tsv(tmp_path / "t.tsv", [tsv_line(image_id, *regions_of(1, 36, 2048))])
-    import_features(ImportJob((path,), output=str(tmp_path / "out"), name="x"))
-    np.testing.assert_array_equal(open_dataset(tmp_path / "out").get(image_id)["features"], regions_of(1, 36, 2048)[1])
-
-
 def test_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     boxes, features = regions_of(1, 3)
     labels = ([7, 1599, 0], [0.5, 0.25, 1], [399, -1, 2], [0.125, 0.5, 0.75])
@@ -265,13 +239,6 @@ def test_lxmert_tsv_brings_classes_and_attributes(tmp_path):
     assert row["attribute_scores"].tolist() == [0.125, 0.5, 0.75, 0]
 
 
-def test_lines_repeated_in_two_files_become_one_row(tmp_path):
-    line = tsv_line("a", *regions_of(1, 2))
-    paths = [write_tsv(tmp_path / "0.tsv", [line]), write_tsv(tmp_path / "1.tsv", [line, tsv_line("b", *regions_of(2, 2))])]
-    import_features(ImportJob(tuple(paths), output=str(tmp_path / "out"), name="x"))
-    assert len(open_dataset(tmp_path / "out")) == 2
-
-
 GOOD = tsv_line("a", *regions_of(1, 2))
 
 
@@ -280,18 +247,10 @@ GOOD = tsv_line("a", *regions_of(1, 2))
     [
         ([GOOD[:5]], "t.tsv has 5 columns and lacks image_id, .*expected the 6 columns of bottom-up-attention"),
         ([GOOD, GOOD[:5]], "t.tsv, line 2 has 5 columns, expected 6"),
-        ([[*GOOD[:5], "AAA"]], "t.tsv, line 1: column 'features' is not base64"),
         ([[*GOOD[:4], "AAAA", GOOD[5]]], "column 'boxes' has 3 bytes, expected 32 for 2 boxes"),
-        ([[*GOOD[:5], "AAAA"]], "column 'features' has 3 bytes, expected a multiple of 8 for 2 boxes"),
-        ([["a", "wide", *GOOD[2:]]], "width, height and num_boxes must be numbers"),
-        ([["a", -1, *GOOD[2:]]], "width -1, .* are not sizes"),
         ([GOOD, tsv_line("b", *regions_of(2, 2, width=9))], "line 2: image 'b' has features of 9 values, those before it 8"),
-        ([tsv_line("b", *regions_of(2, 40))], "t.tsv, line 1: an image with 40 regions, .* give --max-regions 40"),
-        ([tsv_line("b", np.zeros((0, 4)), [])], "holds no regions at all"),
         ([tsv_line("b", np.full((1, 4), np.inf), np.ones((1, 8)))], "4 values of 1 images are not finite as float32"),
         ([tsv_line("b", np.ones((1, 4)), np.ones((1, 8)), lxmert=([40000], [1], [1], [1]))], "class_ids lie between 40000"),
-        ([], "t.tsv is empty"),
-        ([["image_id", "image_w", "image_h", "num_boxes", "boxes", "features"]], "holds no images"),
     ],
 )
 def test_broken_tsv_files_are_refused(tmp_path, lines, message):
@@ -306,7 +265,6 @@ def test_broken_tsv_files_are_refused(tmp_path, lines, message):
 
 ROW_PER_REGION = {"image_features": np.ones((5, 3), "f4"), "image_bb": np.ones((5, 4), "f4"), "pos_boxes": [[0, 2], [2, 5]]}
 XI = {"array": "x", "id_array": "i"}
-NAMED_ARRAYS = [{}, {"array": "image_features"}, {"array": "image_features", "id_array": "pos_boxes"}]
 
 
 @pytest.fixture
@@ -316,10 +274,7 @@ def hdf5(tmp_path):
     def write(arrays, **options) -> ImportJob:
         with h5py.File(tmp_path / "f.h5", "w") as file:
             for name, values in arrays.items():
-                if values is None:
-                    file.create_group(name)
-                else:
-                    file[name] = values
+                file[name] = values
         return ImportJob((str(tmp_path / "f.h5"),), output=str(tmp_path / "out"), name="toy", shards=2, **options)
 
     return write
@@ -345,18 +300,10 @@ def test_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
 @pytest.mark.parametrize(
     ("arrays", "options", "error", "message"),
     [
-        ({"x": np.ones((2, 3))}, {"array": "y"}, UsageError, "f.h5 holds no 'y'. f.h5 holds 'x'"),
-        ({"x": np.ones((2, 3))}, {"array": "x"}, UsageError, "the ids of f.h5:x are not known"),
         ({"x": np.ones((2, 3)), "i": [1]}, XI, InputError, "f.h5:i has 1 ids but f.h5:x has 2 rows"),
-        ({"x": np.ones((2, 3)), "i": [[1]]}, XI, InputError, "f.h5:i is not a list of image ids"),
-        ({"x": np.ones(2), "i": [1, 2]}, XI, InputError, r"f.h5:x has shape \(2,\)"),
         ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
-        ({"x": None}, {}, InputError, "f.h5:/ holds no datasets"),
-        ({"x": np.ones(3)}, {"id_array": "i"}, UsageError, "name the array with --array"),
-        ({"x": np.ones(3, dtype=int)}, {}, InputError, "holds int64"),
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
-        ({"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]}, XI, InputError, r"f.h5:i, row 1: b'\\xe4' is not UTF-8"),
-        *((ROW_PER_REGION, options, InputError, "f.h5 holds 'pos_boxes': .* one row per region,") for options in NAMED_ARRAYS),
+        (ROW_PER_REGION, {"array": "image_features"}, InputError, "f.h5 holds 'pos_boxes': .* one row per region,"),
     ],
 )
 def test_broken_hdf5_files_are_refused(hdf5, arrays, options, error, message):
@@ -409,63 +356,16 @@ def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("part", [b"HEAP", b"SNOD", b"TREE", b"OHDR"])
-@pytest.mark.parametrize("options", [{"array": "x", "id_array": "i"}, {}])
-def test_hdf5_file_with_damaged_metadata_is_refused(tmp_path, hdf5, part, options):
-    job = hdf5({}, **options)
-    with h5py.File(tmp_path / "f.h5", "w", libver="latest" if part == b"OHDR" else "earliest") as file:
-        file["x"], file["i"] = make_rows(2, 4), [1, 2]
-    data = (tmp_path / "f.h5").read_bytes()
-    assert part in data
-    (tmp_path / "f.h5").write_bytes(data.replace(part, b"\xff" * 4))
-    with pytest.raises(InputError, match=r"cannot be read (as|by) HDF5.*copy the file again"):
-        import_features(job)
-
-
-def test_invalid_hdf5_file_and_missing_h5py_are_reported(tmp_path, hdf5, monkeypatch):
-    job = hdf5({"a": np.ones(3)})
-    (tmp_path / "f.h5").write_bytes(b"text")
-    with pytest.raises(InputError, match="cannot be read as HDF5"):
-        import_features(job)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UsageError, match=r"needs h5py, which is not installed: pip install 'imagepivot\[hdf5\]'"):
-        import_features(job)
-
-
-def test_hdf5_links_are_followed_and_dangling_links_refused(hdf5, tmp_path):
+def test_hdf5_links_are_followed_and_a_loop_is_refused(hdf5, tmp_path):
     job = hdf5({"g/a": np.ones(3)})
     with h5py.File(tmp_path / "f.h5", "a") as file:
         file["b"], file["g/c"] = file["g/a"], h5py.SoftLink("/g/a")
     import_features(job)
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "g/a", "g/c"]
-    for target in ("/nowhere", "/g/none"):
-        with h5py.File(tmp_path / "f.h5", "a") as file:
-            file["g/none"] = h5py.SoftLink(target)
-        with pytest.raises(InputError, match=r"f.h5:g/none is a link to something that does not exist"):
-            import_features(job)
-        with h5py.File(tmp_path / "f.h5", "a") as file:
-            del file["g/none"]
     with h5py.File(tmp_path / "f.h5", "a") as file:
         file["g/round"] = file["g"]
     with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
         import_features(job)
-
-
-# --- the number of shards --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_number_of_shards_follows_from_images_and_width_or_another_dataset(tmp_path, monkeypatch):
-    values, shards = make_rows(10, WIDTH), {}
-    for most, expected in ((15, 16), (14, 32)):
-        monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", most)
-        job = npy_job(tmp_path, values, IDS, shards="auto", output=str(tmp_path / str(expected)))
-        shards[expected] = len(import_features(job).shards)
-        assert len(import_features(replace(job, shards=f"like:{tmp_path / '16'}", output=str(tmp_path / "like"))).shards) == 16
-    assert shards == {16: 16, 32: 32}
-    monkeypatch.setattr(importing, "VECTOR_SHARD_BYTES", 15)
-    assert len(import_features(job).shards) == 32
-    assert len(import_features(replace(job, overwrite=True)).shards) == 16
 
 
 # --- webdataset ------------------------------------------------------------------------------------------------------
@@ -484,13 +384,11 @@ LABELS = "regions.json does not hold labels of regions"
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([], "x.tar holds no samples, expected 'ID.feature.npy' for each image"),
-        ([("a.jpg", b"x")], "x.tar, sample 'a' has no feature.npy, only jpg"),
         ([("a.feature.npy", ROW), ("b.cls", b"1")], "x.tar, sample 'b' has no feature.npy, only cls"),
         ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
         *(
             ([("a.feature.npy", data)], "x.tar, sample 'a': feature.npy is not an npy array of numbers")
-            for data in (ROW[:9], header_of(f"({2**50},)"), header_of(f"({2**62}, 6)"), header_of("(2, (6"))
+            for data in (ROW[:9], header_of(f"({2**50},)"))
         ),
         ([("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))], r"sample 'b' has a feature float32 \(4,\)"),
     ],
@@ -516,21 +414,11 @@ REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
     [
         *(
             ("regions.json", json.dumps(REGION_LABELS | changed).encode(), LABELS)
-            for changed in (
-                *({"width": 10**30}, {"width": -1}, {"height": 2**31}, {"width": float("inf")}, {"num_regions": 3}),
-                *({"num_regions": -1}, {"class_ids": [2**15, 0]}, {"attribute_ids": [0, -1]}, {"class_ids": [None, 0]}),
-                *({"class_scores": [10**400, 0]}, {"class_scores": "ab"}, {"class_scores": [0]}),
-            )
+            for changed in ({"width": -1}, {"num_regions": 3}, {"class_ids": [2**15, 0]}, {"class_scores": [0]})
         ),
-        *(("regions.json", data, LABELS) for data in (b"{}", b"[" * 100_000)),
-        *(
-            ("feature.npy", npy_bytes(np.zeros(shape, "f4")), r"has a feature \(.*\), expected \[R, D\] beside boxes")
-            for shape in ((), (4,), (0, 4), (2, 0), (2, 4, 3))
-        ),
-        *(
-            ("boxes.npy", npy_bytes(np.zeros(shape, dtype)), r"has boxes .*, expected numbers \(2, 4\)")
-            for shape, dtype in (((), "f4"), ((3, 4), "f4"), ((2, 4), "U3"), ((2, 4), "M8[s]"), ((2, 4), "c8"), ((2, 4), "V4"))
-        ),
+        ("regions.json", b"[" * 100_000, LABELS),
+        ("feature.npy", npy_bytes(np.zeros((2, 4, 3), "f4")), r"has a feature \(.*\), expected \[R, D\] beside boxes"),
+        ("boxes.npy", npy_bytes(np.zeros((3, 4), "f4")), r"has boxes .*, expected numbers \(2, 4\)"),
     ],
 )
 def test_regions_in_tars_with_false_counts_are_refused(tmp_path, member, value, message):

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
-from schemas.console import events
-from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.keys import shard_of
 from schemas.process.shutdown import DetachedError
@@ -46,9 +43,9 @@ def images(tmp_path) -> Path:
     return folder
 
 
-def draw(path: Path, colour: tuple[int, int, int], stamp: int = STAMP) -> None:
+def draw(path: Path, colour: tuple[int, int, int]) -> None:
     Image.new("RGB", (2, 2), colour).save(path)
-    os.utime(path, ns=(stamp, stamp))
+    os.utime(path, ns=(STAMP, STAMP))
 
 
 def job_of(images: Path, output: Path, index: int | None = None, **more) -> FeaturesJob:
@@ -84,33 +81,11 @@ def image_of(images: Path, task: int) -> Path:
 
 
 def change(images: Path, task: int, how: str) -> None:
-    path = image_of(images, task)
     if how == "gone":
-        path.unlink()
-    elif how == "new":
+        image_of(images, task).unlink()
+    else:
         name = next(name for name in map("new{}".format, range(99)) if shard_of(name, SHARDS) % TASKS == task)
         draw(images / f"{name}.png", (1, 2, 3))
-    else:
-        size = path.stat().st_size
-        draw(path, (9, 8, 7), STAMP + 10**9)
-        assert path.stat().st_size == size  # Only the time tells.
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("how", ["gone", "new", "another"])
-@pytest.mark.parametrize("tasks", [(1,), (0, 1)])
-def test_update_of_a_finished_dataset_by_tasks(images, tmp_path, how, tasks):
-    fresh(images, tmp_path / "t")
-    for task in tasks:
-        change(images, task, how)
-    if how != "another":  # Without --update, times are not compared: each machine may have its own copy.
-        with pytest.raises(DatasetError, match=r"was made from other images: .* nothing was written\. Give --update"):
-            run(images, tmp_path / "t", 1)
-    told = run(images, tmp_path / "t", 0, update=True)
-    assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: run task 1 of 2 again", told)
-    assert (tmp_path / "t" / "_manifest.json").exists() == (0 not in tasks)
-    assert run(images, tmp_path / "t", 1, update=True) == ""
-    assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
 @pytest.mark.slow
@@ -162,14 +137,6 @@ def test_dry_run_lists_the_shards_of_the_task(images, tmp_path):
     assert tree(tmp_path / "t") == before
 
 
-def test_dry_run_refuses_like_the_task(images, tmp_path):
-    run(images, tmp_path / "t", 0)
-    with pytest.raises(DatasetError, match=r"holds another dataset .*number of shards"):
-        planned(images, tmp_path / "t", 1, shards=6)
-    with pytest.raises(UsageError, match="the task that commits must see which tasks"):
-        planned(images, tmp_path / "t", 1, update=True, only_add=True)
-
-
 # --- wrong usage -----------------------------------------------------------------------------------------------------
 
 
@@ -183,35 +150,3 @@ def test_dry_run_refuses_like_the_task(images, tmp_path):
 def test_invalid_task_is_refused(tmp_path, more, message):
     with pytest.raises(UsageError, match=message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
-
-
-def test_task_that_writes_shards_says_that_they_are_few(images, tmp_path, monkeypatch):
-    remarks = []
-    monkeypatch.setattr(events, "remark", lambda text, style="": remarks.append(text))
-    few = "5 shards are fewer than 4 for each of 2 workers"
-    for index, written in ((0, [few]), (0, []), (1, [few]), (1, [])):
-        run(images, tmp_path / "features", index)
-        assert [text.partition(":")[0] for text in remarks if "fewer" in text] == written
-        remarks.clear()
-
-
-def test_task_on_a_remote_runner(images, tmp_path):
-    job = job_of(images, tmp_path / "t", 0)
-    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
-        extract_features(job, Execution(beam_flags=("--runner=DataflowRunner",)))
-    assert not (tmp_path / "t").exists()
-
-
-# --- the number of shards --------------------------------------------------------------------------------------------
-
-
-def test_array_task_uses_the_shard_count_of_its_job(images, tmp_path):
-    run(images, tmp_path / "t", 1)
-    run(images, tmp_path / "t", 0, shards="auto")
-    assert open_dataset(tmp_path / "t").num_shards == SHARDS
-
-
-def test_more_tasks_than_automatic_shards_are_refused(images, tmp_path):
-    with pytest.raises(UsageError, match=r"--task is '0/64', .*the dataset has 16: give all tasks --shards 64 or more"):
-        extract_features(job_of(images, tmp_path / "t", shards="auto", task=ArrayTask(0, 64)), ONE)
-    assert not (tmp_path / "t").exists()

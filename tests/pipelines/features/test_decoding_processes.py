@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import os
@@ -155,18 +154,6 @@ def test_decoding_processes_killed_process_is_an_error_and_restarted(ends, messa
     assert pids_of(own) != [pid]
 
 
-def _refuse(image):
-    raise RuntimeError("a bug of preprocessing")
-
-
-@pytest.mark.cluster
-def test_bug_is_raised_here_with_the_traceback_of_the_process():
-    broken = DecodingProcesses(_refuse, 1)
-    with pytest.raises(RuntimeError, match="a bug of preprocessing") as caught:
-        broken.pixels(photograph(1))
-    assert "in _refuse" in "".join(caught.value.__notes__)
-
-
 def crashing(log: Path, signum: int, times: int, num_processes: int = 2) -> DecodingProcesses:
     """Return processes that crash with an image of 106 columns, at most so many times."""
     return DecodingProcesses(partial(crash, log=str(log), signum=signum, times=times, preprocess=CROP), num_processes)
@@ -192,12 +179,6 @@ def test_image_that_crashes_a_process_is_tried_once_more_alone_and_then_a_failur
 
 
 @pytest.mark.cluster
-def test_image_whose_second_attempt_succeeds_is_no_failure(tmp_path):
-    own = crashing(tmp_path / "log", signal.SIGBUS, 1, 1)
-    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode_image(photograph(16)), PREPROCESSING))
-
-
-@pytest.mark.cluster
 def test_images_that_crash_simultaneously_wait_for_each_other(tmp_path):
     own = crashing(tmp_path / "log", signal.SIGSEGV, 99)
 
@@ -208,16 +189,6 @@ def test_images_that_crash_simultaneously_wait_for_each_other(tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(reason, range(2))) == ["crashed"] * 2
-
-
-@pytest.mark.cluster
-def test_decoding_processes_exit_with_their_object():
-    own = DecodingProcesses(CROP, 1)
-    own.pixels(photograph(1))
-    pids = pids_of(own)
-    del own
-    gc.collect()
-    wait_until_gone(pids)
 
 
 HOLDS_ONE = """

@@ -2,7 +2,6 @@ import hashlib
 import os
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
@@ -389,20 +388,10 @@ def test_transform_gives_the_numbers_of_its_shards_and_counts(images, tmp_path):
     assert {"decode_msec", "forward_msec", "wait_msec"} <= set(counters)
 
 
-@pytest.mark.parametrize(
-    ("device", "more", "message"),
-    [
-        ("cpu", {"precision": "fp16"}, "needs a GPU"),
-        ("cpu", {"compile": True}, r"needs a C\+\+ compiler"),
-        ("cuda:7", {}, "is not on this host"),
-    ],
-)
-def test_unsupported_device_is_refused_before_replacing(images, extracted, device, more, message, monkeypatch):
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+def test_unsupported_device_is_refused_before_replacing(images, extracted):
     before = tree(extracted)
-    job = job_of(images, extracted, shards=3, overwrite=True, device=device)
-    with pytest.raises(UsageError, match=message):
-        extract_features(replace(job, extractor=replace(job.extractor, **more)), ONE)
+    with pytest.raises(UsageError, match="is not on this host"):
+        extract_features(job_of(images, extracted, shards=3, overwrite=True, device="cuda:7"), ONE)
     assert tree(extracted) == before
 
 
@@ -525,11 +514,6 @@ def test_listings_of_any_kind_and_the_dry_run_leave_the_images_out(images, colou
         assert sorted(ref.image_id for ref in listed_refs(job, kept)) == sorted({*colours} - {*SKIPPED})
 
 
-def test_skipping_all_images_is_an_error(images, colours, tmp_path):
-    with pytest.raises(InputError, match="no images found in"):
-        list_images(job_of(images, tmp_path / "f", skip=tuple(colours)))
-
-
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
@@ -545,9 +529,7 @@ def test_number_of_shards_follows_from_images_and_width(images, tmp_path, monkey
     ("request_", "size", "shards"),
     [
         (ExtractorRequest("resnet50-pool"), 2048 * 4, 16),
-        (ExtractorRequest("faster-rcnn-36"), 36 * 2048 * 4, 32),
         (ExtractorRequest("faster-rcnn-36", regions=RegionOptions(max_regions=100)), 100 * 2048 * 4, 64),
-        (ExtractorRequest("resnet152-grid"), 196 * 2048 * 4, 128),
         (ExtractorRequest("resnet152-grid", dtype="float16"), 196 * 2048 * 2, 64),
         (ExtractorRequest("vgg19-10crop", keep_crops=True), 10 * 4096 * 4, 16),
     ],
@@ -567,11 +549,3 @@ def test_resumed_and_updated_runs_keep_the_shard_count(images, extracted, tmp_pa
     like = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
     assert like == open_dataset(extracted).manifest
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
-
-
-def test_oversized_shards_are_refused_before_writing(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(FeaturesJob, "feature_bytes", lambda job: 1 << 30)
-    message = r"40 GiB in 4 shards make 10 GiB each, expected at most 4, .*give --shards 10 or more"
-    with pytest.raises(UsageError, match=message):
-        extract_features(job_of(images, tmp_path / "f"), ONE)
-    assert not (tmp_path / "f").exists()

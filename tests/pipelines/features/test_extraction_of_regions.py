@@ -9,16 +9,13 @@ import torch
 
 from extractors import Description, Extractor, ExtractorRequest
 from extractors.options import RegionOptions
-from pipelines.datasets.inspection import describe_dataset as inspect
 from pipelines.datasets.region_names import RegionNames
-from pipelines.features.dry_run import plan_dry_run
 from pipelines.features.extraction import extract_features
-from pipelines.features.planning import list_images
 from pipelines.inputs.images.opening import open_images
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from schemas.writing.validation import validate
@@ -152,32 +149,6 @@ def test_each_image_has_its_regions(images, colours, tmp_path):
     assert dataset.numpy("features").shape == (23, R, D)
 
 
-def test_update_with_another_batch_size_equals_a_fresh_run(images, extracted, tmp_path):
-    for name in ("aaa", "image105", "zzz"):
-        (images / f"{name}.png").write_bytes(picture(6, 5, 4))
-    FakeRegions.batches.clear()
-    extract_features(job_of(images, extracted, update=True), ONE)
-    assert sum(FakeRegions.batches) == 3
-    FakeRegions.batches.clear()
-    extract_features(job_of(images, tmp_path / "s", batch_size=5), ONE)
-    assert max(FakeRegions.batches) == 5
-    assert tree(extracted) == tree(tmp_path / "s")
-
-
-def test_plan_knows_the_size_of_all_columns(images, tmp_path):
-    job = job_of(images, tmp_path / "r")
-    plan = plan_dry_run(job, list_images(job))
-    assert plan.row_bytes == 4 * R * D + 4 * 4 * R + (2 + 4) * R * 2
-    assert (plan.images, plan.bytes) == (23, 23 * plan.row_bytes)
-
-
-def test_libraries_name_the_region_backend(images):
-    assert "detectron2" not in job_of(images, "r").libraries()
-    assert job_of(images, "r", regions=RegionOptions(backend="detectron2")).libraries()[-1] == "detectron2"
-    assert job_of(images, "r", name="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
-    assert job_of(images, "r", name="timm:resnet18").libraries()[-1] == "timm"
-
-
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -229,39 +200,4 @@ def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
     assert validate(tmp_path / "r") == []
 
 
-def test_names_of_an_extractor_without_classes_are_refused(images, names, tmp_path, monkeypatch):
-    description = Description(FeatureSpec("x", (R, D)), {}, kind="regions")
-    monkeypatch.setattr(ExtractorRequest, "describe", lambda request: description)
-    with pytest.raises(UsageError, match=r"--class-names: the regions of 'x' have no class"):
-        extract_features(job_of(images, tmp_path / "r", regions=names), ONE)
-
-
-@pytest.mark.parametrize(
-    ("classes", "attributes", "ids", "expected"),
-    [
-        ((), (), (3, 0), "class 3"),
-        ((), (), (0, 0), ""),
-        ((), (), (0, 2), "attribute 2"),
-        (("sky",), ("blue",), (2, 1), "blue class 2"),
-        (("sky",), (), (1, 7), "sky, attribute 7"),
-    ],
-)
-def test_labels(classes, attributes, ids, expected):
-    assert RegionNames(classes, attributes).label(*ids) == expected
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def test_sample_rows_show_the_best_regions_by_name(tmp_path, names):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "one.png").write_bytes(picture(3, 10, 20, size_wh=(40, 30)))
-    (tmp_path / "images" / "none.png").write_bytes(picture(0, 10, 20, size_wh=(4, 3)))
-    extract_features(job_of(tmp_path / "images", tmp_path / "r"), ONE)
-    _, first = inspect(open_dataset(tmp_path / "r"))[-1].values
-    assert first[:3] == ["one", "40×30", "3"]
-    assert first[3][0] == "class 3, attribute 2 0.75  (2, 0, 3, 10)"
-    extract_features(job_of(tmp_path / "images", tmp_path / "r", regions=names), ONE)
-    # blue is 20: classes 1, 2 and 3; red is 3: attributes 0, 1 and 2. The best comes first.
-    regions = ("old man 0.75  (2, 0, 3, 10)", "blue bus stop 0.62  (1, 0, 2, 10)", "sky 0.50  (0, 0, 1, 10)")
-    assert inspect(open_dataset(tmp_path / "r"))[-1].values == [["none", "4×3", "0", ()], ["one", "40×30", "3", regions]]

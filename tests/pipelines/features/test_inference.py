@@ -139,23 +139,6 @@ def test_other_errors_are_not_failures_of_an_image(error):
         list(extract_images(("a",), read=read))
 
 
-def test_time_is_counted():
-    _, tally, _ = run({"a": grey(1), "b": grey(2)})
-    assert tally.decode_seconds > 0
-    assert tally.forward_seconds > 0
-    assert tally.wait_seconds >= 0
-
-
-def test_several_columns_are_taken_by_name():
-    class Boxes(FakeExtractor):
-        def extract_columns(self, batch):
-            return {"count": np.full(len(batch), 3), "feature": self.extract(batch)}
-
-    schema = pa.schema([SCHEMA.field(0), SCHEMA.field(1), pa.field("count", pa.int16(), nullable=False)])
-    tables = extract_images({"a": grey(9)}, Boxes(), schema=schema)
-    assert pa.concat_tables(tables).to_pylist() == [{**expected_rows({"a": 9})[0], "count": 3}]
-
-
 def in_parts(ids: list[str], generator: random.Random) -> list[pa.Table]:
     """Rows with these ids, cut at random places into tables that are not empty."""
     table = pa.table({"image_id": ids, "n": list(range(len(ids)))})
@@ -174,20 +157,6 @@ def test_two_sorted_sources_become_one(seed):
     assert [key for table in merged for key in table["image_id"].to_pylist()] == ids
     rank = {key: number for side in (old, new) for number, key in enumerate(side)}
     assert [n for table in merged for n in table["n"].to_pylist()] == [rank[key] for key in ids]
-
-
-def test_merging_holds_one_table_of_each_side():
-    taken = []
-
-    def new():
-        for number in range(100):
-            taken.append(number)
-            yield pa.table({"image_id": [f"{number:03d}b"], "n": [number]})
-
-    old = (pa.record_batch({"image_id": [f"{number:03d}a"], "n": [number]}) for number in range(100))
-    for count, _ in enumerate(merge_rows(old, new()), start=1):
-        assert len(taken) <= count // 2 + 2
-    assert count == 200
 
 
 # --- a model that a GPU computes -------------------------------------------------------------------------------------
@@ -245,18 +214,6 @@ def test_rows_and_failures_equal_a_plain_loop(bad, batch_size, threads, extracto
     assert [sum(counts) for counts in zip(*told, strict=True)] == [len(good), len(bad)]
 
 
-def test_next_batch_is_started_before_a_result_is_waited_for():
-    class Waiting(Elsewhere):
-        def on_result(self, number):
-            if number < 3:
-                assert self.started[number + 1].wait(20)
-
-    extractor = Waiting()
-    tables = extract_images({f"{n:02d}": grey(n) for n in range(12)}, extractor, batch_size=3)
-    assert sum(table.num_rows for table in tables) == 12
-    assert [number for what, number in extractor.log if what == "taken"] == [0, 1, 2, 3]
-
-
 def test_next_batch_is_started_while_rows_are_written_and_images_are_decoded_meanwhile():
     written, decoded = threading.Event(), threading.Event()
 
@@ -276,18 +233,6 @@ def test_next_batch_is_started_while_rows_are_written_and_images_are_decoded_mea
     assert next(tables).num_rows == 3
     written.set()
     assert sum(table.num_rows for table in tables) == 6
-
-
-def test_feeder_thread_is_one_batch_ahead():
-    ahead: list[int] = []
-
-    class Counting(Elsewhere):
-        def on_start(self, number):
-            ahead.append(number - sum(what == "taken" for what, _ in self.log))
-
-    files = {f"{n:02d}": grey(n) for n in range(40)}
-    assert sum(table.num_rows for table in extract_images(files, Counting(), batch_size=2, threads=2)) == 40
-    assert max(ahead) <= 2  # The result of one may be waited for while the next one is started.
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_result"])
@@ -325,13 +270,6 @@ def test_cpu_with_two_feeder_threads_keeps_order(batch_size):
     found, of_pairs, sizes_of_pairs = run(files, batch_size=batch_size, extractor=Pairs())
     assert found == expected
     assert (sizes_of_pairs, of_pairs.images, of_pairs.digests) == (sizes, of_one.images, of_one.digests)
-
-
-def test_cpu_without_feeder_threads_alternates():
-    extractor, tally = FakeExtractor(), Tally()
-    tables = extract_images({f"{n}": grey(1) for n in range(8)}, extractor, batch_size=2, tally=tally)
-    for count, _ in enumerate(tables, start=1):
-        assert (len(extractor.batches), tally.images) == (count, 2 * count)
 
 
 # --- values that cannot be stored ------------------------------------------------------------------------------------

@@ -5,16 +5,13 @@ from dataclasses import replace
 import apache_beam as beam
 import numpy as np
 import pytest
-from apache_beam.ml.inference.base import KeyedModelHandler, RunInference
 
 from extractors import ExtractorRequest
 from pipelines.features.extraction import extract_features
 from pipelines.features.model_handler import Extract, ExtractorHandler
-from pipelines.features.transforms import ExtractFeatures
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from schemas.kinds import FAILURE_REASONS
 from tests.beam import RUNNER, SEEN, see
 from tests.fake_extractors import picture, use_colours
@@ -94,30 +91,3 @@ def test_predictions_are_in_order_and_a_failure_takes_no_neighbour_along(monkeyp
     predictions = handler.run_inference(batch, handler.load_model())
     reasons = [prediction["reason"] if isinstance(prediction, dict) else tuple(prediction) for prediction in predictions]
     assert reasons == ["empty" if number % 5 == 0 else colour for number, colour in enumerate(colours)]
-
-
-@pytest.mark.slow
-def test_run_inference_without_and_with_keys_of_any_type(monkeypatch):
-    use_colours(monkeypatch)
-    handler, image = ExtractorHandler(REQUEST, device="cpu"), picture(1, 2, 3)
-    with beam.Pipeline(runner=RUNNER) as pipeline:
-        alone = pipeline | "Alone" >> beam.Create([image]) | "Infer" >> RunInference(handler)
-        keyed = (
-            pipeline | "Keyed" >> beam.Create([((7, "x"), image)]) | "InferKeyed" >> RunInference(KeyedModelHandler(handler))
-        )
-        _ = (alone | beam.Map(lambda value: (None, value)), keyed) | beam.Flatten() | beam.Map(see)
-    assert {key: value.tolist() for key, value in SEEN} == {None: [1, 2, 3], (7, "x"): [1, 2, 3]}
-
-
-def test_elements_without_bytes_are_refused(monkeypatch):
-    use_colours(monkeypatch)
-    handler = ExtractorHandler(REQUEST, device="cpu")
-    with pytest.raises(UsageError, match=r"an element holds a str, expected the bytes of an image file"):
-        handler.run_inference(["photos/a.jpg"], handler.load_model())
-
-
-def test_extract_features_on_a_collection_names_extract(tmp_path):
-    pipeline = beam.Pipeline(runner=RUNNER)
-    job = FeaturesJob("photos", str(tmp_path / "features"), REQUEST)
-    with pytest.raises(UsageError, match=r"applied to a PCollection, expected the root .* imagepivot\.Extract takes"):
-        _ = pipeline | beam.Create([1]) | ExtractFeatures(job, None)

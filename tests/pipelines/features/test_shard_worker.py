@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import apache_beam as beam
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,7 +13,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from PIL import Image
 
 from pipelines.features.extraction import extract_features
-from pipelines.features.inference import FIRST_IMAGES, FirstImages, Tally
+from pipelines.features.inference import FirstImages, Tally
 from pipelines.features.planning import list_images, plan_features
 from pipelines.features.shard_worker import ExtractorPool, check_worker, devices_of_worker
 from pipelines.features.transforms import ExtractFeatures
@@ -29,7 +26,6 @@ from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.runner import run_pipeline
 from schemas.errors import DatasetError, InputError, UsageError
 from schemas.failures import failure_row
-from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.storage.storage_errors import StoreAccessError
 from tests.beam import IN_BEAM
@@ -52,42 +48,19 @@ def job(tmp_path, monkeypatch):
     return FeaturesJob(images=open_images(str(tmp_path / "images")), output=str(tmp_path / "f"), shards=6, batch_size=1)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
-def test_model_runs_on_the_gpus_of_the_workers(job, device):
-    expected = f"^--device is '{device}', and --gpu 'nvidia-l4' runs the model on all GPUs of a worker: leave"
-    with pytest.raises(UsageError, match=expected):
-        extract_features(replace(job, device=device), REMOTE)
-    for fits in ("auto", "cuda"):
-        replace(job, device=fits).check_execution(REMOTE)
-
-
 @pytest.mark.parametrize(
     ("device", "gpus", "worker", "own", "expected"),
     [
         ("auto", 4, "6", 0, ("cuda:2",)),
-        ("cuda", 2, "1", 0, ("cuda:1",)),
-        ("cuda", 1, "1", 0, ("cuda",)),
         ("auto", 0, "1", 0, ("auto",)),
         ("cuda:1", 4, "0", 0, ("cuda:1",)),
-        ("cpu", 4, "0", 0, ("cpu",)),
-        ("auto", 4, "", 0, ("auto",)),
         ("auto", 8, "sdk-0-7", 3, ("cuda:0", "cuda:1", "cuda:2")),
-        ("auto", 8, "sdk-0-7", 1, ("cuda:0",)),
     ],
 )
 def test_workers_take_the_gpus_in_turn_or_have_all_of_a_machine(job, monkeypatch, device, gpus, worker, own, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert devices_of_worker(replace(job, device=device), worker, own) == expected
-
-
-def test_worker_with_fewer_gpus_says_so(job, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    planned = ColourExtractor().fingerprint
-    check_worker(job, planned, 1)
-    with pytest.raises(UsageError, match=r"device 'cuda:1' is not on this host: .*device_count\(\) is 1"):
-        check_worker(job, planned, 2)
 
 
 def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
@@ -98,32 +71,6 @@ def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
         checks[0]()
-
-
-def test_each_gpu_makes_one_shard_at_a_time(job):
-    at_once, most = {"a": 0, "b": 0}, []
-    both = threading.Barrier(2)
-    # Shared by the threads, and even: a thread at the barrier always gets a partner, whichever threads take the turns.
-    turns = iter(range(20))
-
-    class OneAtATime(ColourExtractor):
-        def __init__(self, name):
-            super().__init__()
-            self.name = name
-
-    def work() -> None:
-        for _ in turns:
-            with pool.extractor() as loaded:
-                at_once[loaded.extractor.name] += 1
-                both.wait(30)  # Passes only where both are at work.
-                most.append(max(at_once.values()))
-                both.wait(30)
-                at_once[loaded.extractor.name] -= 1
-
-    pool = ExtractorPool([OneAtATime("a"), OneAtATime("b")])
-    with ThreadPoolExecutor(4) as workers:
-        list(workers.map(lambda _: work(), range(4)))
-    assert most == [1] * 20
 
 
 @pytest.mark.slow
@@ -254,21 +201,6 @@ def test_two_messages_are_not_one(extract):
     assert (manifest.rows, manifest.failed) == (0, 201)
 
 
-def test_images_count_over_shards_and_finished_shards_are_kept(extract, tmp_path):
-    images = gone(400)
-    first = sum(shard_of(image_id, 3) == 0 for image_id in images)
-    assert first < FIRST_IMAGES < first + sum(shard_of(image_id, 3) == 1 for image_id in images)
-    with pytest.raises(InputError, match=r"^the first 200 images of a process all failed"):
-        extract(images, shards=3)
-    assert [name for name in Folder(str(tmp_path / "f")).names() if "part-" in name and name.endswith(".parquet")] == [
-        "part-00000-of-00003.parquet"
-    ]
-    for name in [image_id for image_id in images if shard_of(image_id, 3)]:
-        images[name] = picture(7, 7, 7)
-    manifest = extract(images, shards=3)
-    assert (manifest.rows, manifest.failed) == (400 - first, first)
-
-
 @pytest.mark.parametrize("options", [{"retry_failed": True}, {"update": True}])
 def test_failures_that_the_dataset_has_do_not_count_again(extract, tmp_path, options):
     images = gone(250, a=picture(1, 2, 3))
@@ -284,12 +216,6 @@ def test_update_with_200_new_images_that_fail_alike_is_an_error_and_changes_no_r
     with pytest.raises(InputError, match=r"^the first 200 images of a process all failed"):
         extract(gone(200, a=None), update=True)
     assert {**before, **tree(tmp_path / "f")} == before
-
-
-def test_values_that_are_not_finite_stop_the_process_too(extract, monkeypatch):
-    monkeypatch.setattr(ColourExtractor, "extract", lambda self, batch: np.full((len(batch), 3), np.inf))
-    with pytest.raises(InputError, match=r"all failed as 'not_finite' with one message, .* exceed its precision or the stored"):
-        extract({f"a{number:03d}": picture(1, 1, 1) for number in range(210)})
 
 
 def test_all_extractors_of_a_process_share_the_check_and_a_repeated_attempt_fails_again():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,12 +13,11 @@ import pytest
 from extractors import ExtractorRequest
 from pipelines.features import stage_images
 from pipelines.features.extraction import extract_features
-from pipelines.features.ref_chunks import RefChunk, chunk_refs, from_chunks
+from pipelines.features.ref_chunks import chunk_refs, from_chunks
 from pipelines.features.stage_images import row_group_batches, staging_area
 from pipelines.inputs.images.archives import ImagesInParquet
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.opening import open_images
-from pipelines.inputs.images.staged_images import StagedImage, StagingArea
 from pipelines.jobs import FeaturesJob
 from pipelines.running.execution import Execution
 from schemas.keys import shard_of
@@ -184,39 +182,6 @@ def test_staging_area_depends_on_runner_and_output(images, tmp_path, monkeypatch
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-class Alone(ImagesInParquet):
-    """A source of any number of images, each a group of its own."""
-
-    def groups(self, refs):
-        return ([ref] for ref in refs)
-
-
-@dataclass(frozen=True)
-class Nowhere(StagingArea):
-    """Writes no copies, and says that it did."""
-
-    def write(self, images, refs):
-        yield from (StagedImage(ref.uri, f".images-{'0' * 49}.tmp-0", number * 10**5, 10**5) for number, ref in enumerate(refs))
-
-
-@pytest.mark.slow
-def test_few_bytes_travel_for_an_image(tmp_path):
-    count, shards, folder = 20_000, 1024, Folder(str(tmp_path))
-    refs = (ImageRef(f"i{number:06d}", f"train-00000-of-00010.parquet/{number}", offset=number) for number in range(count))
-    by_portion: dict[int, list[RefChunk]] = {}
-    travelling = found = 0
-    for shard, portion in row_group_batches(Alone(folder), refs, shards, skip_shards=frozenset(), folder=str(tmp_path)):
-        by_portion.setdefault(portion[0], []).append(portion[1])
-        travelling += 2 * len(pickle.dumps((shard, portion)))  # Once to the copies and once to the shard.
-    for element in by_portion.items():
-        for place in stage_images.copy_images(element, Alone(folder), Nowhere(folder, "0"), shards, str(tmp_path)):
-            travelling += len(pickle.dumps(place))
-            found += len(from_chunks([place[1]])[1])
-    assert found == count
-    assert len(by_portion) == 2
-    assert 0 < travelling / count < 50
-
-
 # --- references --------------------------------------------------------------------------------------------------------
 
 
@@ -246,9 +211,3 @@ def test_each_shard_gets_its_references_in_their_order(chunk_folder, count):
         expected.setdefault(shard_of(ref.image_id, REF_SHARDS), []).append(ref)
     assert found == expected
     assert from_chunks([]) == ([], [])
-
-
-def test_finished_shards_are_left_out(chunk_folder):
-    refs = [reference(number) for number in range(200)]
-    found = {shard for shard, _ in chunk_refs(refs, REF_SHARDS, skip_shards=frozenset({0, 5}), folder=chunk_folder)}
-    assert found == {1, 2, 3, 4, 6}
