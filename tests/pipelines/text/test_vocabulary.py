@@ -7,9 +7,9 @@ import pytest
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.token_counts import count_tokens, vocabulary_statistics
-from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, unknown_remark
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.validation import validate
 from tests.builders import tree
@@ -204,36 +204,13 @@ def test_resumed_run_restores_lost_files(captions, tmp_path, lost):
     ("selection", "message"),
     [
         ({"splits": ("trian",)}, "no captions of split 'trian': it has test, train, val. Choose with --splits"),
-        ({"languages": ("cs",)}, "no captions of language 'cs': it has de, en, fr. Choose with --languages"),
-        ({"portions": ("task1",)}, "no captions of portion 'task1': it has comparable, translation"),
         (
             {"portions": ("comparable",), "languages": ("fr",)},
             "no captions of the selected portions, splits and languages together: it has comparable/test/de, ",
         ),
-        ({"splits": ()}, "no captions of the selected portions, splits and languages together"),
     ],
 )
 def test_selection_without_captions_is_an_error(captions, tmp_path, selection, message):
     with pytest.raises(InputError, match=message):
         build_vocabulary(VocabularyJob(captions, str(tmp_path / "v"), **selection), ONE)
     assert not (tmp_path / "v").exists()
-
-
-def test_invalid_count_scope_is_refused():
-    with pytest.raises(UsageError, match="--count-scope is 'both'"):
-        VocabularyJob("c", "v", count_scope="both")
-
-
-@pytest.mark.parametrize(
-    ("unknown", "named"),
-    [
-        ({"de": {"train": 0.75, "test": 0.9}, "en": {"train": 0.5}}, "(de 75%)"),
-        ({"de": {"test": 0.9}}, ""),
-        ({"cs": {"train": 0.6}, "en": {"train": 1.0}}, "(cs 60%, en 100%)"),
-        ({}, ""),
-    ],
-)
-def test_unknown_remark_names_languages_whose_training_tokens_are_mostly_unknown(unknown, named):
-    remark = unknown_remark(VocabularyJob("captions", "vocabulary", min_count=4), unknown)
-    assert named in remark
-    assert ("--min-count" in remark) == bool(named)
