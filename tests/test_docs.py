@@ -217,35 +217,6 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
         assert set(OPTION.findall(span)) <= known, span
 
 
-READ = ("captions", "vocabulary", "encoded", "features", "token_features", "dataset", "a", "b", "run", "runs")
-GIVEN = {"multi30k", "photos", "tables", "open_clip:models/own", "open_clip:ViT-B-32.datacomp_xl_s13b_b90k"}
-# What may differ between two commands that write the same folder: the result is the same.
-FREE = {
-    *("device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "metrics_file", "max_failures"),
-    *("note", "overwrite", "task"),
-}
-
-
-def test_folders_fit_each_other_from_page_to_page() -> None:
-    """Each folder that a line reads is written by a line of some page, and every line that writes it is the same command."""
-    pages = ["README.md", *(page for page in SITE if page in PAGES and page != TUTORIAL)]
-    lines = [(page, line) for page in pages for line in shell_lines(page) if line.startswith("imagepivot ")]
-    made: dict[str, tuple[str, str]] = {}
-    read: set[str] = set()
-    for page, line in lines:
-        _, name, *words = shlex.split(line)
-        if "--config" in words or "--list-presets" in words or "gs://" in line:
-            continue
-        params = COMMANDS[name].make_context(name, words).params
-        values = [params[key] for key in READ if params.get(key)]
-        read.update(item for value in values for item in ([value] if isinstance(value, str) else value))
-        if params.get("output") and name != "doctor":  # Which deletes its file.
-            identity = name, repr(sorted((key, value) for key, value in params.items() if key not in FREE | {"output"}))
-            assert made.setdefault(params["output"], identity) == identity, (page, line)
-    assert read - {*made, *GIVEN} == set()
-    assert {"captions", "vocabulary", "encoded", "features", "regions", "imported", "runs/c2c", "embeddings"} <= set(made)
-
-
 FEW = {"train": 12, "val": 4, "test_2016": 4}
 TEXTS = {"en": "a dog runs through the white snow", "de": "ein Hund läuft durch den Schnee"}
 QUICKLY = {

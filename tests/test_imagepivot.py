@@ -99,15 +99,6 @@ def test_modules_beside_a_script_are_warned_of_once(here, words, hidden):
     ]
 
 
-def test_folder_without_modules_and_scripts_elsewhere_have_no_warning(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "image.png").touch()
-    (tmp_path / "script.py").write_text("import imagepivot\n")
-    assert python("script.py", cwd=tmp_path).stderr == ""
-    (tmp_path / "train" / "steps.py").touch()
-    assert f"{tmp_path / 'train'} is hidden" in python("script.py", cwd=tmp_path).stderr
-
-
 PIPELINE = """
 import sys
 

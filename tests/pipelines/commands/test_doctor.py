@@ -47,14 +47,6 @@ def test_failed_check_is_exit_code_1(check):
     assert (code, json.loads(out), err) == (1, {"ok": False, "checks": [expected]}, "")
 
 
-def test_options_are_arguments_of_the_checks(check):
-    *_, (output, extractor, device) = check(
-        "gs://b/c", "--extractor", "vgg19-10crop", "--weights", "random:1", "--device", "cuda"
-    )
-    assert (output, device) == ("gs://b/c", "cuda")
-    assert (extractor.name, extractor.weights, extractor.precision) == ("vgg19-10crop", "random:1", "fp32")
-
-
 WITHOUT_EXTRAS = """
 import sys
 

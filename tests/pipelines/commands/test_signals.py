@@ -62,15 +62,6 @@ def test_narrow_encoding_prints_escapes(folder, environment, encoding):
     assert (help_text.returncode, help_text.stderr) == (0, b"")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("environment", [ASCII, {"PYTHONIOENCODING": "ascii"}])
-def test_errors_on_such_a_terminal(folder, environment):
-    done = call(folder, "inspect", "neexistující", **environment)
-    assert done.returncode in (1, 2)
-    assert done.stderr.startswith((b"Error: 'neexistuj", b"Error: cannot use the location 'neexistuj"))
-    assert b"Traceback" not in done.stderr
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("redirect", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams(folder, redirect):

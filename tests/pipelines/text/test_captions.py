@@ -133,8 +133,6 @@ def test_finished_shards_are_kept(table, prepared, tmp_path):
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
-"""A runner that is not the local one, so that workers are not taken to share a disk."""
-
 
 @pytest.fixture
 def tiny(monkeypatch):

@@ -9,12 +9,12 @@ from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import ENCODED
 from schemas.vocabulary import Vocabulary
 from schemas.writing.validation import validate
-from tests.builders import tree, write_rows
+from tests.builders import write_rows
 from tests.pipelines.text.captions import tokenized
 
 ONE = Execution(workers=1)
@@ -151,14 +151,3 @@ def test_encode_captions_with_changed_content_needs_overwrite(inputs, encoded, t
     encode_captions(replace(job, overwrite=True), ONE)
     one = [1, open_dataset(inputs / "vocabulary").vocabulary().ids["a"], 2]
     assert open_dataset(tmp_path / "e").table()["token_ids"].to_pylist() == [one] * len(rows)
-
-
-@pytest.mark.slow
-def test_shards_are_read_in_batches_of_any_size(inputs, encoded, tmp_path, monkeypatch):
-    monkeypatch.setattr("schemas.kinds._BATCH_BYTES", 1)
-    read = Dataset.shard
-    whole = []
-    monkeypatch.setattr(Dataset, "shard", lambda self, *more: whole.append(self.kind) or read(self, *more))
-    encode_captions(job_of(inputs, tmp_path / "e"), ONE)
-    assert tree(tmp_path / "e") == tree(encoded)
-    assert set(whole) == {"vocabulary"}

@@ -119,20 +119,6 @@ def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
     ]
 
 
-def test_mistakes(job, captions, model, tmp_path):
-    extract_text_features(job, ONE)
-    with pytest.raises(DatasetError, match="holds token-features, expected captions"):
-        extract_text_features(TextFeaturesJob(job.output, str(tmp_path / "x"), str(model)))
-    empty = tmp_path / "empty"
-    write_rows(empty, "captions", [], shards=1)
-    with pytest.raises(DatasetError, match="empty' has no captions"):
-        extract_text_features(TextFeaturesJob(str(empty), str(tmp_path / "x"), str(model)))
-    elsewhere = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--region=r", "--temp_location=gs://b/t"))
-    with pytest.raises(UsageError, match=r"is a path on this machine"):
-        extract_text_features(TextFeaturesJob("gs://b/captions", "gs://b/out", str(model)), elsewhere)
-    assert not (tmp_path / "x").exists()
-
-
 def test_command(captions, model, tmp_path, call):
     options = ("--model", model, "--sub-words", "first", "--dtype", "float16", "--device", "cpu")
     code, out, _ = call("text-features", captions, tmp_path / "bert", *options)

@@ -1,6 +1,5 @@
 import random
 from collections import Counter, defaultdict
-from itertools import combinations
 
 import pytest
 
@@ -160,31 +159,6 @@ def test_build_vocabulary_equals_a_plain_loop(rows, captions, tmp_path, selectio
     assert validate(folder) == []
     assert manifest.parameters["min_count"] == min_count
     assert [source["fingerprint"] for source in manifest.inputs] == [open_dataset(captions).fingerprint]
-
-
-@pytest.mark.slow
-def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, captions, tmp_path):
-    job = VocabularyJob(captions, str(tmp_path / "v"), min_count=4, count_scope="language", portions=("translation",))
-    statistics = build_vocabulary(job, ONE).statistics
-    counts = brute_counts(rows, portions=("translation",))
-    own = {language: {t for t, n in counter.items() if n >= 4} for language, counter in counts.items()}
-    assert statistics["tokens"] == {language: len(tokens) for language, tokens in own.items()}
-    assert statistics["sum"] == sum(map(len, own.values()))
-    assert statistics["union"] == len(set.union(*own.values()))
-    for a, b in combinations(sorted(own), 2):
-        overlap = (len(own[a] & own[b]) + 4) / (len(own[a] | own[b]) + 4)
-        assert statistics["jaccard"][f"{a}/{b}"] == pytest.approx(overlap, rel=1e-15)
-    known = set.union(*own.values())
-    for language in own:
-        for split in ("train", "val", "test"):
-            tokens = [
-                token
-                for _, tongue, portion, part, text in rows
-                if (tongue, portion, part) == (language, "translation", split)
-                for token in text.split()
-            ]
-            share = sum(token not in known for token in tokens) / len(tokens)
-            assert statistics["unknown"][language][split] == pytest.approx(share, rel=1e-15)
 
 
 @pytest.mark.slow

@@ -207,12 +207,3 @@ def test_broken_models_are_refused(read, model_file, tmp_path, size):
     (tmp_path / "cut.bin").write_bytes(model_file.read_bytes()[:size])
     with pytest.raises(InputError, match=r"cut\.bin' is not a model of fastText, or is cut off .*fetch it again"):
         read(tmp_path / "cut.bin")
-
-
-def test_binary_format_of_word2vec_is_named(read, tmp_path):
-    pytest.importorskip("gensim")
-    (tmp_path / "w.bin").write_bytes(b"1 2\ndog " + np.ones(2, "<f4").tobytes() + b"\n")
-    with pytest.raises(
-        InputError, match=r"w\.bin' is in word2vec's binary format: convert it to text with gensim: KeyedVectors"
-    ):
-        read(tmp_path / "w.bin")
