@@ -138,12 +138,6 @@ def test_language_for_each_file(job, change, message):
         WordVectorsJob(**{**vars(job), **change})
 
 
-def test_unknown_language_is_named(job):
-    with pytest.raises(InputError, match=r"has no words of language 'fr': it has de, en\. Choose with --languages"):
-        import_word_vectors(WordVectorsJob(job.vocabulary, job.files, job.output, ("en", "fr")))
-    assert not Path(job.output).exists()
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -157,12 +151,6 @@ def test_unsuitable_files_leave_no_output(job, data, message):
     with pytest.raises(InputError, match=message):
         import_word_vectors(job)
     assert not Path(job.output).exists()
-
-
-def test_another_dataset_is_no_vocabulary(job):
-    import_word_vectors(job)
-    with pytest.raises(DatasetError, match="holds word-vectors, expected vocabulary"):
-        import_word_vectors(WordVectorsJob(job.output, job.files, job.output, job.languages))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -207,3 +195,12 @@ def test_broken_models_are_refused(read, model_file, tmp_path, size):
     (tmp_path / "cut.bin").write_bytes(model_file.read_bytes()[:size])
     with pytest.raises(InputError, match=r"cut\.bin' is not a model of fastText, or is cut off .*fetch it again"):
         read(tmp_path / "cut.bin")
+
+
+def test_binary_format_of_word2vec_is_named(read, tmp_path):
+    pytest.importorskip("gensim")
+    (tmp_path / "w.bin").write_bytes(b"1 2\ndog " + np.ones(2, "<f4").tobytes() + b"\n")
+    with pytest.raises(
+        InputError, match=r"w\.bin' is in word2vec's binary format: convert it to text with gensim: KeyedVectors"
+    ):
+        read(tmp_path / "w.bin")
