@@ -83,12 +83,6 @@ def test_environment_of_other_programs_is_ignored(group, monkeypatch, capsys):
     assert "Show a dataset" in capsys.readouterr().out
 
 
-def test_file_itself_may_be_named_in_the_environment(parse, monkeypatch):
-    Path("of.toml").write_text('dataset = "d"\nrows = 2\n')
-    monkeypatch.setenv("IMAGEPIVOT_INSPECT_CONFIG", "of.toml")
-    assert parse("inspect").params["rows"] == 2
-
-
 # --- flags for Beam --------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import uvicorn
+from PIL import Image
 from starlette.testclient import TestClient
 
 from schemas.dataset import open_dataset
@@ -104,6 +105,18 @@ def test_sheet_disarms_hostile_captions(command, tokenizer, write_run, toy, capt
     [policy] = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert page.text.count("no picture") == 10
+
+
+@pytest.mark.slow
+def test_sheet_is_drawn_as_a_picture(command, tokenizer, write_run, toy, photos, tmp_path):
+    folder = write_run()
+    query = ("search", folder, "1", "2", "--language", "en", "--features", toy.features, "--top", 2)
+    command(*query, "--images", photos, "--output", tmp_path / "found.png")
+    run = open_run(folder)
+    gallery = embed_gallery(run, toy.features)
+    ids = [hit.image_id for word in "12" for hit in search_gallery(run, [f"en{word}", "enraw"], "en", gallery, top=2)]
+    colours = np.asarray(Image.open(tmp_path / "found.png").convert("RGB")).reshape(-1, 3)
+    assert all((np.abs(colours - np.array(colour_of(image_id))).max(1) <= 2).sum() > 5_000 for image_id in ids)
 
 
 def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_path):
@@ -206,6 +219,18 @@ def test_printed_link_opens_the_served_page(command, toy, served, host):
     assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
     assert ("?token=" in link) == (host != "127.0.0.1")
     assert f"<h1>Report of {Path(toy.vocabulary).name}</h1>" in TestClient(app, base_url=link).get(link).text
+
+
+@pytest.mark.slow
+def test_served_search_is_that_of_the_first_run(command, finished_run, toy, served, tmp_path):
+    """Evaluations before it search nothing."""
+    run, scores = finished_run[0], tmp_path / "scores"
+    command("evaluate", run, "--captions", toy.captions, "--features", toy.features, "--output", scores)
+    image_id = open_dataset(toy.features).image_ids()[0]
+    for runs, status in (([scores, run], 200), ([scores], 400)):
+        command("report", *runs, toy.features, "--serve", "--address", "127.0.0.1:0")
+        client = TestClient(served[-1][0], base_url="http://127.0.0.1")
+        assert client.get("/search.json", params={"like": image_id}).status_code == status
 
 
 def test_serving_refuses_addresses_before_the_work(command, tmp_path):

@@ -186,12 +186,6 @@ def test_prepare(name: str, expected: list[str]) -> None:
     assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", load_recipe(name)) == expected
 
 
-@pytest.mark.parametrize("text", ["", " ", "\xa0\t", "\u2028", "\x1c"])
-@pytest.mark.parametrize("name", list(RECIPES))
-def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
-    assert prepare(text, "en", load_recipe(name)) == []
-
-
 def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
     message = "unknown recipe 'multi30k': expected one of moses-truecase, multi30k-lc, raw; did you mean 'multi30k-lc'?"
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):

@@ -119,15 +119,6 @@ def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
     ]
 
 
-def test_command(captions, model, tmp_path, call):
-    options = ("--model", model, "--sub-words", "first", "--dtype", "float16", "--device", "cpu")
-    code, out, _ = call("text-features", captions, tmp_path / "bert", *options)
-    assert (code, "token-features: 90 rows in 4 shards" in out) == (0, True)
-    assert str(open_dataset(tmp_path / "bert").schema.field("vectors").type) == "list<item: halffloat not null>"
-    for command, said in (("inspect", "captions read in parts"), ("validate", "is valid")):
-        assert said in " ".join(call(command, tmp_path / "bert")[1].split())
-
-
 def test_resume_with_another_version_of_the_model_code_is_refused(job, monkeypatch, tmp_path):
     from extractors.tokens.transformer import TokenExtractor
 

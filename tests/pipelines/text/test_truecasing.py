@@ -95,10 +95,6 @@ def test_truecase(caption: str, expected: str) -> None:
     assert truecase(caption.split(" ") if caption else [], MODEL) == expected.split()
 
 
-def test_truecase_with_an_empty_model_changes_nothing() -> None:
-    assert truecase(["The", "DOG", "."], TruecaseModel.from_counts({})) == ["The", "DOG", "."]
-
-
 def test_final_sigma_is_one_type_with_the_others() -> None:
     model = TruecaseModel.from_counts({"ΟΔΟΣ": 10, "Οδοσ": 20})
     assert model.best == {"οδοσ": "Οδοσ"}
