@@ -1,18 +1,13 @@
-"""Figures that must not get worse are in tests/benchmarks/floors.json, and the speed table is one that a run reads and writes."""
+"""Figures that must not get worse are in tests/benchmarks/floors.json."""
 
 import json
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.benchmarks import speed_table, targets
-
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "benchmarks"
 FLOORS = json.loads((FOLDER / "floors.json").read_text(encoding="utf-8"))
 FIELDS = {"name", "bound", "ratio", "unit", "baseline", "processor", "commit", "script"}
-PAGE = ROOT / "docs" / "internals" / "performance.md"
 
 
 def test_each_floor_has_all_fields_and_a_script_here_or_at_its_commit() -> None:
@@ -32,55 +27,5 @@ def test_each_script_measures_its_own_floors() -> None:
         text = script.read_text(encoding="utf-8")
         used = {name for _, name in re.findall(r"\bfloor\(([\"'])(.+?)\1\)", text)}
         own = {entry["name"] for entry in FLOORS if entry["script"] == script.relative_to(ROOT).as_posix()}
-        assert used == own or script.name == "bench_speed.py"  # Which goes by the targets of a row, see below.
+        assert used == own or script.name == "bench_speed.py"  # Which goes by the targets of a row.
         assert not re.search(r"at_least=[0-9]|target: (at most|at least|under|less than) [0-9.,]*[0-9]+\)", text), script.name
-
-
-def test_write_without_rows_keeps_the_page(tmp_path: Path) -> None:
-    page = tmp_path / "speed.md"
-    page.write_bytes(PAGE.read_bytes())
-    speed_table.write(page, {})
-    assert page.read_bytes() == PAGE.read_bytes()
-
-
-def test_write_replaces_measured_cells(tmp_path: Path) -> None:
-    page = tmp_path / "speed.md"
-    page.write_text("before\n<!-- speed: begin -->\n<!-- speed: end -->\nafter\n", encoding="utf-8")
-    key = ("resnet50-pool", "AVX2", "fp32")
-    speed_table.write(page, {key: {"baseline": "1", "imagepivot": "2"}})
-    speed_table.write(page, {key: {"imagepivot": "3"}, ("new", "AMX", "bf16"): {"baseline": "4"}})
-    assert speed_table.read(page) == {key: {"baseline": "1", "imagepivot": "3"}, ("new", "AMX", "bf16"): {"baseline": "4"}}
-    assert page.read_text(encoding="utf-8").startswith("before\n<!-- speed: begin -->\n| extractor | processor |")
-    assert page.read_text(encoding="utf-8").endswith("<!-- speed: end -->\nafter\n")
-
-
-def test_page_without_a_table_is_said_to_be_one(tmp_path: Path) -> None:
-    page = tmp_path / "speed.md"
-    page.write_text("nothing\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="the page lacks <!-- speed: begin -->"):
-        speed_table.read(page)
-
-
-@pytest.mark.parametrize(
-    ("extractor", "processor", "precision", "expected"),
-    [
-        ("resnet50-pool", "AVX2", "fp32", [("imagepivot", "baseline", 1.0), ("imagepivot, --compile", "baseline", 1.3)]),
-        ("resnet50-pool", "AVX-512", "bf16", []),
-        ("resnet50-pool", "AVX-512 with bf16", "bf16", [("imagepivot", "folded", 0.95)]),
-        ("faster-rcnn-36", "AVX-512", "fp32", [("imagepivot", "baseline", 1.0)]),
-        ("faster-rcnn-36", "AMX", "bf16", [("imagepivot", "baseline", 2.5)]),
-    ],
-)
-def test_each_class_of_processor_has_targets(extractor: str, processor: str, precision: str, expected: list[tuple]) -> None:
-    assert list(targets.targets_of(extractor, processor, precision)) == expected
-
-
-def test_verdicts_judge_measured_columns() -> None:
-    of_row = targets.targets_of("resnet50-pool", "AVX2", "fp32")
-    judged = targets.verdicts(of_row, {"baseline": 10.0, "imagepivot": 10.0, "imagepivot, --compile": 12.9}, None)
-    assert [verdict.word for verdict in judged] == ["met", "missed", "not measured"]
-    assert [verdict.cell for verdict in judged] == ["1.00 of 1.0: met", "1.29 of 1.3: missed", ""]
-    assert str(judged[1]) == "imagepivot, --compile at least 1.3 of baseline: missed with 1.29"
-    judged = targets.verdicts(of_row, {"imagepivot": 10.0}, 2.6)
-    assert [verdict.word for verdict in judged] == ["not measured", "not measured", "missed"]
-    assert str(judged[2]) == "one image in at most 2.5 s: missed with 2.60"

@@ -4,7 +4,6 @@ import ast
 import gzip
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -12,25 +11,20 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 import yaml
 from qdrant_client import QdrantClient
 
 import imagepivot
-from extractors import ExtractorRequest, RegionOptions
-from pipelines.commands.app import app
+from extractors import ExtractorRequest
 from schemas.console import events
-from schemas.kinds import schema_of, vector_bytes
 from schemas.process.shutdown import CLOSED_PIPE
 from tests import reference
 from tests.integration.processes import start
@@ -44,7 +38,6 @@ PAGES = {
 SITE = [f"docs/{page}" for page in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])]
 TUTORIAL = "docs/tutorial/index.md"
 BEAM = "docs/how-to/beam.md"
-README_LINES = 150
 TREE_COLUMN = 25  # Of CONTRIBUTING's tree: what follows is about the folder.
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -133,22 +126,6 @@ def with_checked_shapes(block: str) -> str:
     return CHECK_SHAPES + "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("line", ["a, b = x, 1  # {} and more", "x.shape  # {}, one array", "x, y  # {}, [T]"])
-@pytest.mark.parametrize(("shape", "is_right"), [("(3, 4)", True), ("(3, 5)", False), ("(3, 4, 1)", False), ("[3, T]", True)])
-def test_shapes_in_comments_are_checked(line: str, shape: str, is_right: bool) -> None:
-    code = compile(with_checked_shapes(line.format(shape)), "snippet", "exec")
-    values = {"x": np.zeros((3, 4)), "y": np.zeros(7)}
-    if is_right:
-        exec(code, values)
-    else:
-        with pytest.raises(AssertionError, match="3, 4"):
-            exec(code, values)
-
-
-def test_pages_with_snippets() -> None:
-    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (14, 40)
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page not in (TUTORIAL, "docs/how-to/train.md")])
 def test_snippets_run(page: str, folder: Path) -> None:
@@ -163,26 +140,6 @@ def test_snippets_run(page: str, folder: Path) -> None:
         paths[-1].write_text(with_checked_shapes(block).replace("'300'", f"'{images}'"), encoding="utf-8")
     # One process for all blocks of a page, each with names of its own: loading torch and Beam takes longer than they do.
     run_python(RUN_ALL, *map(str, paths), cwd=folder, HF_HUB_OFFLINE="1", HF_HOME=str(folder / "hf"))
-
-
-TRACKED = """
-import glob, json, pathlib
-lines = [json.loads(line) for line in open("build/tracked/log.jsonl", encoding="utf-8")]
-score = [line["score"] for line in lines if line["event"] == "evaluation"][-1]
-tracked = mlflow.active_run().info.run_id
-assert mlflow.get_run(tracked).data.metrics["evaluation/score"] == score
-(events,) = glob.glob("build/wandb/offline-run-*/*.wandb")
-assert b"evaluation/score" in pathlib.Path(events).read_bytes()
-"""
-
-
-@pytest.mark.cluster
-def test_trackers_receive_the_log(folder: Path) -> None:
-    if missing := [name for name in ("wandb", "mlflow") if find_spec(name) is None]:
-        pytest.skip(f"{' and '.join(missing)} not installed: pip install wandb mlflow")
-    by_wandb, by_mlflow = blocks("docs/how-to/train.md", "python")
-    train = 'imagepivot.train("demo", corpus, "build/tracked", device="cpu", max_steps=20)\n'
-    run_python(by_wandb + by_mlflow + train + TRACKED, cwd=folder, WANDB_SILENT="true")
 
 
 @pytest.mark.cluster
@@ -258,55 +215,6 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
             assert command in COMMANDS, span
             known = options_of(command) | {"--help"} | BEAM_FLAGS
         assert set(OPTION.findall(span)) <= known, span
-
-
-READ = ("captions", "vocabulary", "encoded", "features", "token_features", "dataset", "a", "b", "run", "runs")
-GIVEN = {"multi30k", "photos", "tables", "open_clip:models/own", "open_clip:ViT-B-32.datacomp_xl_s13b_b90k"}
-# What may differ between two commands that write the same folder: the result is the same.
-FREE = {
-    *("device", "workers", "resume", "batch_size", "config", "dry_run", "log_json", "metrics_file", "max_failures"),
-    *("note", "overwrite", "task"),
-}
-
-
-def test_folders_fit_each_other_from_page_to_page() -> None:
-    """Each folder that a line reads is written by a line of some page, and every line that writes it is the same command."""
-    pages = ["README.md", *(page for page in SITE if page in PAGES and page != TUTORIAL)]
-    lines = [(page, line) for page in pages for line in shell_lines(page) if line.startswith("imagepivot ")]
-    made: dict[str, tuple[str, str]] = {}
-    read: set[str] = set()
-    for page, line in lines:
-        _, name, *words = shlex.split(line)
-        if "--config" in words or "--list-presets" in words or "gs://" in line:
-            continue  # Files of values are tried by a test of their own.
-        params = COMMANDS[name].make_context(name, words).params
-        values = [params[key] for key in READ if params.get(key)]
-        read.update(item for value in values for item in ([value] if isinstance(value, str) else value))
-        if params.get("output") and name != "doctor":  # Which deletes its file.
-            identity = name, repr(sorted((key, value) for key, value in params.items() if key not in FREE | {"output"}))
-            assert made.setdefault(params["output"], identity) == identity, (page, line)
-    assert read - {*made, *GIVEN} == set()
-    assert {"captions", "vocabulary", "encoded", "features", "regions", "imported", "runs/c2c", "embeddings"} <= set(made)
-
-
-def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for text, name in zip(blocks("docs/reference/configuration.md", "toml"), ("run.toml", "captions.toml"), strict=True):
-        assert text.startswith(f"# {name}")
-        Path(name).write_text(text, encoding="utf-8")
-    group = typer.main.get_command(app)
-    parsed = []
-    for line in [*shell_lines("docs/reference/configuration.md"), "imagepivot captions --config captions.toml"]:
-        words = shlex.split(line)
-        with pytest.MonkeyPatch.context() as patch, typer.Context(group, info_name="imagepivot") as parent:
-            while "=" in words[0]:
-                patch.setenv(*words.pop(0).split("=", 1))
-            parsed.append(COMMANDS[words[1]].make_context(words[1], words[2:], parent=parent).params)
-    assert [params["output"] for params in parsed] == [
-        *("captions", "features", "features", "captions", "features", "gs://bucket/captions")
-    ]
-    assert [params.get("device") for params in parsed] == [None, "auto", "cpu", None, "auto", None]
-    assert [params.get("dry_run") for params in parsed] == [None, True, False, None, False, None]
 
 
 FEW = {"train": 12, "val": 4, "test_2016": 4}
@@ -420,32 +328,6 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-@pytest.mark.parametrize(
-    ("row", "name", "options"),
-    [
-        (0, "resnet50-pool", {}),
-        (1, "vgg19-10crop", {}),
-        (2, "vgg19-10crop", {"keep_crops": True}),
-        (3, "vgg19-grid", {}),
-        (4, "resnet152-grid", {}),
-        (5, "resnet152-grid", {"dtype": "float16"}),
-        (6, "faster-rcnn-36", {}),
-        (7, "faster-rcnn-36", {"regions": RegionOptions(min_regions=10, max_regions=100)}),
-    ],
-)
-def test_features_report_their_disk_space(row: int, name: str, options: dict[str, Any]) -> None:
-    spec, kind = ExtractorRequest(name, **options).spec(), "features"
-    if name == "faster-rcnn-36":
-        kind, spec = "regions", replace(spec, shape=(options.get("regions", RegionOptions()).max_regions, *spec.shape[1:]))
-    size = vector_bytes(schema_of(kind, spec))
-    extractor, arithmetic, *totals = rows_of("docs/reference/extractors.md", "Time and disk")[row]
-    assert extractor.startswith(f"`{name}")
-    assert ("float16" in extractor, "--keep-crops" in extractor) == ("dtype" in options, "keep_crops" in options)
-    expression, _, result = arithmetic.replace("×", "*").replace(",", "").partition("=")
-    assert eval(expression) == int(result) == size
-    assert totals == [f"{size * images / 1e9:.2f} GB" for images in (31_783, 123_287)]
-
-
 def test_exit_codes() -> None:
     codes = {int(row[0]) for row in rows_of("docs/reference/events.md", "Exit codes")}
     stopped = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -469,34 +351,6 @@ def test_messages_in_troubleshooting_are_those_of_the_program() -> None:
     every_span = [span for page in pages for span in code_spans(page)]
     spans = [span for span in every_span if span.count(" ") > 1 and not span.startswith("imagepivot ")]
     assert {text for text in [*headings, *spans] if not any(text in message for message in written)} == set()
-
-
-# --- the site --------------------------------------------------------------------------------------------------------
-
-
-def test_start_page_of_the_site_is_the_readme_with_the_lists_of_pages() -> None:
-    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
-    text = hooks["on_page_markdown"](PAGES["docs/index.md"], page)
-    readme = [heading for heading in HEADING.findall(BLOCK.sub("", PAGES["README.md"])) if heading != "Documentation"]
-    own = HEADING.findall(PAGES["docs/index.md"])[1:]
-    assert HEADING.findall(BLOCK.sub("", text)) == readme + own
-    assert "](images/search.png)" in text
-    links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
-    generated = {path.removeprefix("docs/") for path in hooks["ROOT_PAGES"].values()}
-    assert {link for link in links - {""} - generated if not (ROOT / "docs" / link).is_file()} == set()
-    assert "index.md" not in links
-
-
-def test_search_works_on_the_files_of_the_site() -> None:
-    plugins = (ROOT / "mkdocs.yml").read_text().partition("\nplugins:")[2].partition("\n\n")[0]
-    assert re.findall(r"^  - (\w+)", plugins, flags=re.MULTILINE) == ["search", "offline", "mkdocstrings"]
-    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
-    page = SimpleNamespace(url="how-to/read.html")
-    script = hooks["on_post_page"](f'<script src="{hooks["SHIM"]}"></script>', page)
-    assert script == '<script src="../javascripts/frame-worker.js"></script>'
-    assert (ROOT / "docs/javascripts/frame-worker.js").is_file()
-    assert "\nuse_directory_urls: false\n" in (ROOT / "mkdocs.yml").read_text()
 
 
 # --- the map of the code ---------------------------------------------------------------------------------------------
@@ -527,17 +381,6 @@ def test_paths_in_contributing_exist() -> None:
     assert [path for path in paths if not any(ROOT.glob(path))] == []
 
 
-@pytest.mark.slow
-def test_names_in_contributing_exist() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for folder in source_folders() for path in (ROOT / folder).glob("*.py"))
-    walked = PAGES["docs/internals/extending.md"] + PAGES["docs/internals/architecture.md"].partition("## Call chains")[2]
-    names = {part for span in CODE.findall(walked) if re.fullmatch(r"[A-Za-z_.]+", span) for part in span.split(".")}
-    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
-    placed = re.findall(r"`([A-Za-z_.]+)`\s+\(`([a-z0-9_/]+\.py)`\)", walked)
-    assert len(placed) > 20
-    assert [pair for pair in placed if pair[0].rpartition(".")[2] not in (ROOT / pair[1]).read_text(encoding="utf-8")] == []
-
-
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
@@ -555,14 +398,6 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_site_has_every_page() -> None:
     assert {page for page in PAGES if page.startswith("docs/")} == {page for page in SITE if page in PAGES}
-
-
-def test_readme_is_short() -> None:
-    assert len(PAGES["README.md"].splitlines()) <= README_LINES
-
-
-def test_pictures_are_small() -> None:
-    assert [path.name for path in (ROOT / "docs").rglob("*.png") if path.stat().st_size > 150_000] == []
 
 
 def test_version_is_the_same_everywhere() -> None:

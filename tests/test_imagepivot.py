@@ -40,11 +40,6 @@ def test_public_names_load_from_their_modules():
         assert getattr(imagepivot, name) is getattr(sys.modules[module], original)
 
 
-def test_unknown_name_raises_attribute_error():
-    with pytest.raises(AttributeError, match="module 'imagepivot' has no attribute 'open_datasets'"):
-        imagepivot.open_datasets  # noqa: B018
-
-
 @pytest.mark.slow
 def test_reading_loads_neither_torch_nor_beam(small_features):
     script = (
@@ -104,23 +99,6 @@ def test_modules_beside_a_script_are_warned_of_once(here, words, hidden):
     ]
 
 
-def test_folder_without_modules_and_scripts_elsewhere_have_no_warning(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "image.png").touch()
-    (tmp_path / "script.py").write_text("import imagepivot\n")
-    assert python("script.py", cwd=tmp_path).stderr == ""
-    (tmp_path / "train" / "steps.py").touch()
-    assert f"{tmp_path / 'train'} is hidden" in python("script.py", cwd=tmp_path).stderr
-
-
-@pytest.mark.slow
-def test_interactive_session_beside_foreign_modules(here, small_features):
-    session = f"import imagepivot\nprint(len(imagepivot.open_dataset({str(small_features)!r})))\n"
-    done = python("-i", "-q", cwd=here, stdin=session)
-    assert "6\n" in done.stdout
-    assert "Traceback" not in done.stderr
-
-
 PIPELINE = """
 import sys
 
@@ -140,31 +118,6 @@ def test_worker_processes_of_a_pipeline_beside_foreign_modules(here):
     assert python("script.py", "captions.tsv", cwd=here).stdout == "50\n"
 
 
-SPAWNED = """
-import importlib
-import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-
-import imagepivot
-
-if __name__ == "__main__":
-    pool = ProcessPoolExecutor(
-        1, mp_context=get_context("spawn"), initializer=importlib.import_module, initargs=("imagepivot",)
-    )
-    with pool:
-        print(pool.submit(imagepivot.shard_of, "image", 7).result() == imagepivot.shard_of("image", 7))
-"""
-
-
-@pytest.mark.slow
-def test_spawned_processes_beside_foreign_modules(here):
-    (here / "script.py").write_text(SPAWNED)
-    done = python("script.py", cwd=here)
-    assert done.stdout == "True\n"
-    assert done.stderr.count("train.py is hidden") == 1
-
-
 @pytest.mark.parametrize("content", ["VERSION = 1\n", None], ids=["module", "folder"])
 def test_loaded_foreign_module_is_named(tmp_path, content):
     place = tmp_path / "schemas" / ("__init__.py" if content else "data.txt")
@@ -176,17 +129,3 @@ def test_loaded_foreign_module_is_named(tmp_path, content):
     assert "ImportError: imagepivot has a package 'schemas'" in done.stderr
     assert f"from '{place if content else place.parent}'" in done.stderr
     assert "rename that module" in done.stderr
-
-
-@pytest.mark.slow
-def test_loaded_own_packages_are_accepted():
-    script = "import schemas.dataset, train\nimport imagepivot\nprint(imagepivot.open_dataset is schemas.dataset.open_dataset)"
-    assert python("-c", script, cwd=ROOT).stdout == "True\n"
-
-
-def test_job_repr_shows_only_values_that_differ_from_the_defaults() -> None:
-    job = imagepivot.CaptionsJob("a.tsv", "out", format="table", languages=("de",))
-    assert repr(job) == "CaptionsJob(source='a.tsv', output='out', format='table', languages=('de',))"
-    assert repr(imagepivot.ExtractorRequest("vgg19-10crop", weights="random:0")) == (
-        "ExtractorRequest(name='vgg19-10crop', weights='random:0')"
-    )

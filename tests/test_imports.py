@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.builders import write_rows
-from tests.tiny_bert import make_tiny_bert
-
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "extractors", "pipelines", "train")
 # What a package must not import.
@@ -253,52 +250,10 @@ def test_only_the_console_package_draws_tables_and_progress(sources):
     assert sorted(drawing) == ["schemas.console.progress", "schemas.console.tables"]
 
 
-def test_figures_are_created_with_the_names_and_the_style_of_drawing(sources):
-    importing = {name for name, text in sources.items() if re.search(r"(from|import) matplotlib\b", text)}
-    assert importing == {"schemas.drawing.style", "schemas.drawing.fonts"}
-    creating = {name for name, text in sources.items() if re.search(r"\b(Figure|new_figure)\(", text)}
-    assert creating >= {"pipelines.datasets.view", "train.reports.comparison_plot", "train.runs.curves"}
-    assert creating == {name for name in creating if re.search(r"^@own_style|with own_style", sources[name], re.MULTILINE)}
-
-
 def test_only_the_storage_package_imports_store_clients(sources):
     found = {name: clients(text) for name, text in sources.items() if not name.startswith("schemas.storage.")}
     assert {name: names for name, names in found.items() if names} == {}
     assert set().union(*map(clients, sources.values())) == CLIENTS
-
-
-def test_stores_have_one_client_each(sources):
-    """Neither obstore nor pyarrow reaches a store; local disks need no file system of pyarrow."""
-    others = r"\bobstore\b|pyarrow\.fs\b|from pyarrow import .*\bfs\b|\.__reduce__\("
-    assert [name for name, text in sources.items() if re.search(others, text)] == []
-    google = [name for name, text in sources.items() if "is_google" in text]
-    assert google == []
-
-
-def test_layout_has_no_circle_itself():
-    for rooms in ROOMS.values():
-        edges = {name: {*rooms} - {name} if "*" in allowed else allowed for name, allowed in rooms.items()}
-        assert circle(edges) == []
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from pipelines.features import extraction",
-        "from pipelines.features.extraction import FeaturesPlan",
-        "import pipelines.features.extraction",
-    ],
-)
-@pytest.mark.parametrize("place", ["{}", "def lazily():\n    {}"])
-def test_trespass_is_found(statement, place):
-    source = place.format(statement)
-    found = graph({"pipelines.inputs.files": source, "pipelines.features": "", "pipelines.features.extraction": ""})
-    assert trespasses(found) == [f"pipelines.inputs.files:{source.count(chr(10)) + 1} imports pipelines.features.extraction"]
-
-
-def test_circles_are_found_at_any_depth():
-    texts = {"a": "import b", "b": "def lazily():\n    from c import x", "c": "import a", "d": "import a"}
-    assert set(circle(graph(texts))) == {"a", "b", "c"}
 
 
 # --- without the rest ------------------------------------------------------------------------------------------------
@@ -402,8 +357,6 @@ def test_features_in_process_import_neither_torchvision_nor_beam_and_up_to_date_
 def text_inputs(tmp_path: Path) -> Path:
     (tmp_path / "table.csv").write_text("image_id,text,language,split\n1,A dog runs .,en,train\n", encoding="utf-8")
     (tmp_path / "words.vec").write_text("dog 1 2\nruns 3 4\n", encoding="utf-8")
-    (tmp_path / "broken.csv").write_text("image_id,text\n1,A dog,runs\n", encoding="utf-8")
-    (tmp_path / "broken.vec").write_text("dog 1 2\nruns 3\n", encoding="utf-8")
     return tmp_path
 
 
@@ -418,29 +371,3 @@ def test_text_in_process_imports_neither_beam_nor_torch_and_up_to_date_nothing(t
     first, second = (run(CALL, str(text_inputs), *commands).splitlines() for _ in range(2))
     assert (first[-1], second[-1]) == ("['sacremoses']", "[]")
     assert without_seconds(second[:-1]) == without_seconds(first[:-1])
-
-
-@pytest.mark.cluster
-def test_token_features_in_process_import_no_beam_and_up_to_date_no_model(tmp_path):
-    rows = [{"image_id": "1", "language": "en", "portion": "comparable", "index": 0, "split": "train", "text": "a dog"}]
-    write_rows(tmp_path / "captions", "captions", [row | {"tokens": row["text"].split()} for row in rows], shards=1)
-    make_tiny_bert(tmp_path / "bert")
-    first, second = (run(CALL, str(tmp_path), "text-features captions vectors --model bert").splitlines() for _ in range(2))
-    with_transformers = {"torchvision", "torch._dynamo"}
-    assert set(ast.literal_eval(first[-1])) - with_transformers == {"torch", "transformers"}
-    assert second[-1] == "[]"
-    assert without_seconds(second[:-1]) == without_seconds(first[:-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_wrong_text_is_told_before_beam_and_torch_are_loaded(text_inputs, workers):
-    run(CALL, str(text_inputs), "captions table.csv captions --format table", "vocabulary captions vocabulary --min-count 1")
-    commands = (
-        f"captions broken.csv x --format table --workers {workers}",
-        f"vocabulary captions x --splits test --workers {workers}",
-        f"encode captions captions x --workers {workers}",
-        "word-vectors vocabulary broken.vec x --languages en",
-        f"text-features captions x --model none --workers {workers}",
-    )
-    assert run(CALL, str(text_inputs), *commands).splitlines() == ["1"] * 5 + ["[]"]

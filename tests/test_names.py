@@ -56,10 +56,3 @@ def test_names_in_several_modules_are_listed_with_their_reason():
     assert {name: paths for name, paths in shared.items() if name not in SHARED} == {}
     assert set(SHARED) <= set(shared), "remove names that one module has"
     assert len(shared) <= MAX_SHARED
-
-
-def test_names_in_finds_functions_classes_and_aliases():
-    text = (
-        "def a(): pass\nclass B: pass\nC: TypeAlias = int\nDef = str | int\nE = 1\nT = TypeVar('T')\nif x:\n  class F: pass\n"
-    )
-    assert list(names_in(ast.parse(text).body)) == ["a", "B", "C", "Def", "F"]

@@ -1,11 +1,9 @@
-"""The page of releasing and the workflows agree with the project's metadata and `.ci/run`."""
+"""The page of releasing and the workflows agree with the project's metadata."""
 
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 
@@ -33,15 +31,6 @@ def test_recipe_has_the_requirements_of_the_bare_distribution():
     assert requirements(recipe()["requirements"]["run"]) == run
 
 
-def test_recipe_builds_as_pyproject_does():
-    host = requirements(recipe()["requirements"]["host"])
-    build = requirements(METADATA["build-system"]["requires"])
-    assert {name: host[name] for name in build} == build
-    assert set(host) - set(build) == {"python", "pip"}
-    entries = [f"{name} = {function}" for name, function in PROJECT["scripts"].items()]
-    assert recipe()["build"]["python"]["entry_points"] == entries
-
-
 def test_recipe_names_version_and_licence():
     assert recipe()["context"]["version"] == PROJECT["version"]
     assert recipe()["about"]["license"] == PROJECT["license"]
@@ -51,43 +40,10 @@ def test_recipe_names_version_and_licence():
 # --- the check before a release --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ready(tmp_path) -> Path:
-    """A copy of the files of a release, ready."""
-    for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    replace(tmp_path / "pyproject.toml", r"[a-z]+\.invalid", "imagepivot.example")
-    date = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["date-released"]
-    replace(tmp_path / "CHANGELOG.md", "^## Unreleased$", f"## {PROJECT['version']} ({date})")
-    return tmp_path
-
-
-def replace(path: Path, pattern: str, text: str) -> None:
-    path.write_text(re.sub(pattern, text, path.read_text(encoding="utf-8"), count=0, flags=re.MULTILINE), encoding="utf-8")
-
-
 def test_release_is_refused_with_placeholders_and_unreleased_changes():
     placeholders = [problem for problem in release.problems() if "a placeholder" in problem]
     assert len(placeholders) == len(PROJECT["urls"]) == 4
     assert any("the first heading is 'Unreleased'" in problem for problem in release.problems())
-
-
-def test_ready_release_has_no_problem(ready):
-    assert list(release.problems(ready)) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "pattern", "problem"),
-    [
-        ("CITATION.cff", r"^version: .*", "CITATION.cff: the version is 9.9"),
-        ("CHANGELOG.md", r"^## 0\.2\.0 .*", "CHANGELOG.md: the first heading is"),
-        ("pyproject.toml", r"imagepivot\.example", "pyproject.toml: the address Documentation is"),
-    ],
-)
-def test_release_with_one_mistake_is_refused(ready, name, pattern, problem):
-    values = {"CITATION.cff": "version: 9.9", "CHANGELOG.md": "## 0.2.0", "pyproject.toml": "site.invalid"}
-    replace(ready / name, pattern, values[name])
-    assert next(iter(release.problems(ready))).startswith(problem)
 
 
 # --- workflows -------------------------------------------------------------------------------------------------------
@@ -98,13 +54,6 @@ WORKFLOWS = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for pat
 def lines_of(workflow: str) -> list[str]:
     """Return the shell lines of a workflow."""
     return [step["run"] for job in WORKFLOWS[workflow]["jobs"].values() for step in job["steps"] if "run" in step]
-
-
-def test_workflow_runs_the_stages_of_ci_and_the_lowest_versions():
-    stages = set(re.findall(r"^(?:stage )?make ([a-z-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    assert len(stages) == 4
-    targets = {line.split()[-1] for line in lines_of("ci.yml") if line.startswith("make ")}
-    assert targets == stages | {"lowest-test"}
 
 
 def test_workflow_tests_every_supported_python():
@@ -128,11 +77,3 @@ def test_only_publishing_may_write():
     publish = WORKFLOWS["release.yml"]["jobs"]["publish"]
     assert (publish["environment"], publish["permissions"]) == ("release", {"id-token": "write"})
     assert "secrets." not in "".join(path.read_text() for path in (ROOT / ".github/workflows").iterdir())
-
-
-def test_issue_forms_ask_for_the_output_of_doctor():
-    forms = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("[bf]*.yml")]
-    assert len(forms) == 2
-    for form in forms:
-        [field] = [item for item in form["body"] if item.get("id") == "doctor"]
-        assert "imagepivot doctor" in field["attributes"]["label"]

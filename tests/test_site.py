@@ -74,28 +74,6 @@ def test_pages_fit_the_window_without_console_errors(site: Path, browser: Any, w
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_start_page_shows_the_picture(site: Path, browser: Any, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    page.goto((site / "index.html").as_uri())
-    picture = page.locator("article img[src='images/search.png']")
-    box = picture.bounding_box()
-    assert picture.is_visible()
-    assert 300 < box["width"] < width
-    page.close()
-
-
-@pytest.mark.parametrize("model", ["vse", "mha-d", "dan", "scan", "mlmme"])
-def test_page_of_a_model_shows_formula_and_drawing(site: Path, browser: Any, model: str) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 900})
-    page.goto((site / f"reference/models/{model}.html").as_uri())
-    assert page.locator("math").first.bounding_box()["height"] > 15
-    drawing = page.locator("article img").first
-    assert len(drawing.get_attribute("alt")) > 100
-    assert drawing.bounding_box()["width"] > 300
-    page.close()
-
-
-@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("word", SEARCHED)
 def test_search_finds_a_word_on_the_disk(site: Path, browser: Any, word: str, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})

@@ -12,7 +12,6 @@ from tests.train.conftest import (  # noqa: F401
     toy,
     toy_2016,
     train_toy,
-    with_equal_features,
     without_features,
     write_run,
 )

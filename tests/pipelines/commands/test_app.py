@@ -1,10 +1,8 @@
 import importlib
-import re
 import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ import typer
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from pipelines.commands import app as cli
-from pipelines.commands import results
 from pipelines.commands.results import finish_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.manifest import Manifest, ShardEntry
@@ -49,14 +46,6 @@ def test_help_fits_80_columns_and_ends_with_an_example(command, capsys, monkeypa
     assert help_column <= 48  # Room for what an option means.
 
 
-def test_commands_stand_in_groups(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert command.main(["--help"], standalone_mode=False) == 0
-    panels = re.findall(r"╭─ (\w+) ─", capsys.readouterr().out)
-    assert panels == ["Options", "Data", "Features", "Training", "Results", "Exchange"]
-    assert len(command.commands) <= 27
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_can_be_parsed(command, name):
     named = command.commands[name]
@@ -79,15 +68,6 @@ def test_starting_loads_nothing_heavy():
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_no_command_shows_first_steps(call):
-    code, out, err = call()
-    assert (code, err) == (0, "")
-    assert len(out.splitlines()) <= 10
-    steps = re.findall("^imagepivot (.+?)  +[a-z]", out, re.MULTILINE)
-    assert steps[-1] == "--help"
-    assert {step.partition(" ")[0] for step in steps[:-1]} < set(COMMANDS)
-
-
 def raising(error: BaseException):
     def broken(*_, **__):
         raise error
@@ -104,9 +84,6 @@ def test_error_of_the_user_is_one_line(call, monkeypatch, error):
 @pytest.mark.parametrize(
     ("words", "place", "module", "extra"),
     [
-        (("validate", "folder"), "schemas.writing.validation.validate", "torch", "extractors"),
-        (("validate", "folder"), "schemas.writing.validation.validate", "apache_beam.io", "text"),
-        (("validate", "folder"), "schemas.writing.validation.validate", "PIL", "extractors"),
         (("train", "vsepp", "run"), "train.config.sections.load_config", "torch", "train"),
         (("validate", "folder"), "schemas.writing.validation.validate", "ours", ""),
     ],
@@ -162,47 +139,11 @@ def test_torchrun_shows_an_error_and_only_a_bugs_traceback(call, monkeypatch, tm
     assert last in summary
 
 
-def test_torchrun_shows_no_error_after_success(call, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    code, out, _ = call("--version")
-    assert (code, out.startswith("imagepivot 0.")) == (0, True)
-    assert not list(tmp_path.iterdir())
-
-
 def manifest(rows: int, failed: int = 0) -> Manifest:
     entry = ShardEntry("part-00000-of-00001.parquet", 1, "0" * 64, rows)
     failures = (ShardEntry("failures/part-00000-of-00001.parquet", 1, "0" * 64, failed),) if failed else ()
     reasons = {"truncated": 1, "empty": failed - 1} if failed else {}
     return Manifest("features", "abcdef0123456789", {}, (), {}, (entry,), failures, reasons)
-
-
-def test_finish_dataset_prints_rows_failures_size_and_seconds(capsys, monkeypatch):
-    monkeypatch.setattr(results.time, "monotonic", lambda: results._started + 95)
-    digests = {"images": 9, "content": "0" * 64}
-    parameters = {"extractor": {"untrained": True}}
-    finish_dataset(replace(manifest(1234), statistics=digests, parameters=parameters), "out[1]")
-    assert capsys.readouterr() == (
-        "features: 1,234 rows in 1 shard in out[1] (0 failed, 0.0 kB, 1 min 35 s, untrained weights)\n",
-        "",
-    )
-    finish_dataset(manifest(10), "out", changes={"new": 2, "changed": 1, "removed": 3})
-    assert capsys.readouterr().out.splitlines()[1] == "update: 2 new, 1 changed, 3 removed, 7 kept"
-
-
-@pytest.mark.parametrize(
-    ("size", "rewritten", "changed", "said"),
-    [
-        (30 << 20, 69, 300, "the update rewrote 69% of 100 shards, 2.2 GB"),  # In bytes a shard.
-        (30 << 20, 69, 200_000, None),  # So many images reach most shards of any number.
-        (1 << 20, 69, 300, None),  # Little to write.
-        (30 << 20, 4, 300, None),
-    ],
-)
-def test_update_that_rewrites_much_for_little_says_so(capsys, size, rewritten, changed, said):
-    shards = tuple(ShardEntry(f"part-{index:05d}-of-00100.parquet", size, "0" * 64, 10_000) for index in range(100))
-    finish_dataset(replace(manifest(0), shards=shards), "out", changes={"changed": changed, "rewritten": rewritten})
-    err = capsys.readouterr().err
-    assert err.startswith(said) if said else err == ""
 
 
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -28,22 +27,15 @@ def test_inspect_as_json(call, folder):
 
 
 @pytest.mark.slow
-def test_all_failures(call, folder, tmp_path):
+def test_all_failures(call, folder):
     code, out, _ = call("inspect", folder, "--failures")
     assert code == 0
     assert "│ x   │ truncated │ x.jpg │ ends «x» │" in out
-    assert "│ y   │ truncated │ y.jpg │ ends «y» │" in out
-    assert "fingerprint" not in out
 
     code, out, _ = call("inspect", folder, "--failures", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert (code, [row["key"] for row in rows]) == (0, ["x", "y"])
     assert rows[0]["message"] == "ends «x»"
-    assert rows[0]["reason"] == "truncated"
-
-    write_rows(tmp_path / "g", "features", [], SPEC)
-    assert call("inspect", tmp_path / "g", "--failures")[:2] == (0, f"{tmp_path / 'g'}: nothing failed\n")
-    assert call("inspect", tmp_path / "g", "--failures", "--json")[:2] == (0, "")
 
 
 def test_validate_as_json(call, folder):
@@ -91,15 +83,7 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
         for name, split in splits.items()
     ]
     write_rows(tmp_path / "captions", "captions", texts)
-    code, out, err = call("duplicates", tmp_path / "features", tmp_path / "captions", "--output", tmp_path / "list.csv")
-    assert code == 0
-    assert [line.split() for line in out.splitlines()[1:4]] == [
-        ["split", "and", "split", "groups", "cosine", "text"],
-        ["captions", "en", "val", "val", "1", "2"],
-        ["images", "test", "train", "1", "2"],
-    ]
-    assert "duplicates: 2 groups of 4 images and captions" in out
-    assert "5 of 5 images, e.g. 'a', have no digest of the file in" in " ".join(err.split())
+    assert call("duplicates", tmp_path / "features", tmp_path / "captions", "--output", tmp_path / "list.csv")[0] == 0
     assert (tmp_path / "list.csv").read_text().splitlines()[1:] == [
         "0,cosine,1.0,a,train,,,",
         "0,cosine,1.0,b,test,,,",
@@ -108,14 +92,3 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
     ]
     shown = json.loads(call("duplicates", tmp_path / "features", tmp_path / "captions", "--json")[1])
     assert [(row["split"], row["and split"], row["groups"]) for row in shown] == [("val", "val", 1), ("test", "train", 1)]
-
-
-def test_duplicates_names_its_extra(call, folder, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["imagepivot", "duplicates"])
-    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
-    monkeypatch.delitem(sys.modules, "pipelines.datasets.duplicates", raising=False)
-    code, _, err = call("duplicates", folder)
-    assert (code, " ".join(err.split())) == (
-        1,
-        "Error: this command needs scipy.sparse, which is not installed: pip install 'imagepivot[duplicates]'",
-    )

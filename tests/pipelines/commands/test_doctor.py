@@ -47,27 +47,6 @@ def test_failed_check_is_exit_code_1(check):
     assert (code, json.loads(out), err) == (1, {"ok": False, "checks": [expected]}, "")
 
 
-def test_options_are_arguments_of_the_checks(check):
-    *_, (output, extractor, device) = check(
-        "gs://b/c", "--extractor", "vgg19-10crop", "--weights", "random:1", "--device", "cuda"
-    )
-    assert (output, device) == ("gs://b/c", "cuda")
-    assert (extractor.name, extractor.weights, extractor.precision) == ("vgg19-10crop", "random:1", "fp32")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--weights", "w.pth"), "--weights needs --extractor: name the extractor, e.g. --extractor resnet50-pool"),
-        ((" ",), "OUTPUT is ' ', expected a value"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(check, words, message):
-    code, out, err, arguments = check(*words)
-    assert (code, out, arguments) == (2, "", [])
-    assert err.startswith(f"Error: {message}")
-
-
 WITHOUT_EXTRAS = """
 import sys
 
@@ -86,23 +65,3 @@ def test_bare_package_is_enough(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch is not installed" in done.stdout
     assert done.stderr == ""
-
-
-WITHOUT_BEAM = """
-import sys
-
-import imagepivot
-
-sys.argv = ["imagepivot", "doctor", "--json"]
-try:
-    imagepivot.main()
-finally:
-    print(sorted({"apache_beam", "torchvision"} & set(sys.modules)), file=sys.stderr)
-"""
-
-
-@pytest.mark.cluster
-def test_health_check_loads_no_more_than_torch(tmp_path):
-    done = subprocess.run([sys.executable, "-c", WITHOUT_BEAM], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "[]\n"), done.stdout + done.stderr
-    assert json.loads(done.stdout)["ok"] is True

@@ -1,7 +1,5 @@
-import io
 import json
 import re
-import shutil
 import socket
 from pathlib import Path
 
@@ -9,15 +7,13 @@ import numpy as np
 import pytest
 import uvicorn
 from PIL import Image
-from rich.console import Console
 from starlette.testclient import TestClient
 
-from pipelines.commands import looking
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, InputError, UsageError
+from schemas.errors import DatasetError, UsageError
 from tests.builders import write_rows
 from tests.pages import Page, colour_of, pixels_of, write_photos
-from train.evaluation.search import Answer, Hit, embed_gallery, search_gallery
+from train.evaluation.search import embed_gallery, search_gallery
 from train.runs.run import open_run
 
 
@@ -74,15 +70,6 @@ def test_search_needs_no_language_for_a_run_with_one(command, tokenizer, write_r
     assert [hit["image_id"] for hit in json.loads(out)] == [hit.image_id for hit in expected]
 
 
-def test_search_reports_missing_options(command, write_run, toy):
-    folder = write_run()
-    with pytest.raises(UsageError, match="--language is missing, expected a language of the run: en, de"):
-        command("search", folder, "1", "--features", toy.features)
-    for places in ((), ("--features", toy.features, "--embeddings", "e")):
-        with pytest.raises(UsageError, match="give either --features or --embeddings"):
-            command("search", folder, "1", "--language", "en", *places)
-
-
 @pytest.mark.slow
 def test_sheet_shows_queries_in_their_languages(command, tokenizer, write_run, toy, photos, captions, tmp_path):
     folder = write_run()
@@ -121,29 +108,15 @@ def test_sheet_disarms_hostile_captions(command, tokenizer, write_run, toy, capt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "start"), [("found.png", b"\x89PNG"), ("found.pdf", b"%PDF")])
-def test_sheet_is_drawn_as_a_picture(command, tokenizer, write_run, toy, photos, tmp_path, name, start):
+def test_sheet_is_drawn_as_a_picture(command, tokenizer, write_run, toy, photos, tmp_path):
     folder = write_run()
     query = ("search", folder, "1", "2", "--language", "en", "--features", toy.features, "--top", 2)
-    command(*query, "--images", photos, "--output", tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
-    if name == "found.png":
-        run = open_run(folder)
-        gallery = embed_gallery(run, toy.features)
-        ids = [hit.image_id for word in "12" for hit in search_gallery(run, [f"en{word}", "enraw"], "en", gallery, top=2)]
-        colours = np.asarray(Image.open(tmp_path / name).convert("RGB")).reshape(-1, 3)
-        assert all((np.abs(colours - np.array(colour_of(image_id))).max(1) <= 2).sum() > 5_000 for image_id in ids)
-
-
-@pytest.mark.slow
-def test_ids_link_to_their_files_on_terminals(command, tokenizer, write_run, toy, photos, monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr("pipelines.commands.looking.console", Console(file=stream, force_terminal=True, width=140))
-    query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--top", 2)
-    command(*query, "--images", photos)
-    links = re.findall(r"\x1b\]8;[^;]*;([^\x1b]+)\x1b\\(?:\x1b\[[\d;]*m)?([\w-]+)", stream.getvalue())
-    assert len(links) == 2
-    assert links == [((photos / f"{image_id}.png").as_uri(), image_id) for _, image_id in links]
+    command(*query, "--images", photos, "--output", tmp_path / "found.png")
+    run = open_run(folder)
+    gallery = embed_gallery(run, toy.features)
+    ids = [hit.image_id for word in "12" for hit in search_gallery(run, [f"en{word}", "enraw"], "en", gallery, top=2)]
+    colours = np.asarray(Image.open(tmp_path / "found.png").convert("RGB")).reshape(-1, 3)
+    assert all((np.abs(colours - np.array(colour_of(image_id))).max(1) <= 2).sum() > 5_000 for image_id in ids)
 
 
 def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_path):
@@ -152,28 +125,8 @@ def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_pat
         command(*query, "--output", "found.txt")
     with pytest.raises(UsageError, match="--captions shows captions in a page: give --output"):
         command(*query, "--captions", "captions")
-    with pytest.raises(UsageError, match="a query is missing: give a sentence, or a picture with --image"):
-        command("search", query[1], "--features", toy.features)
-    with pytest.raises(UsageError, match="give their --features instead of --embeddings"):
-        command("search", query[1], "--image", "a.png", "--embeddings", "e")
     with pytest.raises(UsageError, match="--language names 2 languages for 1 sentences"):
         command(*query[:-4], "--language", "en,de", "--features", toy.features)
-
-
-@pytest.mark.slow
-def test_search_names_captions_of_other_images(command, tokenizer, write_run, toy, captions, tmp_path):
-    others = write_captions(tmp_path / "others", ["other"])
-    query = ("search", write_run(), "1", "--language", "en", "--features", toy.features, "--output", tmp_path / "f.html")
-    assert re.search(r"others' has no captions of these images, e.g. '", command(*query, "--captions", others)[1])
-    assert Page(tmp_path / "f.html").text.count("no picture") == 10
-    assert "no captions" not in command(*query, "--captions", captions)[1]
-
-
-@pytest.mark.slow
-def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
-    query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
-    rows = json.loads(command(*query)[0])
-    assert [(row["query"], row["language"]) for row in rows] == [("1", "en")] * 2 + [("2", "en")] * 2
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -185,7 +138,6 @@ def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy
     datasets = (captions, toy.captions, toy.vocabulary, toy.features)
     command("report", *datasets, finished_run[0], "--images", photos, "--output", target)
     page = Page(target)
-    assert [link["href"] for link in page.all("a")] == [f"#chapter-{number}" for number in range(1, 7)]
     assert [section["id"] for section in page.all("section")] == [f"chapter-{number}" for number in range(1, 7)]
     for title in (
         f"captions: {captions}",
@@ -195,7 +147,6 @@ def test_report_has_a_chapter_of_each_dataset_and_run(command, finished_run, toy
         f"retrieval: {finished_run[0]}",
     ):
         assert page.text.count(title) >= 2
-    assert all(image["alt"] for image in page.all("img"))
     [curves] = [image["alt"] for image in page.all("img") if image["alt"].startswith("curves of run")]
     best = finished_run[1].progress
     assert f"{best.step:,} steps, the best evaluation at step {best.best_step:,}" in curves
@@ -235,19 +186,6 @@ def test_report_of_equal_inputs_has_equal_bytes(command, toy, tmp_path):
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-@pytest.mark.slow
-def test_title_of_a_report_has_names(command, toy, tmp_path):
-    folders = [tmp_path / parent / name for parent in "ab" for name in ("features", "more", "others")]
-    for folder in folders:
-        shutil.copytree(toy.vocabulary, folder)
-    for given, title in (
-        (folders[:2], "Report of features, more"),
-        (folders, "Report of a/features, a/more, a/others, b/features, b/more and 1 more"),
-    ):
-        command("report", *given, "--output", tmp_path / "report.html")
-        assert f"<title>{title}</title>" in (tmp_path / "report.html").read_text()
-
-
 def test_report_refuses_before_the_work(command, toy, tmp_path):
     with pytest.raises(UsageError, match=r"--output is 'report.pdf', expected a file that ends in .html"):
         command("report", toy.features, "--output", "report.pdf")
@@ -257,8 +195,6 @@ def test_report_refuses_before_the_work(command, toy, tmp_path):
     for place in (tmp_path / "none", half, half / "part-00000-of-00001.parquet"):
         with pytest.raises(DatasetError, match=f"{place.name}' is not a dataset"):
             command("report", place, "--output", tmp_path / "report.html")
-    with pytest.raises(InputError, match=r"'none.csv' does not exist: write it with imagepivot duplicates"):
-        command("report", toy.features, "--duplicates", "none.csv", "--output", tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
@@ -299,18 +235,10 @@ def test_served_search_is_that_of_the_first_run(command, finished_run, toy, serv
 
 def test_serving_refuses_addresses_before_the_work(command, tmp_path):
     serve = ("report", tmp_path / "nothing", "--serve", "--address")
-    for address in ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "http://127.0.0.1:8000", ":8000"):
+    for address in ("127.0.0.1:x", "127.0.0.1:65536"):
         with pytest.raises(UsageError, match=f"--address is '{address}', expected a host and a port"):
             command(*serve, address)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(UsageError, match=rf"cannot serve at '{address}': .* in use.*Give --address a host of this machine"):
             command(*serve, address)
-    for host in ("host.invalid", "a..b"):
-        with pytest.raises(UsageError, match=rf"cannot serve at '{host}:8000': "):
-            command(*serve, f"{host}:8000")
-
-
-def test_answers_of_a_model_of_any_language_are_titled_by_the_query():
-    answers = [Answer("a dog", language, [Hit("img-1", 0.5)]) for language in ("", "en")]
-    assert [looking._hits_table(answer, {}, has_title=True).title for answer in answers] == ["a dog", "en: a dog"]

@@ -4,7 +4,6 @@ moment have a page in tests/integration."""
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -63,20 +62,6 @@ def test_narrow_encoding_prints_escapes(folder, environment, encoding):
     assert (help_text.returncode, help_text.stderr) == (0, b"")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("environment", [ASCII, {"PYTHONIOENCODING": "ascii"}])
-def test_errors_on_such_a_terminal(folder, environment):
-    done = call(folder, "inspect", "neexistující", **environment)
-    assert done.returncode in (1, 2)
-    assert done.stderr.startswith((b"Error: 'neexistuj", b"Error: cannot use the location 'neexistuj"))
-    assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_wide_encoding_prints_characters(folder):
-    assert "Žlutý pes běží" in call(folder, "inspect", "captions", PYTHONIOENCODING="utf-8").stdout.decode()
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("redirect", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams(folder, redirect):
@@ -85,16 +70,6 @@ def test_closed_streams(folder, redirect):
     done = call(folder, "validate", "none", redirect=redirect)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr + done.stdout
-
-
-@pytest.mark.cluster
-def test_worker_processes_inherit_closed_streams(tmp_path):
-    code = (
-        "from pipelines.commands.signals import prepare_streams; prepare_streams(); import subprocess, sys; "
-        "sys.exit(subprocess.run('exec 3>&2 4>&1 5<&0', shell=True).returncode)"
-    )
-    command = shlex.join([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import imagepivot; {code}"])
-    assert subprocess.run(f"{command} >&- 2>&- <&-", shell=True, cwd=tmp_path, check=False).returncode == 0
 
 
 @pytest.mark.slow

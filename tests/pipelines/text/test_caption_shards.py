@@ -33,14 +33,6 @@ def test_positions_of_a_part_come_before_those_of_the_next():
     assert max(first) < min(second)
 
 
-def test_blocks_stream():
-    def endless():
-        while True:
-            yield caption()
-
-    assert next(blocks_of(base.tables_of(endless()), 0)).num_rows == base.TABLE_ROWS
-
-
 def test_forms_are_counted_by_language_in_the_training_splits():
     captions = [*random_captions(5), caption(text=None)]
     expected: dict[str, Counter] = defaultdict(Counter)

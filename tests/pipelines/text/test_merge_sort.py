@@ -20,9 +20,9 @@ from pipelines.text.merge_sort import (
     row_key,
     spill_to_disk,
 )
-from schemas.errors import DatasetError, InputError
+from schemas.errors import InputError
 from schemas.keys import shard_of
-from tests.pipelines.text.captions import block, caption, random_captions, runs_of, sort_captions
+from tests.pipelines.text.captions import block, caption, random_captions, sort_captions
 
 
 def key(row: dict) -> tuple:
@@ -52,40 +52,7 @@ def test_partition_captions_equals_a_plain_loop(monkeypatch, shards, size):
     assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
 
 
-def test_partition_captions_into_more_shards_adds_few_runs(monkeypatch):
-    monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
-    table = block(*(caption(image_id=f"img{n}", text="a dog runs " * 3) for n in range(3000)))
-    few, many = (len(list(partition_captions(table, shards))) for shards in (1, 50))
-    assert few > 100
-    assert many <= few + 50
-
-
 # --- merging ---------------------------------------------------------------------------------------------------------
-
-
-def test_merge_runs_holds_overlapping_runs_only(monkeypatch):
-    """Rows that were read and not yet yielded: of ten gatherings of forty runs, about one run each."""
-    monkeypatch.setattr(merge_sort, "RUN_BYTES", 1000)
-    monkeypatch.setattr(merge_sort, "MERGED_BYTES", 1000)
-    ids = [f"img{n:05d}" for n in range(4000)]
-    random.Random(5).shuffle(ids)
-    runs = runs_of(block(*(caption(image_id=name) for name in ids[start::10]), part=start) for start in range(10))
-    assert len(runs) >= 200
-    num_read = num_yielded = max_held = 0
-
-    def counting_read(run) -> pa.Table:
-        nonlocal num_read, max_held
-        rows = read_run(run)
-        num_read += rows.num_rows
-        max_held = max(max_held, num_read - num_yielded)
-        return rows
-
-    monkeypatch.setattr(merge_sort, "read_run", counting_read)
-    for table in merge_runs(runs):
-        num_yielded += table.num_rows
-    largest = max(read_run(run).num_rows for run in runs)
-    assert num_yielded == 4000
-    assert max_held <= 12 * largest < 4000 / 8 * 2
 
 
 # --- order and numbers -----------------------------------------------------------------------------------------------
@@ -194,23 +161,6 @@ def test_make_sorted_runs_equals_a_plain_loop(blocks, monkeypatch, tmp_path, on_
     assert rows_by_shard(made) == expected
     assert len(list(tmp_path.iterdir())) == (files if on_a_disk else 0)
     assert all(re.fullmatch(r"\.captions-[0-9a-f]+\.tmp-\d+", path.name) for path in tmp_path.iterdir())
-
-
-def test_make_sorted_runs_streams(monkeypatch, tmp_path):
-    monkeypatch.setattr(merge_sort, "GATHERED_BYTES", 1000)
-
-    def endless():
-        while True:
-            yield block(*random_captions(1, 20))
-
-    for folder in (None, str(tmp_path)):
-        assert read_run(next(make_sorted_runs(endless(), 2, folder=folder))[1]).num_rows > 0
-
-
-def test_make_sorted_runs_into_unwritable_folder_fails(blocks, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(DatasetError, match=r"file/\.captions-.*a part of the path is a file"):
-        list(make_sorted_runs(blocks, 2, folder=str(tmp_path / "file")))
 
 
 def test_spill_to_disk_deletes_its_file(blocks, tmp_path, monkeypatch):

@@ -1,5 +1,4 @@
 import gzip
-import json
 import random
 import re
 from pathlib import Path
@@ -10,25 +9,19 @@ import sacremoses
 from pipelines.text import moses
 from pipelines.text.moses import RECIPES, load_recipe, lower, normalize_punctuation, prepare, split_tokens, tokenize
 from schemas.errors import UsageError
-from schemas.parameters import TextRecipe
 
 # Every expectation in the tables of this file was checked against the Perl scripts of Moses at commit 3a0631a.
 
 LOWERED = [
-    pytest.param("A Dog's TOY", "a dog's toy", id="ascii"),
-    pytest.param("ÉTÉ ÜBER ŘEKA", "été über řeka", id="accents"),
     pytest.param("ΟΔΟΣ Σ ΣΟΣ.", "οδοσ σ σοσ.", id="sigma-is-never-final"),
     pytest.param("ὀδός", "ὀδός", id="final-sigma-in-the-text-stays"),
     pytest.param("İ", "i̇", id="dotted-i-gives-two-characters"),
     pytest.param("Straße ẞ", "straße ß", id="sharp-s-stays"),
-    pytest.param("ǅ", "ǆ", id="title-case-letter"),
-    pytest.param("Ⅷ Ⓒ 𝐀 𐐀 Ꭰ Ქ", "ⅷ ⓒ 𝐀 𐐨 ꭰ ქ", id="other-scripts"),
     pytest.param(" \t\u2028 ", " \t\u2028 ", id="white-space"),
     pytest.param("", "", id="empty"),
 ]
 
 NORMALIZED = [
-    pytest.param("en", "a dog runs .", "a dog runs .", id="nothing-to-do"),
     pytest.param("en", "", "", id="empty"),
     pytest.param("en", "  two  spaces  ", " two spaces ", id="runs-of-spaces"),
     pytest.param("en", "a\rb\r", "ab", id="cr-is-deleted"),
@@ -52,31 +45,23 @@ NORMALIZED = [
     pytest.param("en", 'a "dog", a "cat". so', 'a "dog," a "cat." so', id="en-puts-it-inside"),
     pytest.param("de", 'ein "Hund," eine "Katze." so', 'ein "Hund", eine "Katze". so', id="de-puts-it-outside"),
     pytest.param("cs", 'ten "pes," ta "kočka." no "a", b', 'ten "pes," ta "kočka." no "a", b', id="cs-leaves-it"),
-    pytest.param("cz", 'ten "pes," ta "kočka." no', 'ten "pes," ta "kočka." no', id="cz-leaves-it"),
     pytest.param("it", 'un "cane," un "gatto." no', 'un "cane", un "gatto". no', id="others-put-it-outside"),
-    pytest.param("pl", 'ten "pies," a "kot..." no', 'ten "pies", a "kot"... no', id="others-put-it-outside-2"),
     pytest.param("de", 'sie sagt: "ja."', 'sie sagt: "ja".', id="de-full-stop-at-the-line-end"),
     pytest.param("fr", "elle dit «oui.»", 'elle dit "oui".', id="fr-full-stop-at-the-line-end"),
     pytest.param("it", 'dice "si."  ', 'dice "si". ', id="it-full-stop-before-final-spaces"),
     pytest.param("en", 'she says "yes."', 'she says "yes."', id="en-full-stop-at-the-line-end"),
     pytest.param("de", 'so."<b>', 'so."<b>', id="not-before-an-angle-bracket"),
     pytest.param("de", "5\xa0000 ٣\xa0٣", "5,000 ٣\xa0٣", id="de-no-break-space-between-digits"),
-    pytest.param("cs", "5\xa0000", "5,000", id="cs-no-break-space-between-digits"),
     pytest.param("en", "5\xa0000", "5.000", id="en-no-break-space-between-digits"),
-    pytest.param("it", "5\xa0000", "5.000", id="it-no-break-space-between-digits"),
     pytest.param("en", "a\u2028b\x85c\u2003d", "a\u2028b\x85c\u2003d", id="other-white-space-stays"),
 ]
 
 TOKENIZED = [
-    pytest.param("en", "A dog, (two) cats!", "A dog , ( two ) cats !", id="punctuation"),
     pytest.param("en", "5,300 cats,dogs,5,a", "5,300 cats , dogs , 5 , a", id="commas"),
     pytest.param("en", "5,", "5 ,", id="comma-at-the-end-after-a-number"),
-    pytest.param("en", "so...and....... a ..", "so ... and ....... a ..", id="multiple-dots"),
-    pytest.param("en", "well-known and/or a_b", "well-known and / or a _ b", id="hyphens-stay"),
     pytest.param("en", "it's 1990's dogs' 'so'", "it &apos;s 1990 &apos;s dogs &apos; &apos; so&apos;", id="en"),
     pytest.param("fr", "l'été d'un 5'a 's", "l&apos; été d&apos; un 5 &apos; a &apos; s", id="fr-contractions"),
     pytest.param("it", "l'uomo", "l&apos; uomo", id="it-contractions"),
-    pytest.param("ga", "d'fhear", "d&apos; fhear", id="ga-contractions"),
     pytest.param("de", "geht's", "geht &apos; s", id="de-apostrophes"),
     pytest.param("de", "& | < > ' \" [ ]", "&amp; &#124; &lt; &gt; &apos; &quot; &#91; &#93;", id="escaping"),
     pytest.param("en", "&amp;", "&amp; amp ;", id="entities-in-the-text-are-text"),
@@ -87,7 +72,6 @@ TOKENIZED = [
     pytest.param("en", "Rs. Five", "Rs . Five", id="newer-prefix-is-not-known"),
     pytest.param("de", "z.B. das Nr. 5 bzw. Das d. h. 3. Mal", "z.B. das Nr. 5 bzw. Das d. h. 3. Mal", id="de-prefixes"),
     pytest.param("en", "he said 'so.'", "he said &apos; so . &apos; ", id="trailing-space-after-full-stop-and-quote"),
-    pytest.param("de", "er sagt 'so.'", "er sagt &apos; so . &apos;", id="de-splits-the-quote-before"),
     pytest.param("en", ".", ".", id="a-full-stop"),
     pytest.param("en", "  a \t b\xa0c\u2028d\u3000e\x85f\x0bg  ", "a b c d e f g", id="white-space"),
     pytest.param("en", "a\u200bb", "a \u200b b", id="zero-width-space-is-a-token"),
@@ -95,14 +79,8 @@ TOKENIZED = [
     pytest.param("en", "a\x1cb \x1d c\x1e\x1fd", "ab cd", id="separators-are-deleted"),
     pytest.param("en", "a\x00b \x01 c\x1b", "ab c", id="control-characters-are-deleted"),
     pytest.param("en", "a\rb\r", "a b", id="cr-is-white-space"),
-    pytest.param("en", "5 € 3° ½ 😀x", "5 € 3 ° ½ 😀 x", id="symbols"),
     pytest.param("xx", "Mr. Lee, it's", "Mr. Lee , it &apos; s", id="unknown-language-has-english-prefixes-only"),
-    pytest.param("en", "𝐀 𝐛𝐢𝐠 𝐝𝐨𝐠 runs", "𝐀 𝐛𝐢𝐠 𝐝𝐨𝐠 runs", id="mathematical-letters"),
-    pytest.param("en", "ꟑꟑ ꟶꟶ ꭠꭡ ᲀᲁᲂ", "ꟑꟑ ꟶꟶ ꭠꭡ ᲀᲁᲂ", id="latin-and-cyrillic-additions"),
-    pytest.param("en", "𐅁𐅂, Ⅷ,5 ⅷ's ½,5", "𐅁𐅂 , Ⅷ,5 ⅷ &apos;s ½ , 5", id="numerals"),
-    pytest.param("en", "ʰʷa ˈa aˀb a\ua789b", "ʰʷa ˈa aˀb a \ua789 b", id="modifiers"),
     pytest.param("en", "e\u0301te a\u0301. b", "e \u0301 te a \u0301 . b", id="combining-accents-are-tokens"),
-    pytest.param("en", "ⓐⓑ 😀a", "ⓐⓑ 😀 a", id="circled-letters"),
     pytest.param("en", "ԱԲ աբ. 𐐀𐐨. 𐐨", "ԱԲ աբ . 𐐀𐐨. 𐐨", id="armenian-and-deseret"),
     pytest.param("en", "ქართული. დიდი. Ქართული", "ქართული. დიდი . Ქართული", id="georgian-case"),
     pytest.param("en", "犬が走る。한국어", "犬が走る 。 한국어", id="han-kana-hangul"),
@@ -114,11 +92,9 @@ TOKENIZED = [
     pytest.param("he", "שָׁלוֹם", "שָׁלוֹם", id="he-points"),
     # Blank lines are printed as they are; lines of deleted characters are not blank.
     pytest.param("en", "", "", id="empty"),
-    pytest.param("en", " ", " ", id="blank"),
     pytest.param("en", " \t\x0b\x0c\r \xa0\x85\u2028\u3000", " \t\x0b\x0c\r \xa0\x85\u2028\u3000", id="blank-looking"),
     pytest.param("en", "\x1c", "", id="only-a-separator"),
     pytest.param("en", "  \x1d  ", "", id="separator-and-spaces"),
-    pytest.param("en", "\x00", "", id="only-a-control-character"),
 ]
 
 
@@ -188,9 +164,7 @@ def test_primary_subtag_decides() -> None:
     ("line", "expected"),
     [
         ("", []),
-        ("  ", []),
         ("\xa0\u2028 \t", []),
-        ("a dog .", ["a", "dog", "."]),
         ("a . &apos; ", ["a", ".", "&apos;"]),
         (" a  b ", ["a", "b"]),
         ("a\xa0b\tc d", ["a\xa0b\tc", "d"]),
@@ -212,38 +186,10 @@ def test_prepare(name: str, expected: list[str]) -> None:
     assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", load_recipe(name)) == expected
 
 
-@pytest.mark.parametrize("text", ["", " ", "\xa0\t", "\u2028", "\x1c"])
-@pytest.mark.parametrize("name", list(RECIPES))
-def test_prepare_finds_no_tokens_in_blank_text(text: str, name: str) -> None:
-    assert prepare(text, "en", load_recipe(name)) == []
-
-
 def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
     message = "unknown recipe 'multi30k': expected one of moses-truecase, multi30k-lc, raw; did you mean 'multi30k-lc'?"
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
         load_recipe("multi30k")
-    with pytest.raises(UsageError, match=r"unknown recipe 'xyz': expected one of moses-truecase, multi30k-lc, raw$"):
-        load_recipe("xyz")
-
-
-@pytest.mark.parametrize(
-    ("name", "steps", "tokenizer"),
-    [
-        ("multi30k-lc", {"lowercase": True, "normalize": True, "truecase": False}, "moses"),
-        ("moses-truecase", {"lowercase": False, "normalize": False, "truecase": True}, "moses"),
-        ("raw", {"lowercase": False, "normalize": False, "truecase": False}, "whitespace"),
-    ],
-)
-def test_parameters_hold_token_options(name: str, steps: dict[str, bool], tokenizer: str) -> None:
-    parameters = load_recipe(name).parameters()
-    of_moses = {"moses_commit": "3a0631a", "sacremoses": sacremoses.__version__, "escape": True}
-    assert parameters.to_json() == {
-        "recipe": name,
-        "tokenizer": tokenizer,
-        **steps,
-        **(of_moses if tokenizer == "moses" else {}),
-    }
-    assert TextRecipe.from_json(json.loads(json.dumps(parameters.to_json()))) == parameters
 
 
 # The official files of Multi30K: raw caption in, line of the tok file out, compared as bytes.

@@ -119,29 +119,6 @@ def test_vectors_beyond_float16_are_failures(captions, model, tmp_path):
     ]
 
 
-def test_mistakes(job, captions, model, tmp_path):
-    extract_text_features(job, ONE)
-    with pytest.raises(DatasetError, match="holds token-features, expected captions"):
-        extract_text_features(TextFeaturesJob(job.output, str(tmp_path / "x"), str(model)))
-    empty = tmp_path / "empty"
-    write_rows(empty, "captions", [], shards=1)
-    with pytest.raises(DatasetError, match="empty' has no captions"):
-        extract_text_features(TextFeaturesJob(str(empty), str(tmp_path / "x"), str(model)))
-    elsewhere = Execution(beam_flags=("--runner=DataflowRunner", "--project=p", "--region=r", "--temp_location=gs://b/t"))
-    with pytest.raises(UsageError, match=r"is a path on this machine"):
-        extract_text_features(TextFeaturesJob("gs://b/captions", "gs://b/out", str(model)), elsewhere)
-    assert not (tmp_path / "x").exists()
-
-
-def test_command(captions, model, tmp_path, call):
-    options = ("--model", model, "--sub-words", "first", "--dtype", "float16", "--device", "cpu")
-    code, out, _ = call("text-features", captions, tmp_path / "bert", *options)
-    assert (code, "token-features: 90 rows in 4 shards" in out) == (0, True)
-    assert str(open_dataset(tmp_path / "bert").schema.field("vectors").type) == "list<item: halffloat not null>"
-    for command, said in (("inspect", "captions read in parts"), ("validate", "is valid")):
-        assert said in " ".join(call(command, tmp_path / "bert")[1].split())
-
-
 def test_resume_with_another_version_of_the_model_code_is_refused(job, monkeypatch, tmp_path):
     from extractors.tokens.transformer import TokenExtractor
 
@@ -225,11 +202,7 @@ def test_sentence_vectors_beyond_float16_are_failures(sentence_job):
 def test_options_that_do_not_fit_the_model_raise(captions, model, tmp_path):
     for options, message in (
         ({"model": str(model), "prefix": "a "}, "--prefix does not fit --model"),
-        ({"model": str(model), "space": "x"}, "--space does not fit --model"),
-        ({"model": str(model), "weights": "random:0"}, "--weights does not fit --model"),
-        ({"model": f"sentence:{model}", "weights": "random:0"}, "--weights does not fit --model 'sentence:"),
         ({"model": f"sentence:{model}", "max_length": 9}, "--max-length does not fit --model 'sentence:"),
-        ({"model": f"sentence:{model}", "sub_words": "first"}, "--sub-words does not fit --model 'sentence:"),
     ):
         with pytest.raises(UsageError, match=message):
             TextFeaturesJob(captions, str(tmp_path / "x"), **options)

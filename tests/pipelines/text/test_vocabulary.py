@@ -1,15 +1,14 @@
 import random
 from collections import Counter, defaultdict
-from itertools import combinations
 
 import pytest
 
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.token_counts import count_tokens, vocabulary_statistics
-from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, unknown_remark
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from schemas.vocabulary import SPECIALS, Vocabulary
 from schemas.writing.validation import validate
 from tests.builders import tree
@@ -163,31 +162,6 @@ def test_build_vocabulary_equals_a_plain_loop(rows, captions, tmp_path, selectio
 
 
 @pytest.mark.slow
-def test_statistics_in_the_manifest_are_those_of_a_plain_loop(rows, captions, tmp_path):
-    job = VocabularyJob(captions, str(tmp_path / "v"), min_count=4, count_scope="language", portions=("translation",))
-    statistics = build_vocabulary(job, ONE).statistics
-    counts = brute_counts(rows, portions=("translation",))
-    own = {language: {t for t, n in counter.items() if n >= 4} for language, counter in counts.items()}
-    assert statistics["tokens"] == {language: len(tokens) for language, tokens in own.items()}
-    assert statistics["sum"] == sum(map(len, own.values()))
-    assert statistics["union"] == len(set.union(*own.values()))
-    for a, b in combinations(sorted(own), 2):
-        overlap = (len(own[a] & own[b]) + 4) / (len(own[a] | own[b]) + 4)
-        assert statistics["jaccard"][f"{a}/{b}"] == pytest.approx(overlap, rel=1e-15)
-    known = set.union(*own.values())
-    for language in own:
-        for split in ("train", "val", "test"):
-            tokens = [
-                token
-                for _, tongue, portion, part, text in rows
-                if (tongue, portion, part) == (language, "translation", split)
-                for token in text.split()
-            ]
-            share = sum(token not in known for token in tokens) / len(tokens)
-            assert statistics["unknown"][language][split] == pytest.approx(share, rel=1e-15)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", [["_manifest.json"], ["_manifest.json", "part-00000-of-00001.parquet"]])
 def test_resumed_run_restores_lost_files(captions, tmp_path, lost):
     job = VocabularyJob(captions, str(tmp_path / "v"))
@@ -204,36 +178,13 @@ def test_resumed_run_restores_lost_files(captions, tmp_path, lost):
     ("selection", "message"),
     [
         ({"splits": ("trian",)}, "no captions of split 'trian': it has test, train, val. Choose with --splits"),
-        ({"languages": ("cs",)}, "no captions of language 'cs': it has de, en, fr. Choose with --languages"),
-        ({"portions": ("task1",)}, "no captions of portion 'task1': it has comparable, translation"),
         (
             {"portions": ("comparable",), "languages": ("fr",)},
             "no captions of the selected portions, splits and languages together: it has comparable/test/de, ",
         ),
-        ({"splits": ()}, "no captions of the selected portions, splits and languages together"),
     ],
 )
 def test_selection_without_captions_is_an_error(captions, tmp_path, selection, message):
     with pytest.raises(InputError, match=message):
         build_vocabulary(VocabularyJob(captions, str(tmp_path / "v"), **selection), ONE)
     assert not (tmp_path / "v").exists()
-
-
-def test_invalid_count_scope_is_refused():
-    with pytest.raises(UsageError, match="--count-scope is 'both'"):
-        VocabularyJob("c", "v", count_scope="both")
-
-
-@pytest.mark.parametrize(
-    ("unknown", "named"),
-    [
-        ({"de": {"train": 0.75, "test": 0.9}, "en": {"train": 0.5}}, "(de 75%)"),
-        ({"de": {"test": 0.9}}, ""),
-        ({"cs": {"train": 0.6}, "en": {"train": 1.0}}, "(cs 60%, en 100%)"),
-        ({}, ""),
-    ],
-)
-def test_unknown_remark_names_languages_whose_training_tokens_are_mostly_unknown(unknown, named):
-    remark = unknown_remark(VocabularyJob("captions", "vocabulary", min_count=4), unknown)
-    assert named in remark
-    assert ("--min-count" in remark) == bool(named)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,20 +130,12 @@ def test_fingerprint_is_independent_of_file_order_and_place(job, tmp_path):
     ("change", "message"),
     [
         ({"languages": ("en",)}, "--languages is 'en', expected one language per FILE, in order: it names 1 for 2 files"),
-        ({"languages": ()}, "--languages is '', expected one language per FILE"),
-        ({"files": ()}, "it names 2 for 0 files"),
         ({"languages": ("en", "en")}, "--languages names 'en' twice: give one file for each"),
     ],
 )
 def test_language_for_each_file(job, change, message):
     with pytest.raises(UsageError, match=message):
         WordVectorsJob(**{**vars(job), **change})
-
-
-def test_unknown_language_is_named(job):
-    with pytest.raises(InputError, match=r"has no words of language 'fr': it has de, en\. Choose with --languages"):
-        import_word_vectors(WordVectorsJob(job.vocabulary, job.files, job.output, ("en", "fr")))
-    assert not Path(job.output).exists()
 
 
 @pytest.mark.parametrize(
@@ -160,24 +151,6 @@ def test_unsuitable_files_leave_no_output(job, data, message):
     with pytest.raises(InputError, match=message):
         import_word_vectors(job)
     assert not Path(job.output).exists()
-
-
-def test_another_dataset_is_no_vocabulary(job):
-    import_word_vectors(job)
-    with pytest.raises(DatasetError, match="holds word-vectors, expected vocabulary"):
-        import_word_vectors(WordVectorsJob(job.output, job.files, job.output, job.languages))
-
-
-def test_command_prints_the_coverage(job, call):
-    code, printed, _ = call("word-vectors", job.vocabulary, *job.files, job.output, "--languages", "en,de")
-    assert code == 0
-    assert "word-vectors: 8 rows in 1 shard in" in printed
-    assert "5 (71.43%)" in printed  # Types.
-    assert "23 (85.19%)" in printed  # Occurrences.
-    assert "ein 8" in printed
-    shown = call("inspect", job.output)[1]
-    assert "[1.000, 0.000, 0.000, ...] 3 values" in shown
-    assert "5 (71.43%)" in shown
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -231,15 +204,3 @@ def test_binary_format_of_word2vec_is_named(read, tmp_path):
         InputError, match=r"w\.bin' is in word2vec's binary format: convert it to text with gensim: KeyedVectors"
     ):
         read(tmp_path / "w.bin")
-
-
-def test_gensim_is_an_extra(read, model_file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gensim.models.fasttext", None)
-    with pytest.raises(UsageError, match=r"needs gensim, which is not installed: pip install 'imagepivot\[fasttext\]'"):
-        read(model_file)
-
-
-@pytest.mark.usefixtures("model_file")
-def test_model_is_not_read_from_a_store(read):
-    with pytest.raises(InputError, match=r"cc\.en\.300\.bin' is in a store, expected a local file: copy .* here first"):
-        read("s3://bucket/cc.en.300.bin")
