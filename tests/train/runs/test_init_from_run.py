@@ -102,7 +102,6 @@ def test_embeddings_of_ones_own_are_compared_by_token(source, toy, other):
     ("change", "message"),
     [
         ({"embed_dim = 6": "embed_dim = 7"}, r"images\.weight is float32 \[6, 8\], expected float32 \[7, 8\]"),
-        ({"word_dim = 4": "word_dim = 5"}, r"words\.weight is float32 \[[0-9]+, 4\], expected float32 \[[0-9]+, 5\]"),
         ({"word_dim = 4": 'word_dim = 4\ntext_encoder = "bilstm"'}, r"sentences\.0\.reader\.lstm\.weight_ih_l0 is missing"),
     ],
 )
@@ -112,13 +111,6 @@ def test_other_parameters_are_named(source, toy, change, message):
     with pytest.raises(UsageError, match=rf"its model is another one \(.*{message}"):
         started(changed(CONFIG, change), toy, run)
     assert_equal(dict(run.model.state_dict()), before)
-
-
-def test_extra_parameters_of_the_source_are_named(source, toy):
-    run = source()
-    run.model.extra = torch.nn.Linear(1, 1)
-    with pytest.raises(UsageError, match=r"\(extra\.weight is unknown; extra\.bias is unknown\)"):
-        started(CONFIG, toy, run)
 
 
 # --- trainings -------------------------------------------------------------------------------------------------------
