@@ -70,10 +70,6 @@ def test_encoding_keeps_mode_and_gradients(run):
 
 
 def test_wrong_arguments_are_wrong_usage(run):
-    with pytest.raises(UsageError, match=r"texts is 'ein Hund', expected a list, e\.g\. \['ein Hund'\]"):
-        run.encode_text("ein Hund", language="de")
-    with pytest.raises(UsageError, match=r"--language is 'cs', but .* knows only"):
-        run.encode_text(["pes"], language="cs")
     with pytest.raises(UsageError, match=r"features have shape \[3, 9\], expected \['N', 8\]: extract them as for the model"):
         run.encode_images(np.zeros((3, 9), np.float32))
     with pytest.raises(UsageError, match=r"vectors have the shapes \[2, 3\] and \[2, 4\], expected those of one model"):
