@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from tests.train.trainings import ALL_PORTIONS, CONFIG, assert_equal, rewrite, weights
 from train.data.captions import Captions, caption_pairs, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.evaluation.scores import evaluate
@@ -146,8 +146,6 @@ def test_select(toy):
     ("split", "portions", "labels"),
     [
         ("dev", {"de": ["comparable"]}, "split 'dev', language 'de', portion 'comparable'"),
-        ("val", {"en": ["spoken"]}, "split 'val', language 'en', portion 'spoken'"),
-        ("val", {"en": ("comparable",), "cs": ("comparable",)}, "split 'val', language 'cs'"),
         ("val", {"fr": ["comparable"]}, "split 'val', language 'fr', portion 'comparable'"),
     ],
 )
@@ -155,8 +153,6 @@ def test_missing_captions_are_refused(toy, split, portions, labels):
     listing = "It has: test: de comparable 18, en comparable 27, en translation 9, fr translation 9; train: de comparable 80, "
     with pytest.raises(DatasetError, match=f"has no captions of {labels}.*{listing}"):
         read_captions(open_dataset(toy.captions), split=split, portions=portions)
-    with pytest.raises(UsageError, match="portions are comparable, comparable"):
-        read_captions(open_dataset(toy.captions), split="val", portions={"en": ["comparable", "comparable"]})
 
 
 @pytest.mark.parametrize(
