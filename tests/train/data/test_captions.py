@@ -95,23 +95,6 @@ def test_training_on_several_splits_equals_one(toy, train_toy, tmp_path, finishe
     assert evaluate(job) == evaluate(same)
 
 
-@pytest.mark.slow
-def test_overlapping_splits_are_reported(toy, train_toy, tmp_path):
-    def move(rows):
-        chosen = ("train-003", "train-007")
-        return [row | ({"split": "test"} if row["image_id"] in chosen and row["index"] == 1 else {}) for row in rows]
-
-    corpus, remarks = replace(toy, captions=rewrite(toy.captions, tmp_path / "e", move)), []
-    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 1"), corpus=corpus, on_warning=remarks.append)
-    job = EvaluateJob(str(tmp_path / "run"), corpus.captions, corpus.features, ("test",), device="cpu")
-    evaluate(job, on_warning=remarks.append)
-    expected = "2 images have captions in several splits (2 in test, train): train-003, train-007. "
-    assert [remark[: len(expected)] for remark in remarks] == [expected] * 2
-    evaluate(replace(job, splits=("val",)), on_warning=remarks.append)
-    evaluate(replace(job, captions=toy.captions), on_warning=remarks.append)
-    assert len(remarks) == 2
-
-
 def test_read_captions_with_dictionaries_per_row_group(toy, tmp_path: Path, monkeypatch):
     folder = tmp_path / "encoded"
     monkeypatch.setattr("schemas.writing.shard_writer._TEXT_ROW_GROUP_ROWS", 5)
