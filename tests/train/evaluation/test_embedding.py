@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schemas.dataset import Dataset, open_dataset
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from schemas.fingerprints import sha256_of_json
 from schemas.storage.folder import Folder
@@ -234,20 +234,6 @@ def test_another_selection_is_another_dataset(run, toy, job):
     other, german = embed(replace(job, splits=("test", "val"), languages=("de",), overwrite=True))
     assert other.fingerprint == images.fingerprint
     assert len({*whole, images.fingerprint, captions.fingerprint, german.fingerprint}) == 5
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"splits": ("dev",)}, DatasetError, r"has no captions of split 'dev'\. It has: test: de comparable"),
-        ({"languages": ("cs",)}, UsageError, "--languages names cs, but this run knows only en, de"),
-        ({"captions": "", "splits": ("val",)}, UsageError, "--splits and --languages select captions .*: give --captions"),
-    ],
-)
-def test_embed_with_an_empty_selection_is_refused(job, change, error, message):
-    with pytest.raises(error, match=message):
-        embed(replace(job, **change))
-    assert not Path(job.output).exists()
 
 
 def test_missing_features_of_a_split_are_refused_or_reported(job, gappy, caplog):

@@ -12,7 +12,7 @@ import pytest
 import imagepivot
 from schemas.dataset import open_dataset
 from schemas.duplicates import Duplicate, duplicates_csv
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from schemas.parameters import FeaturesParameters
 from tests.train.trainings import DAN, MLMME, rewrite
 from train.evaluation.embedding import embed
@@ -114,15 +114,6 @@ def test_vectors_of_two_runs_are_refused(write_run, toy, pair_of):
         imagepivot.evaluate(captions=captions, features=images, device="cpu")
     digests = [open_dataset(location).manifest.parameters["model"]["weights_sha256"][:12] for location in (captions, images)]
     assert all(text in str(error.value) for text in (captions, images, *digests))
-
-
-def test_run_and_kind_of_captions_must_agree(write_run, toy, pair_of):
-    run = write_run()
-    captions, images = pair_of(run, toy)
-    with pytest.raises(UsageError, match="holds vectors of captions, which no run reads: leave RUN out"):
-        imagepivot.evaluate(run, captions, images, device="cpu")
-    with pytest.raises(UsageError, match="--languages names fr, but this pair knows only en, de"):
-        imagepivot.evaluate(captions=captions, features=images, languages=("fr",), device="cpu")
 
 
 def test_changed_vectors_are_evaluated_again(write_run, toy, pair_of, tmp_path):
