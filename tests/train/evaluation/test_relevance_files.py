@@ -146,6 +146,9 @@ def test_captions_of_other_texts_or_images_have_no_pairs(captions, cxc):
     assert cxc(replace(captions, token_ids=moved), np.arange(19), np.arange(4)) is None  # Those of the next caption.
     unknown = np.where(captions.token_ids > 3, 3, captions.token_ids)
     assert cxc(replace(captions, token_ids=unknown), np.arange(19), np.arange(4)) is None
+    vectors = replace(cxc, words=SPECIALS)  # They have no text.
+    assert vectors(captions, np.arange(19), np.arange(4)) is not None
+    assert vectors(replace(captions, language_names=("de",)), np.arange(19), np.arange(4)) is None
 
 
 def test_images_of_one_number_are_refused(captions, cxc):
