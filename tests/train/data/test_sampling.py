@@ -84,18 +84,6 @@ def test_epoch_batches_bucket_by_length():
     assert set(pool.tolist()) == set(np.concatenate([EpochBatches(len(lengths), 8 * BUCKET_BATCHES, (0,)).next()]).tolist())
 
 
-def test_task_sampler_epoch_of_one_language(rows):
-    captions = rows(de=3)
-    sampler = TaskSampler(captions, 8, seed=0)
-    assert sampler.epoch_steps == 9  # 69 captions
-    for epoch in range(2):
-        batches = [sampler.next() for _ in range(9)]
-        assert sorted(np.concatenate([batch.captions[0] for batch in batches]).tolist()) == list(range(69))
-        assert sampler.epoch == epoch + 1
-        for batch in batches:
-            check(captions, batch)
-
-
 def test_task_sampler_languages_are_equally_likely(rows):
     captions = rows()
     sampler = TaskSampler(captions, 4, seed=0)

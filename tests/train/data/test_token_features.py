@@ -51,19 +51,6 @@ def test_token_vectors_of_a_batch(toy, write_tokens, tmp_path, mapped, dtype):
         without.token_vectors()
 
 
-def test_mapped_copy_serves_all_splits(toy_tokens, tmp_path):
-    folder = tmp_path / "maps"
-    opened(toy_tokens, memory_map=str(folder))
-    files = sorted(folder.iterdir())
-    before = [file.stat().st_mtime_ns for file in files]
-    for split in ("train", "test"):
-        assert np.isfinite(opened(toy_tokens, split, memory_map=str(folder)).captions.batch(np.arange(9)).token_vectors()).all()
-    assert sorted(folder.iterdir()) == files
-    assert [file.stat().st_mtime_ns for file in files] == before
-    total = sum(row["length"] for row in open_dataset(toy_tokens.token_features).table(["length"]).to_pylist())
-    assert any(0 < file.stat().st_size - total * 16 < 4096 for file in files)
-
-
 def test_token_fingerprints(toy_tokens):
     found = opened(toy_tokens).fingerprints
     assert found["token_features"] == open_dataset(toy_tokens.token_features).fingerprint

@@ -33,7 +33,6 @@ from train.evaluation.evaluation import (
     rank_folds,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
-from train.evaluation.scores import evaluate
 from train.loop.training_data import load_training_inputs
 from train.losses import Objective, terms_of
 from train.models.catalogue import build_model
@@ -245,14 +244,3 @@ def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     recalls = mean_over_folds([chance(captions, "en") for captions, _ in folds])
     assert recalls.text_to_image == (25.0, 100.0, 100.0, 2)
     assert recalls.image_to_text[0] == pytest.approx(25.0)
-
-
-def test_evaluate_in_folds(write_run, toy):
-    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portions": ("comparable",)}
-    run = open_run(write_run())
-    (whole, *_), (folded, *_) = evaluate(run, **arguments), evaluate(run, folds=4, **arguments)
-    assert folded.folds == 4
-    assert (folded.to_dict()["folds"], "folds" in whole.to_dict()) == (4, False)
-    data = open_data(toy.captions, toy.features, split="val", portions={folded.language: ["comparable"]})
-    assert folded.retrieval == evaluate_folds([(run.model, data)], 4)[folded.language]
-    assert folded.chance["text_to_image"][0] == pytest.approx(100 / 3)

@@ -167,6 +167,14 @@ def test_joint_model_encodes_and_compares_as_the_run(run, toy, pair_of, tower, m
         imagepivot.open_joint_model("sentence:tower", toy.features)
 
 
+def test_mteb_model_of_a_tower_embeds_as_the_run(run, toy, pair_of, tower):
+    captions, _ = pair_of(run, toy)
+    ours, theirs = imagepivot.mteb_model(tower(captions), language="en"), imagepivot.open_run(run)
+    vectors = ours.encode([{"text": ["en1 en2", "en3"]}])
+    assert np.array_equal(vectors, embed_sentences(theirs, [["en1", "en2"], ["en3"]], "en"))
+    assert np.array_equal(ours.similarity(vectors, vectors), theirs.similarity(vectors, vectors))
+
+
 def test_figures_of_a_pair_are_those_of_the_run(run, toy, pair_of, tmp_path):
     captions, images = pair_of(run, toy)
     options = {"split": "test", "only": ("retrieval", "map"), "points": 9, "device": "cpu"}

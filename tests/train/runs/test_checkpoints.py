@@ -58,14 +58,9 @@ class Evil:
         return print, ("pwned",)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"PK\x03\x04 no zip", pickle.dumps(Evil()), b"J\x01"],
-    ids=["empty", "zip", "evil", "struct"],
-)
-def test_read_checkpoint_of_other_files_is_refused(folder, data, capfd):
-    folder.put(BEST, data)
-    with pytest.raises(DatasetError, match=r"best\.pt is (damaged, or )?not a checkpoint"):
+def test_read_checkpoint_of_a_pickle_is_refused(folder, capfd):
+    folder.put(BEST, pickle.dumps(Evil()))
+    with pytest.raises(DatasetError, match=r"best\.pt is damaged, or not a checkpoint"):
         read_checkpoint(folder, BEST)
     assert "pwned" not in "".join(capfd.readouterr())
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from schemas.drawing.charts import running_mean
+from schemas.drawing.charts import Style, draw_series, new_figure, running_mean
 from tests.train.runs.test_history import HISTORY
 from train.runs.curves import plot_curves
-from train.runs.history import History
 
 
 def points(line) -> list[tuple[float, float]]:
@@ -40,17 +39,12 @@ def test_curves_of_a_run():
     assert [text.get_text() for text in legend.texts] == ["en", "de", "R@10", "R@5", "R@1", "best model, step 20"]
 
 
-@pytest.mark.slow
-def test_panels_without_anything_say_so():
-    figure = plot_curves(History(()))
-    panels = [panel for panel in figure.axes if panel.get_visible()]
-    assert [[text.get_text() for text in panel.texts] for panel in panels] == [["nothing logged yet"]] * 3
-    assert figure.legends == []
-
-
-def test_running_mean():
-    assert running_mean([1.0, 2.0, 6.0, 4.0]) == [1.0, 3.0, 4.0, 4.0]  # As far as there are neighbours on both sides.
-    values = [float(number % 7) for number in range(300)]
-    means = running_mean(values)
-    for place in (5, 100, 294):
-        assert means[place] == pytest.approx(sum(values[place - 5 : place + 6]) / 11)
+def test_many_values_are_smoothed_and_few_are_not():
+    _, (panel,) = new_figure(1, 1)
+    style = Style("black", "-", "o")
+    few, many = [float(n % 2) for n in range(10)], [float(n % 2) for n in range(300)]
+    draw_series(panel, range(10), few, style, smooth=True, pale=True)
+    assert [list(line.get_ydata()) for line in panel.lines] == [few]
+    draw_series(panel, range(300), many, style, smooth=True, pale=True)
+    assert [list(line.get_ydata()) for line in panel.lines[1:]] == [many, running_mean(many)]
+    assert running_mean(many)[100] == pytest.approx(sum(many[95:106]) / 11)
