@@ -1,7 +1,6 @@
 """Features and regions as arrays against the rows that were written, padding left out by hand."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -55,19 +54,6 @@ def test_read_features_in_requested_order(features, storage, dtype, l2):
     assert result[chosen].flags.c_contiguous
     assert result.mask(slice(None)) is None
     assert read_features(dataset, [], l2=l2, **storage)[:].shape == (0, 6)
-
-
-@pytest.mark.parametrize("width", [1, 3, 8, 2048])
-def test_features_of_a_batch_equal_all_features(new_dataset, storage, tmp_path, width):
-    values = np.random.default_rng(2).standard_normal((50, width)).astype(np.float16)
-    ids = [f"{number:02d}" for number in range(50)]
-    rows = [{"image_id": image_id, "feature": value} for image_id, value in zip(ids, values, strict=True)]
-    new_dataset(tmp_path / "wide", "features", rows, parameters={}, spec=FeatureSpec("wide", (width,), "float16"))
-    wide = values.astype(np.float32)
-    expected = wide / np.linalg.norm(wide, axis=-1, keepdims=True)
-    features = read_features(open_dataset(tmp_path / "wide"), ids, l2=True, **storage)
-    assert np.concatenate([features[n : n + 1] for n in range(50)]).tobytes() == expected.tobytes()
-    assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
 
 
 def test_mapped_file_is_reused(features, tmp_path):
@@ -152,17 +138,6 @@ def write(new_dataset, tmp_path):
     return write
 
 
-def file_pages(folder: Path) -> int:
-    """Return the resident bytes of memory-mapped files in a folder."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0]:
-            inside = str(folder) in line
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total
-
-
 @pytest.mark.parametrize("padding", [0.0, -7.0, np.nan, np.inf])
 @pytest.mark.parametrize("l2", [False, True])
 def test_padding_is_zeros_and_masked(write, storage, padding, l2):
@@ -190,22 +165,6 @@ def test_mapped_features_are_pickled_as_path(write, storage):
     assert (read.stored[1].tobytes() in data) != isinstance(copy.stored, np.memmap) == bool(storage)
     assert np.array_equal(copy[:], read[:])
     assert np.array_equal(copy.mask(slice(None)), read.mask(slice(None)))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is mapped")
-def test_mapped_pages_are_released(write, tmp_path):
-    dataset, _ = write()
-    read = read_features(dataset, FULL, memory_map=tmp_path / "cache")
-    assert file_pages(tmp_path / "cache") == 0  # Nor what was written.
-    assert float(np.asarray(read.stored).sum()) > 0
-    assert file_pages(tmp_path / "cache") > 0
-    before = read[:]
-    assert file_pages(tmp_path / "cache") == 0
-    assert np.array_equal(read[:], before)
-    read.norms_of_images()
-    read.mask(slice(None))
-    assert file_pages(tmp_path / "cache") == 0
 
 
 def test_shard_features_of_regions(write):

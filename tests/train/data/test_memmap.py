@@ -35,17 +35,10 @@ def path(tmp_path):
     "change",
     [
         lambda data: b"",
-        lambda data: data[:5],
-        lambda data: data[:100],
         lambda data: data[:-1],
         lambda data: data + b"\x00",
-        lambda data: b"PK\x03\x04" + data,
         lambda data: data.replace(b"(7, 3)", b"(3, 7)"),
         lambda data: data.replace(b"<f4", b"<i4"),
-        lambda data: data.replace(b"<f4", b"|O8"),
-        lambda data: data.replace(b"'fortran_order': False", b"'fortran_order': True "),
-        lambda data: data.replace(b"'shape'", b"'shapes"),
-        lambda data: data.replace(b"(7, 3)", b"7 +*"),
     ],
 )
 def test_damaged_file_is_rewritten(path, tmp_path, change):
@@ -87,14 +80,6 @@ def test_full_disk_is_an_error_before_writing(tmp_path, monkeypatch):
     with pytest.raises(DatasetError, match="the disk is full: free some space"):
         mapped_array(tmp_path / "cache", ["a"], SHAPE, np.float32, never)
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_reserved_file_without_fallocate_has_its_size(tmp_path, monkeypatch):
-    monkeypatch.delattr(os, "posix_fallocate")
-    monkeypatch.setattr("train.data.memmap._BLOCK", bytes(16))
-    assert mapped_array(tmp_path, ["a"], (1001, 3), np.float32, count)[1000].tolist() == [3000, 3001, 3002]
-    [written] = tmp_path.iterdir()
-    assert written.stat().st_size == 128 + 1001 * 3 * 4  # The header of npy, and the values.
 
 
 # Fills in two steps, says where it is, and waits in between until it is told to go on.

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from schemas.errors import UsageError
 from tests.train.trainings import rewrite
-from train.data.pair_batches import collate_pairs
 from train.data.torch_datasets import PairDataset, PairStream
 
 KEY = ("image_id", "language", "portion", "index")
@@ -62,13 +61,6 @@ def test_batches_are_the_pairs_in_order(kind, toy, expected):
     with pytest.raises(IndexError):
         batches[len(batches)]
     assert len(make(kind, toy, drop_last=True)) == len(expected[0]) - 1
-
-
-def test_batches_equal_collated_pairs(toy):
-    pairs = PairDataset(toy.captions, toy.features)
-    batch, whole = pairs.batch(SIZE)[2], collate_pairs([pairs[n] for n in range(2 * SIZE, 3 * SIZE)])
-    assert batch.keys() - {"state"} == whole.keys()
-    assert all(torch.equal(batch[name], whole[name]) for name in ("feature", "token_ids", "lengths", "index"))
 
 
 def test_batches_continue_after_any_state(kind, toy, expected):

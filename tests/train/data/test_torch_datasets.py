@@ -1,14 +1,11 @@
 """Pairs of captions and images against the rows of both datasets, joined by hand."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from schemas.dataset import Dataset, open_dataset
+from schemas.dataset import open_dataset
 from schemas.errors import DatasetError, UsageError
 from schemas.features import FeatureSpec
 from tests.builders import write_rows
@@ -132,17 +129,6 @@ def test_pairs_of_regions_and_tokens(toy, regions, tokens, dataset):
     assert pairs[2]["feature"].tolist() == [[98, 98], [98, 98]]
 
 
-def test_pair_dataset_indexing(toy):
-    pairs = PairDataset(toy.captions, toy.features)
-    assert key_of(pairs[-1]) == key_of(pairs[len(pairs) - 1]) == key_of(pairs[np.int64(len(pairs) - 1)])
-    assert pairs.image_ids[pairs.images[5]] == pairs[5]["image_id"]
-    for number in (len(pairs), -len(pairs) - 1):
-        with pytest.raises(IndexError):
-            pairs[number]
-    with pytest.raises(TypeError):
-        pairs["a"]
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 def test_unit_vectors(toy, regions, tmp_path, mapped):
     arguments = {"memory_map": tmp_path} if mapped else {}
@@ -152,13 +138,6 @@ def test_unit_vectors(toy, regions, tmp_path, mapped):
             vectors = np.array(expected[key_of(pair)][name]).reshape(pair[name].shape)
             norms = np.sqrt((vectors**2).sum(-1, keepdims=True))
             np.testing.assert_allclose(pair[name], vectors / np.where(norms > 0, norms, 1), rtol=1e-6)
-
-
-def test_pair_dataset_too_large_for_memory(toy, monkeypatch, tmp_path):
-    monkeypatch.setattr("train.data.features.memory_limit", lambda: 1000)
-    with pytest.raises(UsageError, match=r"more than 50% of the .* may use: take a PairStream, or name a folder as memory_"):
-        PairDataset(toy.captions, toy.features)
-    assert len(PairDataset(toy.captions, toy.features, memory_map=tmp_path)) > 0
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 6, 7])
@@ -186,14 +165,6 @@ def test_stream_order_follows_seed_and_epoch(toy):
     assert all(other != first and sorted(other) == sorted(first) for other in others)
     # Not only the shards change places: the captions of a shard do as well.
     assert [key for key in first if key in stored[0]] != [key for key in others[0] if key in stored[0]]
-
-
-def test_stream_reads_matching_shards_only(toy, resharded, monkeypatch):
-    stream = PairStream(toy.captions, resharded[6])
-    read, shard = [], Dataset.shard
-    monkeypatch.setattr(Dataset, "shard", lambda self, *rest: read.append((self.kind, rest[0])) or shard(self, *rest))
-    list(stream)
-    assert read == [(kind, number) for shard in range(6) for kind, number in (("features", shard), ("encoded", shard % 3))]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -231,32 +202,6 @@ def loaded(dataset, workers, **arguments):
 
 def values_of(column):
     return column.tolist() if isinstance(column, torch.Tensor) else column
-
-
-SCRIPT = """
-import imagepivot
-
-if __name__ == "__main__":
-    import sys
-    from torch.utils.data import DataLoader
-
-    for make in (imagepivot.PairDataset, imagepivot.PairStream):
-        pairs = make(sys.argv[1], sys.argv[2])
-        loader = DataLoader(
-            pairs, batch_size=4, num_workers=1, multiprocessing_context="spawn", collate_fn=imagepivot.collate_pairs
-        )
-        print(sum(len(batch["lengths"]) for batch in loader))
-"""
-
-
-@pytest.mark.cluster
-def test_spawned_workers_beside_a_user_module_named_train(toy, tmp_path):
-    (tmp_path / "train.py").write_text("raise RuntimeError('a module of the user was imported')")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", toy.captions, toy.features]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(len(open_dataset(toy.captions)))] * 2
 
 
 @pytest.mark.cluster
@@ -313,11 +258,8 @@ def test_missing_features_are_refused_or_excluded(gappy, dataset, caplog):
     [
         ({"languages": "en"}, UsageError, r"languages is 'en', expected a list, e.g. \['en'\]"),
         ({"splits": ["dev"]}, DatasetError, "has no captions of split 'dev'. It has: test: de comparable 18"),
-        ({"languages": ["en", "cs"]}, DatasetError, "has no captions of language 'cs'"),
-        ({"languages": ["fr"], "portions": ["comparable"]}, DatasetError, "language 'fr', portion comparable. It has"),
         ({"columns": ["pixels"]}, UsageError, r"has no column 'pixels'\. It has: feature"),
         ({"captions": "features"}, DatasetError, "holds features, expected captions or encoded captions"),
-        ({"features": "captions"}, DatasetError, "holds encoded, expected features or regions"),
     ],
     ids=str,
 )

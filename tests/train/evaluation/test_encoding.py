@@ -8,7 +8,6 @@ import torch
 
 import imagepivot
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from train.evaluation.embedding import embed
 from train.evaluation.encoding import EncodingRun
 from train.evaluation.search import search
@@ -67,17 +66,6 @@ def test_encoding_keeps_mode_and_gradients(run):
     assert run.encode_text([], language="de").shape == run.encode_images(np.zeros((0, 8))).shape == (0, run.model.width)
     tensors = torch.from_numpy(vectors)
     np.testing.assert_array_equal(run.similarity(tensors, tensors), run.similarity(vectors, vectors))
-
-
-def test_wrong_arguments_are_wrong_usage(run):
-    with pytest.raises(UsageError, match=r"texts is 'ein Hund', expected a list, e\.g\. \['ein Hund'\]"):
-        run.encode_text("ein Hund", language="de")
-    with pytest.raises(UsageError, match=r"--language is 'cs', but .* knows only"):
-        run.encode_text(["pes"], language="cs")
-    with pytest.raises(UsageError, match=r"features have shape \[3, 9\], expected \['N', 8\]: extract them as for the model"):
-        run.encode_images(np.zeros((3, 9), np.float32))
-    with pytest.raises(UsageError, match=r"vectors have the shapes \[2, 3\] and \[2, 4\], expected those of one model"):
-        run.similarity(np.zeros((2, 3)), np.zeros((2, 4)))
 
 
 def test_open_run_tokenizes_by_the_recipe_of_the_run(finished_run, monkeypatch):

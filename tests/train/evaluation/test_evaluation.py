@@ -1,4 +1,3 @@
-import io
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -7,10 +6,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
-from schemas.errors import UsageError
-from schemas.features import FeatureSpec
 from tests.fake_gpu import fake_gpu
 from tests.train.test_losses import inputs_of
 from tests.train.trainings import (
@@ -25,9 +21,7 @@ from tests.train.trainings import (
     retrieval_ranks,
     weights,
 )
-from train.config.models import VseConfig
 from train.config.sections import from_toml
-from train.data.features import ImageFeatures
 from train.data.sampling import fixed_batches
 from train.data.splits import open_data
 from train.devices import computing
@@ -39,15 +33,10 @@ from train.evaluation.evaluation import (
     rank_folds,
 )
 from train.evaluation.metrics import RetrievalMetrics, mean_over_folds
-from train.evaluation.scores import evaluate
-from train.jobs import TrainJob
-from train.loop.training import train
 from train.loop.training_data import load_training_inputs
 from train.losses import Objective, terms_of
 from train.models.catalogue import build_model
-from train.models.retrieval_model import Dimensions, ImageBatch
-from train.models.vse import JointEmbedding
-from train.progress import TrainingDisplay
+from train.models.retrieval_model import ImageBatch
 from train.runs.run import open_run
 
 
@@ -112,15 +101,6 @@ def test_chance_equals_random_scores(data):
     assert recalls[0] == pytest.approx(expected.image_to_text[1], abs=2)
     assert recalls[1] == pytest.approx(expected.text_to_image[1], abs=2)
     assert expected.text_to_image == pytest.approx((100 / 9, 500 / 9, 100, 5))
-
-
-def test_embeddings_of_no_images_are_on_the_device(monkeypatch):
-    monkeypatch.setattr("torch.autocast", lambda *_, **__: nullcontext())  # The device "meta" does not support it.
-    model = JointEmbedding(VseConfig(embed_dim=6, word_dim=2), Dimensions(("en",), 9, (8,))).to("meta")
-    spec = FeatureSpec(name="none", shape=(8,))
-    features = ImageFeatures(np.zeros((0, 8), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64), spec)
-    embeddings = embed_images(model, features).values
-    assert (embeddings.shape, embeddings.device.type) == ((0, 6), "meta")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", None])
@@ -211,18 +191,6 @@ def test_logged_loss_equals_validate(untrained, finished_run):
     assert logged[-1]["loss"] < logged[0]["loss"]
 
 
-@pytest.mark.slow
-def test_validation_loss_is_displayed_with_the_scores(toy, tmp_path):
-    reports, output = [], io.StringIO()
-    job = TrainJob(from_toml(CONFIG, "test"), toy, str(tmp_path / "run"), device="cpu")
-    with TrainingDisplay(Console(file=output, width=120)) as line:
-        train(job, lambda report: (reports.append(report), line(report)))
-    logged = events(tmp_path / "run", "validation")
-    assert [report.validation_loss for report in reports if report.scores] == [line["loss"] for line in logged]
-    assert {report.validation_loss for report in reports if not report.scores} == {None}
-    assert f"; validation loss {logged[0]['loss']:.4f}\n" in output.getvalue()
-
-
 def test_measure_validation_without_images_in_all_languages_has_no_loss(untrained):
     text = ORDER.replace("c2c_probability = 0.5", "").replace("[schedule]", '[schedule]\nbatches = "images"')
     config, data, model, terms = untrained(text)
@@ -231,12 +199,6 @@ def test_measure_validation_without_images_in_all_languages_has_no_loss(untraine
     found = measure_validation(model, apart, config, terms)
     assert (found.loss, found.terms) == (None, {})
     assert found.retrieval == evaluate_ensemble([(model, apart)])
-
-
-def test_measure_validation_leaves_out_a_language_without_captions(untrained):
-    config, data, model, terms = untrained()
-    german = data.captions.select(data.captions.languages == data.captions.language_names.index("de"))
-    assert list(measure_validation(model, replace(data, captions=german), config, terms).retrieval) == ["de"]
 
 
 @pytest.fixture
@@ -282,19 +244,3 @@ def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     recalls = mean_over_folds([chance(captions, "en") for captions, _ in folds])
     assert recalls.text_to_image == (25.0, 100.0, 100.0, 2)
     assert recalls.image_to_text[0] == pytest.approx(25.0)
-
-
-def test_evaluate_in_folds(write_run, toy):
-    arguments = {"captions": toy.captions, "features": toy.features, "splits": ("val",), "portions": ("comparable",)}
-    run = open_run(write_run())
-    (whole, *_), (folded, *_) = evaluate(run, **arguments), evaluate(run, folds=4, **arguments)
-    assert folded.folds == 4
-    assert (folded.to_dict()["folds"], "folds" in whole.to_dict()) == (4, False)
-    data = open_data(toy.captions, toy.features, split="val", portions={folded.language: ["comparable"]})
-    assert folded.retrieval == evaluate_folds([(run.model, data)], 4)[folded.language]
-    assert folded.chance["text_to_image"][0] == pytest.approx(100 / 3)
-
-
-def test_more_folds_than_images_are_refused(model, comparable):
-    with pytest.raises(UsageError, match="--folds is 13, but split 'val' has only 12 images with captions in 'en'"):
-        evaluate_folds([(model, comparable)], 13)

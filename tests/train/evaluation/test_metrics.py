@@ -115,11 +115,6 @@ def test_recalls_and_median(ranks, expected):
     assert direction.queries == len(ranks)
 
 
-def test_recall_of_no_queries_is_an_error():
-    with pytest.raises(ValueError, match="there are no captions to evaluate on"):
-        RecallMetrics.of(torch.zeros(0, dtype=torch.int64))
-
-
 def test_sum_of_recalls_has_six_terms():
     one = RecallMetrics(recall_at_1=1, recall_at_5=2, recall_at_10=3, median_rank=50, queries=7)
     two = RecallMetrics(recall_at_1=10, recall_at_5=20, recall_at_10=30, median_rank=5, queries=7)
@@ -127,27 +122,6 @@ def test_sum_of_recalls_has_six_terms():
     assert both.sum_of_recalls == 66
     assert both.mean_recall == 66 / 6 == both.to_dict()["mean_recall"]
     assert both.to_dict()["text_to_image"]["recall_at_5"] == 20
-
-
-@pytest.mark.parametrize("per_image", [1, 2, 7])
-@pytest.mark.parametrize("scores_at_once", [1, 100, 701, 10**6], indirect=True)
-def test_each_score_is_computed_once_and_few_are_held(per_image, scores_at_once):
-    generator = torch.Generator().manual_seed(3)
-    images, captions = torch.randn(50, 4, generator=generator), torch.randn(50 * per_image, 4, generator=generator)
-    asked, largest = torch.zeros(50, 50 * per_image, dtype=torch.int64), 0
-
-    def watched(rows: slice, columns: torch.Tensor) -> torch.Tensor:
-        nonlocal largest
-        asked[rows.start : rows.stop, columns] += 1
-        found = dot(images[rows], captions[columns])
-        largest = max(largest, found.numel())
-        return found
-
-    owner = torch.arange(50).repeat(per_image)  # The captions of an image do not stand together.
-    retrieval_ranks(watched, 50, owner)
-    assert (asked == 1).all()
-    assert largest <= max(scores_at_once, per_image)
-    assert scores_at_once < 10**6 or largest == 50 * 50 * per_image
 
 
 @pytest.mark.parametrize("scores_at_once", [16], indirect=True)
@@ -208,8 +182,3 @@ def test_random_real_scores_give_the_ranks_of_a_full_sort(scores_at_once):
     assert ranks.image_to_text.tolist() == [place[i, 5 * i : 5 * i + 5].min() + 1 for i in range(40)]
     place = np.argsort(np.argsort(-scores, axis=0), axis=0)
     assert ranks.text_to_image.tolist() == [place[c // 5, c] + 1 for c in range(200)]
-
-
-def test_rows_must_stand_in_the_order_of_their_images():
-    with pytest.raises(ValueError, match="the images of the rows do not ascend"):
-        bidirectional_ranks(between(torch.ones(2, 1), torch.ones(1, 1)), torch.tensor([1, 0]), torch.tensor([0]))

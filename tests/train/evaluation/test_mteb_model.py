@@ -1,6 +1,5 @@
 """A run in MTEB: tasks of `mteb.mocks`, and one with captions of the toy, all from memory."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -148,15 +147,9 @@ def test_language_is_that_of_the_subset_or_the_chosen_one(write_run):
         imagepivot.mteb_model(run, language="fr")
 
 
-def test_what_a_run_cannot_embed_is_refused(write_run):
-    run, image = imagepivot.open_run(write_run()), [Image.new("RGB", (2, 2))]
-    model = imagepivot.mteb_model(run)
-    with pytest.raises(UsageError, match="the task has images: give mteb_model"):
-        model.encode([{"image": image}])
-    with pytest.raises(UsageError, match="a run embeds a text or an image, not both"):
-        model.encode([{"image": image, "text": ["en1"]}])
+def test_features_of_another_extractor_are_refused(write_run):
     with pytest.raises(DatasetError, match=r"was trained on features of another extractor, .* than 'toy'"):
-        imagepivot.mteb_model(run, ToyExtractor(np.zeros((9, 8), np.float32), "0" * 64))
+        imagepivot.mteb_model(imagepivot.open_run(write_run()), ToyExtractor(np.zeros((9, 8), np.float32), "0" * 64))
 
 
 def test_front_door_tokenizes_and_extracts(write_run, toy):
@@ -175,11 +168,3 @@ def test_front_door_tokenizes_and_extracts(write_run, toy):
         image.putpalette([row, 0, 0])
     found = model.encode([{"image": images[:4]}, {"image": images[4:]}])
     assert found == pytest.approx(gallery.embeddings[rows].numpy(), abs=1e-6)
-
-
-def test_missing_extra_is_named(write_run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mteb.models.model_meta", None)
-    monkeypatch.delitem(sys.modules, "train.evaluation.mteb_model", raising=False)
-    monkeypatch.delattr("train.evaluation.mteb_model", raising=False)
-    with pytest.raises(ImportError, match=r"mteb_model needs mteb.*: pip install 'imagepivot\[mteb\]'"):
-        imagepivot.mteb_model(imagepivot.open_run(write_run()))

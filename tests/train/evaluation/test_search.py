@@ -69,10 +69,6 @@ def test_query_without_an_answer_is_refused(run, gallery):
         search_gallery(run, ["fr1"], "fr", gallery)
     with pytest.raises(UsageError, match="knows no word of 'cats and dogs'"):
         search_gallery(run, ["cats", "and", "dogs"], "en", gallery)
-    with pytest.raises(UsageError, match="knows no word of ''"):
-        search_gallery(run, [], "en", gallery)
-    with pytest.raises(UsageError, match="--top is 0"):
-        search_gallery(run, ["en1"], "en", gallery, top=0)
 
 
 def test_job_tokenizes_and_searches(write_run, toy):

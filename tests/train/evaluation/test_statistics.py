@@ -81,24 +81,9 @@ def test_intervals_equal_plain_loops(seeds: int, monkeypatch: pytest.MonkeyPatch
     assert [intervals.recall_at_1, intervals.recall_at_5, intervals.recall_at_10, intervals.median_rank] == expected
 
 
-def test_medians_of_repeated_images_are_exact() -> None:
-    generator = np.random.default_rng(0)
-    weights = generator.multinomial(9, np.full(9, 1 / 9), size=50)
-    images, ranks = np.sort(generator.integers(9, size=31)), np.sort(generator.integers(1, 99, size=31))
-    repeated = [np.repeat(ranks, row[images]) for row in weights]  # The rank depends on the image: medians vary.
-    expected = [(row[(len(row) - 1) // 2] + row[len(row) // 2]) // 2 for row in repeated]
-    assert statistics._medians(weights, images, ranks).tolist() == expected
-
-
-@pytest.mark.parametrize(("rank", "bounds"), [(99, (0, 3.6217)), (1, (96.3783, 100))])
-def test_intervals_without_misses_or_hits_are_those_of_a_binomial(rank: int, bounds: tuple[float, float]) -> None:
-    # scipy.stats.binomtest(0, 100).proportion_ci() ends at 0.036217.
-    interval = bootstrap_intervals(np.full(300, rank), np.repeat(np.arange(100), 3), resamples=99).recall_at_10
-    assert (interval.low, interval.high) == pytest.approx(bounds, abs=1e-4)
-
-
 @pytest.mark.parametrize(
-    ("images", "hits", "bounds"), [(1, 1, (0.5, 98)), (100, 2, (38.5513, 42.1730)), (100, 5, (96.3783, 100))]
+    ("images", "hits", "bounds"),
+    [(1, 1, (0.5, 98)), (100, 0, (0, 3.6217)), (100, 2, (38.5513, 42.1730)), (100, 5, (96.3783, 100))],
 )
 def test_intervals_of_equal_images_allow_for_unseen_ones(images: int, hits: int, bounds: tuple[float, float]) -> None:
     """A share of 3.6217 % of other images is seen in none of 100 with a probability of 2.5 %; their recall is 0 or 100 %."""
@@ -160,29 +145,6 @@ def test_paired_p_values_near_all_signs_of_plain_loops(seeds: tuple[int, int]) -
     assert list(p_values.values()) == pytest.approx(loop_p_values(ranks_a, ranks_b, images), abs=0.006)
 
 
-def test_paired_p_values_equal_plain_loops_over_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_AT_ONCE", 1000)  # Several chunks.
-    generator = np.random.default_rng(0)
-    images = np.repeat(np.arange(20), 2)
-    ranks_a, ranks_b = 1 + generator.integers(12, size=(2, 40))
-    differences: list[tuple[int, ...]] = []
-    for image in range(20):
-        hits = [[int((ranks[images == image] <= k).sum()) for k in (1, 5, 10)] for ranks in (ranks_a, ranks_b)]
-        first, second = hits
-        change = [a - b for a, b in zip(first, second, strict=True)]
-        differences.append((*change, sum(change)))
-    kinds = sorted(set(differences))
-    sizes = [differences.count(kind) for kind in kinds]
-    observed = [abs(sum(difference[k] for difference in differences)) for k in range(4)]
-    counts, signs = [1] * 4, np.random.default_rng(9)
-    for _ in range(500):
-        positive = signs.binomial(sizes, 0.5)
-        for k in range(4):
-            drawn = abs(sum((2 * int(n) - size) * kind[k] for n, size, kind in zip(positive, sizes, kinds, strict=True)))
-            counts[k] += (drawn > observed[k]) + (drawn >= observed[k])
-    assert list(paired_p_values(ranks_a, ranks_b, images, draws=500, seed=9).values()) == [n / 1002 for n in counts]
-
-
 def test_paired_p_values_of_models_without_a_difference_are_one() -> None:
     ranks, images = 1 + np.arange(40) % 12, np.arange(40) // 2
     other = ranks + (ranks > 10)  # Of no other recall at 1, 5 and 10.
@@ -192,11 +154,6 @@ def test_paired_p_values_of_models_without_a_difference_are_one() -> None:
     p_values = paired_p_values(ranks, other, images, draws=99)
     assert (p_values["recall_at_1"], p_values["recall_at_5"]) == (1.0, 1.0)
     assert p_values["recall_at_10"] < 0.5
-
-
-def test_paired_p_values_of_other_queries_are_rejected() -> None:
-    with pytest.raises(ValueError, match="have the same length"):
-        paired_p_values(np.ones(3, int), np.ones(2, int), np.arange(3))
 
 
 @pytest.mark.cluster
@@ -212,13 +169,6 @@ def test_paired_p_values_of_10000_draws_reject_5_percent() -> None:
     shares = {name: 100 * mean(values) for name, values in rejected.items()}
     assert len(shares) == 3
     assert all(4.3 <= share <= 5.7 for share in shares.values()), shares
-
-
-def test_paired_p_values_detect_a_difference() -> None:
-    generator = np.random.default_rng(0)
-    better, worse = draw_ranks(generator, 1.0)[0], draw_ranks(generator, 2.0)[0]
-    p_values = paired_p_values(better, worse, IMAGES)
-    assert p_values["recall_at_5"] == paired_p_values(worse, better, IMAGES)["recall_at_5"] == 0.5 / 10_001
 
 
 def loop_seed_p_value(first: list[float], second: list[float]) -> float:
@@ -245,11 +195,6 @@ def test_seed_p_value_of_many_runs_is_near_that_of_all_permutations() -> None:
     sampled = seed_p_value(first, second, draws=math.comb(14, 7) - 1)
     assert sampled == pytest.approx(exact, abs=0.02)
     assert sampled != exact
-
-
-def test_seed_p_value_of_one_run_is_rejected() -> None:
-    with pytest.raises(ValueError, match="must contain two or more observations"):
-        seed_p_value([1.0], [2.0, 3.0])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Batches and prefetching, against a sampler and training inputs used by hand."""
 
 import threading
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -78,32 +77,6 @@ def test_loader_resumes_from_a_state_and_after_prefetching(data):
     assert begun + images(second, 19) == begun + images(first, 19) == expected
 
 
-def test_loader_copies_pinned_memory_to_a_gpu(region_inputs, monkeypatch):
-    config, training_inputs = region_inputs
-    pinned, moved, moving = [], [], torch.Tensor.to
-
-    def pin(self):
-        pinned.append((self.dtype, threading.current_thread() is threading.main_thread()))
-        return self
-
-    def to(self, device, **how):
-        if device == torch.device("cuda", 1):
-            moved.append((self.dtype, how))
-            return self
-        return moving(self, device, **how)
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    loader = BatchLoader(training_inputs, training_inputs.sampler(config, 0), DistributedContext(), torch.device("cuda", 1))
-    with loader.prefetching():
-        loader.next()
-    kinds = {torch.int64, torch.float32, torch.bool}
-    assert set(pinned) == {(dtype, False) for dtype in kinds}
-    assert {dtype for dtype, _ in moved} == kinds
-    assert all(how == {"non_blocking": True} for _, how in moved)
-
-
 def test_loader_prefetches_two_batches_and_raises_in_order(region_inputs, monkeypatch):
     config, training_inputs = region_inputs
     sampler, inputs = training_inputs.sampler(config, 0), TrainingInputs.inputs
@@ -134,31 +107,4 @@ def test_loader_prefetches_two_batches_and_raises_in_order(region_inputs, monkey
     assert returned == [expected.next().images.tolist() for _ in range(3)]
     assert set(read) == {"prefetching_0"}
     assert set(drawn) == {threading.current_thread()}
-    assert threads() == []
-
-
-def test_prefetching_interrupted_waits_for_the_current_batch(region_inputs, monkeypatch):
-    config, training_inputs = region_inputs
-    read, started, go_on, inputs = [], threading.Event(), threading.Event(), TrainingInputs.inputs
-
-    def slowly(self, *arguments):
-        if len(read) == 1:
-            started.set()
-            go_on.wait(60)
-        read.append(threading.current_thread())
-        return inputs(self, *arguments)
-
-    monkeypatch.setattr(TrainingInputs, "inputs", slowly)
-    loader = BatchLoader(training_inputs, training_inputs.sampler(config, 0), DistributedContext(), CPU)
-
-    def work() -> None:
-        with loader.prefetching():
-            loader.next()
-            assert started.wait(60)
-            threading.Timer(0.05, go_on.set).start()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert len(read) == 2
     assert threads() == []

@@ -17,23 +17,6 @@ def test_rows_partition_a_batch(count, size):
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
-def test_single_process_communicates_nothing():
-    processes = DistributedContext()
-    part, module = torch.ones(3, 2), torch.nn.Linear(1, 1)
-    assert processes.is_rank_zero
-    assert processes.gather_rows(part, 3) is part
-    assert processes.wrap(module) is module
-    assert processes.broadcast(1.5, torch.device("cpu")) == 1.5
-    assert processes.all_reduce_max(15) == 15
-
-
-def test_join_processes_without_torchrun(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with join_processes(torch.device("cpu")) as processes:
-        assert processes == DistributedContext(0, 1)
-    assert not torch.distributed.is_initialized()
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "text",

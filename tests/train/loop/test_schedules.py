@@ -2,7 +2,7 @@ from math import cos, pi
 
 import pytest
 
-from schemas.errors import DatasetError, UsageError
+from schemas.errors import DatasetError
 from tests.train.trainings import CONFIG, events
 from train.config.sections import ScheduleConfig, from_toml
 from train.loop.schedules import learning_rate, max_total_steps, stop_reason
@@ -51,13 +51,6 @@ HALVES = [0.005 * (1 + cos(pi * step / 44)) for step in range(45)]
 )
 def test_learning_rate(keys, expected):
     assert rates(keys, list(expected)) == pytest.approx(list(expected.values()))
-
-
-def test_cosine_without_a_limit_is_refused():
-    with pytest.raises(UsageError, match=r"falls to 0 at the last step: give schedule\.max_steps or schedule\.max_epochs"):
-        ScheduleConfig(lr_schedule="cosine")
-    with pytest.raises(UsageError, match=r"schedule\.lr_step_epochs is 3, but schedule\.lr_schedule is 'cosine'"):
-        ScheduleConfig(lr_schedule="cosine", max_steps=10, lr_step_epochs=3)
 
 
 @pytest.mark.slow

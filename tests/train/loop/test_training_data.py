@@ -1,4 +1,3 @@
-import re
 from collections import Counter
 from dataclasses import replace
 
@@ -120,12 +119,7 @@ def test_unmonitored_language_without_validation_captions(unvalidated, train_toy
     assert "de" in languages  # It is trained all the same.
 
 
-@pytest.mark.parametrize("monitor", ["[]", '["de"]', '["en", "de"]'])
-def test_monitored_language_without_validation_captions_is_refused(unvalidated, monitor):
-    advice = (
-        ". Early stopping needs captions in all of schedule.monitor_languages, by default all languages: leave de out of them "
-        """(--set 'schedule.monitor_languages=["en"]'), or name another data.validation_split"""
-    )
-    have = "has no captions of split 'val', language 'de', portion 'comparable'. It has: "
-    with pytest.raises(DatasetError, match=f"{re.escape(have)}.*{re.escape(advice)}$"):
-        load_training_inputs(from_toml(TRAINED + f"monitor_languages = {monitor}", "test"), unvalidated, seed=0)
+def test_monitored_language_without_validation_captions_is_refused(unvalidated):
+    message = r"has no captions of split 'val', language 'de', portion 'comparable'\. .* schedule\.monitor_languages"
+    with pytest.raises(DatasetError, match=message):
+        load_training_inputs(from_toml(TRAINED, "test"), unvalidated, seed=0)

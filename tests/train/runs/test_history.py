@@ -5,7 +5,7 @@ import pytest
 from schemas.errors import DatasetError
 from schemas.reads import Reads
 from schemas.storage.folder import Folder
-from train.runs.history import History, Series, is_run, numbers_in, read_history
+from train.runs.history import History, Series, is_run, read_history
 
 
 def retrieval(recall: float) -> dict:
@@ -93,17 +93,6 @@ def test_table_has_a_row_for_each_step_and_evaluation_and_no_times():
     assert not [name for name in header if "second" in name or "images" in name]
 
 
-def test_empty_log_is_an_empty_table(tmp_path):
-    assert read_history(Folder(str(tmp_path))) == History(())
-    assert History(()).to_csv() == "event,step\n"
-
-
-def test_other_values_than_expected_are_passed_over():
-    strange = {"score": "high", "en": {"image_to_text": 3}, "de": retrieval(1.0)["image_to_text"]}
-    history = History(({"event": "evaluation", "step": 1, **strange}, {"event": "step", "step": 2, "terms": [1]}))
-    assert (history.best, history.languages, history.losses()) == (None, (), {})
-
-
 def test_read_history_skips_an_unfinished_line(tmp_path):
     lines = "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
     (tmp_path / "log.jsonl").write_text(lines + '{"event": "st')
@@ -111,8 +100,3 @@ def test_read_history_skips_an_unfinished_line(tmp_path):
     (tmp_path / "log.jsonl").write_text(lines + "[]\n")
     with pytest.raises(DatasetError, match=rf"log\.jsonl, line {len(ENTRIES) + 1}, is damaged"):
         read_history(Folder(str(tmp_path)))
-
-
-def test_numbers_have_their_paths_as_names():
-    values = {"a": 1, "b": {"c": 2.5, "d": {"e": 3}}, "f": "text", "g": [4], "h": None}
-    assert numbers_in(values) == {"a": 1.0, "b/c": 2.5, "b/d/e": 3.0}

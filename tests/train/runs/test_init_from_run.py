@@ -61,12 +61,6 @@ def started(text: str, corpus: Corpus, run, seed: int = 1):
     return model
 
 
-def test_all_weights_are_taken(source, toy):
-    run = source(ORDER.replace("c2c_probability = 0.5", ""))
-    model = started(ORDER.replace("c2c_probability = 0.5", ""), toy, run)
-    assert_equal(dict(model.state_dict()), dict(run.model.state_dict()))
-
-
 def test_shared_encoder_of_other_languages_is_taken(source, toy):
     run = source(languages(ENGLISH, '{ en = ["comparable"] }'))
     model = started(CONFIG, toy, run)
@@ -96,29 +90,6 @@ def test_embeddings_of_ones_own_are_compared_by_token(source, toy, other):
     assert_equal(dict(started(text, toy, run).state_dict()), dict(run.model.state_dict()))
     with pytest.raises(UsageError, match="its word embeddings are of other words"):
         started(text, other, run)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"embed_dim = 6": "embed_dim = 7"}, r"images\.weight is float32 \[6, 8\], expected float32 \[7, 8\]"),
-        ({"word_dim = 4": "word_dim = 5"}, r"words\.weight is float32 \[[0-9]+, 4\], expected float32 \[[0-9]+, 5\]"),
-        ({"word_dim = 4": 'word_dim = 4\ntext_encoder = "bilstm"'}, r"sentences\.0\.reader\.lstm\.weight_ih_l0 is missing"),
-    ],
-)
-def test_other_parameters_are_named(source, toy, change, message):
-    run = source()
-    before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    with pytest.raises(UsageError, match=rf"its model is another one \(.*{message}"):
-        started(changed(CONFIG, change), toy, run)
-    assert_equal(dict(run.model.state_dict()), before)
-
-
-def test_extra_parameters_of_the_source_are_named(source, toy):
-    run = source()
-    run.model.extra = torch.nn.Linear(1, 1)
-    with pytest.raises(UsageError, match=r"\(extra\.weight is unknown; extra\.bias is unknown\)"):
-        started(CONFIG, toy, run)
 
 
 # --- trainings -------------------------------------------------------------------------------------------------------
