@@ -95,16 +95,6 @@ def test_full_disk_while_logging(disk):
     assert [json.loads(line)["step"] for line in (folder / LOG).read_text().splitlines()] == [10, 30]
 
 
-def test_full_disk_while_writing_tensorboard_events(disk, capfd):
-    folder = disk(64)
-    with RunLog(folder, step=0, tensorboard=True) as log:
-        fill(folder)
-        with pytest.raises(DatasetError, match=rf"cannot use '.*/tensorboard/events.*': {FULL}"):
-            log._events.write({f"loss/{number}": 1.0 for number in range(1000)}, 10)
-        (folder / "ballast").unlink()
-    assert capfd.readouterr() == ("", "")  # No thread has an end of its own.
-
-
 def test_full_disk_while_mapping_features(disk):
     """The space is taken first: a page of a mapped file that finds none would end the process."""
     folder = disk(64)

@@ -1,6 +1,5 @@
 import io
 import json
-import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -67,25 +66,6 @@ def written(monkeypatch):
     events.finish(0)
 
 
-@pytest.mark.parametrize(("steps", "stops_early"), [(101, False), (101, True), (None, True)])
-def test_training_display_shows_the_time_left(clock, written, steps, stops_early):
-    def lines(**options) -> str:
-        console = Console(file=io.StringIO(), width=200, **options)
-        with TrainingDisplay(console) as watch, TrainingDisplay(Console(file=io.StringIO()), JSON) as watch_json:
-            for step in range(1, 52, 10):
-                report = Report(step=step, steps=steps, epoch=0, loss=1.0, scores={}, best=-1.0, stops_early=stops_early)
-                watch(report)
-                watch_json(report)
-                clock.now += 20
-        return console.file.getvalue()
-
-    left = "1 min 40 s left"
-    for text in (lines(), lines(force_terminal=True)):
-        assert (left in text) == (steps is not None)
-        assert (f"at most {left}" in text) == (steps is not None and stops_early)
-    assert [event["seconds_left"] for event in written()][-1] == (steps and 100.0)
-
-
 def test_training_display_events(clock, written):
     output = io.StringIO()
     with TrainingDisplay(Console(file=output), JSON) as watch:
@@ -117,24 +97,3 @@ def test_count_display(clock, written):
     first, last = written()
     assert (first["done"], first["total"]) == (20, 100)
     assert (last["done"], last["total"], last["per_second"]) == (100, 100, 2.0)
-
-
-@pytest.mark.parametrize("width", [80, 130])
-def test_live_lines_fit_the_terminal(width, clock):
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=width, color_system=None)
-    with TrainingDisplay(console) as watch:
-        watch(EVALUATED)
-        clock.now += 100
-        more = {"chance": CHANCE, "monitored": tuple(CHANCE), "stops_early": True}
-        watch(Report(step=2210, steps=5000, epoch=12, loss=123.456, scores={}, best=1234.5, **more))
-    with CountDisplay(console, "evaluate", unit="vectors", total=31014) as count:
-        count(12000)
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n").splitlines()
-    assert max(map(len, lines)) <= width
-    shown = " ".join(" ".join(lines).split())
-    assert "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6 of 1,200 (chance 96.0)" in shown
-    assert "2210/5000 steps" in shown
-    assert "at most 4 min 39 s left" in shown
-    assert "epoch 12, loss 123.5, best 1234.5 of 1,800 (chance 144.0)" in shown
-    assert "12000/31014 vectors" in shown

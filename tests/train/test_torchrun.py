@@ -85,17 +85,6 @@ def _reads(path: Path, folder: str, text: bytes) -> bool:
         return False
 
 
-def test_rank_zero_alone_writes_progress_and_remarks(data, gappy, tmp_path):
-    arguments = ("train", "own.toml", "run", *data, "--features", gappy.features, "--allow-missing-features")
-    process = torchrun(tmp_path, *arguments)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    assert err.count("step 17: sum of recalls") == 1
-    assert err.count("left out of split 'train'") == 1
-    assert out.count("44 steps in run") == 1
-    assert err.count("FutureWarning") <= 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [

@@ -1,6 +1,5 @@
 """Features of random weights are named by everything that derives from them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
+from train.jobs import Corpus, EmbedJob, EvaluateJob, SearchJob, StsJob, TrainJob
 from train.loop.training import train
 from train.reports.comparison import compare_runs
-from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.row_results import write_result
@@ -97,18 +95,6 @@ def test_sts_names_the_features(trained, tmp_path):
     result = sts(StsJob((trained[0], str(tmp_path / "pairs.tsv")), tokenized=True, device="cpu"))
     assert [system["untrained"] for system in result.to_dict()["systems"]] == [[], [NAME]]
     assert f"{trained[0]}: {REMARK}" in sts_tables(result)[0].notes
-
-
-def test_figures_name_the_features(trained, corpus, tmp_path, monkeypatch):
-    notes = []
-    monkeypatch.setattr("train.reports.figures.plot_rankings", lambda *args, note: notes.append(note))
-    job = FiguresJob(
-        trained[0], str(tmp_path), corpus.captions, corpus.features, only=("retrieval",), split="test", device="cpu"
-    )
-    monkeypatch.setattr("train.reports.figures.write_made_from", lambda *args: None)
-    assert draw_figures(job).untrained == (NAME,)
-    assert json.loads((tmp_path / "figures.json").read_text())["untrained"] == [NAME]
-    assert notes[0].endswith(f" {REMARK}.")
 
 
 def test_reproduce_and_its_report_name_the_features(toy_2016, tmp_path, monkeypatch):

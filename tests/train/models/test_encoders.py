@@ -82,11 +82,6 @@ def test_text_encoders_without_captions(kind, packed, monkeypatch):
     assert (len(values), values.shape[-1]) == (0, 6)
 
 
-def test_word_embedding_ids_without_unknown_are_refused():
-    with pytest.raises(ValueError, match="is not in list"):
-        WordEmbedding(9, 5, ids=[0, 1, 2, 5])
-
-
 @pytest.mark.parametrize(
     ("pooling", "of"), [("mean", lambda states: states.mean(0)), ("max", lambda states: states.max(0).values)]
 )
@@ -232,15 +227,6 @@ def batch_with(vectors):
     offsets = np.cumsum([0, *lengths])
     stored = torch.cat(vectors).numpy()
     return CaptionBatch(np.zeros(sum(lengths)), offsets, np.arange(len(vectors)), TokenVectors(stored, offsets[:-1]))
-
-
-def test_precomputed_tokens_are_the_embedding():
-    captions, vectors = batch()
-    words, positions = PrecomputedTokens().prepare(captions)
-    found = words(torch.from_numpy(positions.padded(0)))
-    assert positions.lengths.tolist() == [len(one) for one in vectors]
-    for row, one in zip(found, vectors, strict=True):
-        assert torch.equal(row[: len(one)], one)
 
 
 @pytest.mark.parametrize("reader", ["gru", "bilstm", "bigru"])

@@ -45,15 +45,6 @@ def check(captions: list[list[int]], rows: list[int]) -> PrefixTrie:
     return packed
 
 
-def test_build_trie_worked_example():
-    packed = check([[1, 5, 2], [1, 5, 6, 2], [1, 2]], [1, 0, 2, 0])
-    assert packed.level_sizes == (1, 2, 2, 1)
-    assert packed.tokens.tolist() == [1, 2, 5, 6]
-    assert packed.last_tokens.tolist() == [0, 1, 2, 1, 3, 1]
-    assert packed.parents.tolist() == [0, 1, 1, 3, 3, 5]
-    assert packed.ends.tolist() == [6, 4, 2, 4]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_build_trie_random_captions(seed):
     generator = np.random.default_rng(seed)

@@ -9,10 +9,8 @@ import torch
 
 from tests.fake_gpu import fake_gpu
 from tests.train.models.equations import Sizes, batch_of
-from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.evaluation import evaluation
-from train.losses import ranking_loss
 from train.models import scan as module
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
@@ -91,16 +89,6 @@ def test_cross_attention_equals_equations(choices, tiles):
     np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
 
 
-@pytest.mark.slow
-def test_cross_attention_float32_error_at_paper_size():
-    queries, contexts = units([9, 14], 256, 0), units([36, 36, 20], 256, 1)
-    for choices in (ScanConfig(pooling="lse"), ScanConfig(lambda_softmax=4.0)):
-        exact = by_the_equations(queries, contexts, choices)
-        ours = [Encoded(encoded.values.float(), encoded.mask) for encoded in (together(queries), together(contexts))]
-        np.testing.assert_allclose(cross_attention(*ours, choices), exact, rtol=0, atol=2e-6)
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("dense", [0, 1], ids=["whole tiles", "a context at a time"])
 def test_cross_attention_gradients_equal_finite_differences(choices, dense, monkeypatch):
@@ -114,38 +102,6 @@ def test_cross_attention_gradients_equal_finite_differences(choices, dense, monk
     # Products do not pass through zero within the differences.
     values = queries.values.requires_grad_(), contexts.values.requires_grad_()
     assert torch.autograd.gradcheck(scores, values)
-
-
-@pytest.mark.parametrize("choices", [choices for choices in CHOICES if choices.values[0].negative_slope])
-def test_cross_attention_sparse_gradients_equal_autograd(choices, tiles):
-    queries, contexts = together(units([3, 5, 1, 5], 6, 0)), together(units([6, 2, 3, 3, 4], 6, 1))
-    weights = torch.zeros(4, 5, dtype=torch.float64)
-    weights[0, 1], weights[2, 4], weights[3, 1] = 0.7, -2, 1
-
-    def gradients(function) -> list[torch.Tensor]:
-        values = queries.values.clone().requires_grad_(), contexts.values.clone().requires_grad_()
-        (function(*values) * weights).sum().backward()
-        return [value.grad for value in values]
-
-    def plain(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        rows = []
-        for row in range(4):
-            words = q[row][queries.mask[row]]
-            scores = []
-            for column in range(5):
-                regions = v[column][contexts.mask[column]]
-                s = torch.nn.functional.leaky_relu(words @ regions.T, choices.negative_slope)
-                attended = (choices.lambda_softmax * s / s.norm(dim=0)).softmax(1) @ regions
-                # The queries are unit vectors; their length is not part of the formula.
-                relevance = (words * attended).sum(1) / attended.norm(dim=1)
-                avg, lse = choices.pooling == "avg", choices.lambda_lse
-                scores.append(relevance.mean() if avg else (relevance * lse).logsumexp(0) / lse)
-            rows.append(torch.stack(scores))
-        return torch.stack(rows)
-
-    ours = gradients(lambda q, v: cross_attention(Encoded(q, queries.mask), Encoded(v, contexts.mask), choices))
-    for mine, expected in zip(ours, gradients(plain), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("choices", CHOICES)
@@ -198,16 +154,6 @@ def test_cross_attention_memory_is_bounded_by_a_tile(monkeypatch):
         scores = cross_attention(Encoded(queries), Encoded(contexts), ScanConfig(pooling="lse"))
         scores.sum().backward()
     assert max(watch.sizes) <= max(6000, queries.numel(), contexts.numel()) < scores.numel() * 7 * 9 / 20
-
-
-@pytest.mark.slow
-def test_cross_attention_in_a_compiled_caller():
-    queries, contexts = (together(units(counts, 5, seed)) for counts, seed in (([3, 2], 0), ([4, 4, 1], 1)))
-    choices = ScanConfig(pooling="lse")
-    compiled = torch.compile(
-        lambda values: cross_attention(Encoded(values * 1, queries.mask), contexts, choices) + 1, backend="eager"
-    )
-    assert torch.equal(compiled(queries.values), cross_attention(queries, contexts, choices) + 1)
 
 
 def test_cross_attention_gpu_synchronisations_and_launches_are_constant():
@@ -322,20 +268,6 @@ def test_scores_between_copies_captions_in_parts(images, monkeypatch):
     torch.testing.assert_close(scores(slice(1, 4), torch.tensor([2, 0, 3])), expected)
     assert seen == [2, 1]
     assert scores(slice(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (4, 0)
-
-
-@pytest.mark.parametrize("attention", ["t2i", "i2t"])
-def test_scan_gradients_are_equal_under_autocast(attention, images):
-    model = build(attention=attention)
-    regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
-    results = []
-    for enabled in (False, True):
-        values = [encoded.values.detach().requires_grad_() for encoded in (regions, words)]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            scores = model.scores(*(Encoded(v, each.mask) for v, each in zip(values, (regions, words), strict=True)))
-            ranking_loss(scores, torch.arange(4), margin=0.2, hinges="max").backward()
-        results.append((scores.detach(), *(value.grad for value in values)))
-    assert_equal(*results)
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])

@@ -53,13 +53,6 @@ def test_order_memory_is_bounded_by_a_tile():
     assert max(watch.sizes) <= similarity._TILE_ELEMENTS["cpu"] < 300 * 200 * 64 / 7
 
 
-def test_inner_product_of_unit_vectors_is_cosine():
-    a, b = positive(3, 5), positive(4, 5, seed=1)
-    expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
-    scores = inner_product(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
-    torch.testing.assert_close(scores, expected)
-
-
 def test_l2_normalize_has_the_bits_of_torch():
     vectors, weights = torch.randn(50, 33), torch.randn(50, 33)
     vectors[3] *= 1e-9

@@ -64,12 +64,6 @@ def test_unknown_caption_id_is_refused(new_captions, name):
         choose_examples(new_captions(ROWS), WORDS, count=1, seed=0, caption_ids=[name])
 
 
-def test_languages_without_common_images(new_captions):
-    rows = [("a", "de", "comparable", 0, [1, 2]), ("b", "en", "comparable", 0, [1, 2])]
-    with pytest.raises(UsageError, match="no image of split 'train' has captions in all of de, en"):
-        choose_examples(new_captions(rows), WORDS, count=1, seed=0)
-
-
 def test_tokens_are_those_of_the_row(new_captions):
     captions = new_captions(ROWS)
     for number, row in enumerate(ROWS):

@@ -1,12 +1,10 @@
 """The report on stored results: chance, other sets, other splits."""
 
-import io
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from rich.console import Console
 
 from schemas.storage.folder import Folder
 from train.evaluation.ranks import SCHEMA, write_ranks
@@ -142,19 +140,6 @@ def test_results_without_ranks_have_no_intervals(report_on):
     report = report_on(score())
     assert not any("interval" in str(row[0]) for row in rows_of(report, "VSE, en"))
     assert not [note for note in report.notes if "≈" in note or "95 %" in note]
-
-
-def test_narrow_table_fits_80_columns(report_on, tmp_path):
-    ranks = {"image_to_text": [1, 1, 1, 60] * 25, "text_to_image": [1, 1000] * 50}
-    for preset in ("gella2017/vse-en", "gella2017/parallel-asym"):
-        for seed in (0, 1):
-            write_ranks_of(tmp_path, preset, ranks, seed)
-        report = report_on(score(), score(gain=20.4), preset=preset)
-    console = Console(width=80, file=io.StringIO(), record=True)
-    report.begun.to_tables()[0].render(console)
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "  image to text           40.2 ± 14.4 ≈ 70.2 ± 14.4 ≈ 82.2 ± 14.4 ≈ 13.2 ± 14.4" in lines
 
 
 def test_picture_marks_chance(report_on, tmp_path, monkeypatch):

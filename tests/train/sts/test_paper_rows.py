@@ -95,11 +95,3 @@ def test_unsuitable_run_does_not_end_the_others(trained, toy_2016, pairs):
     assert {row.published.name for row in rows.rows if row.refused} == {"VSE", "PIVOT-ASYM"}
     (note,) = (note for note in rows.to_tables()[-1].notes if note.startswith("VSE is not measured: "))
     assert "no words here" in note
-
-
-def test_pairs_are_looked_at_before_anything_is_trained(toy_2016, sts_pairs):
-    def refuse(text, language, recipe, truecaser):
-        raise UsageError(f"{recipe.recipe} needs a truecaser")
-
-    with pytest.raises(UsageError, match="raw needs a truecaser"):
-        open_sts(reproduce_job("gella2017", "o", toy_2016, overrides={}, sts=(str(sts_pairs),)), refuse)

@@ -1,7 +1,6 @@
 import csv
 import json
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -106,18 +105,6 @@ def test_other_data_have_no_published_rows():
     assert len(scores.notes) == 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_at_most_three_data_sets_share_a_table(count):
-    result = result_of(count)
-    long = replace(result.data[0], name="sts-en-test-gs-2014/surprise.a-very-long-name")
-    tables = sts_tables(replace(result, data=(long, *result.data[1:])))[:-1]
-    assert len(tables) == -(-count // 3)
-    assert max(len(line) for table in tables for heading in table.headings for line in heading.split("\n")) == 11
-    cells = [cell for table in tables for cell in table.rows[0][1:]]
-    assert cells[:count] == [Cell(found.pearson, found.spearman) for found in result.systems[0].correlations]
-    assert len(cells) == count + (count > 1)
-
-
 def test_undefined_correlation_is_a_dash():
     result = result_of(1)
     system = replace(result.systems[1], correlations=(Correlation(None, None),))
@@ -174,20 +161,3 @@ def test_panel_for_each_system_and_data_set(tmp_path, count, monkeypatch):
     for kind in ("png", "pdf", "svg"):
         plot_sts(result_of(count, ("runs/a_$long$",)), Folder(str(tmp_path)), f"sts.{kind}")
         assert width_of(tmp_path / f"sts.{kind}") == pytest.approx(3.5 if count == 1 else 7.2)
-
-
-@pytest.mark.slow
-def test_titles_of_many_data_sets_do_not_meet(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr("train.sts.plot.save", lambda figure, folder, name: figures.append(figure))
-    result = result_of(7, ("some/where/run", "else/where/run"))
-    result = replace(result, data=tuple(replace(data, name=f"a very long name of {data.name}") for data in result.data))
-    plot_sts(result, Folder(str(tmp_path)), "sts.png")
-    figures[0].draw_without_rendering()
-    panels = [panel for panel in figures[0].axes if panel.get_visible()]
-    assert len(panels) == 3 * 7
-    texts = [text for panel in panels for text in (panel.title, panel.xaxis.label, panel.yaxis.label) if text.get_text()]
-    assert {"some/where/run\ncosine", "else/where/run\ncosine"} <= {text.get_text() for text in texts}
-    places = [text.get_window_extent() for text in texts]
-    assert not any(first.overlaps(second) for first, second in combinations(places, 2))
-    assert not any(place.overlaps(panel.bbox) for place in places for panel in panels)
