@@ -45,10 +45,6 @@ def test_training_display_without_a_terminal(clock):
         "step 1,210: epoch 1, loss 12, best 155.6 of 1,200 (chance 96.0), 1.0 steps/s",
     ]
     assert displayed(clock, [0.0, 5.0, 9.0], REPORT, EVALUATED) == [f"step 1,210: sum of recalls {SCORES}"]
-    first = Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0)
-    assert displayed(clock, [0.0, 0.0, 60.0], first, replace(first, step=3)) == [
-        "step 3 of 10: 3 min 30 s left, epoch 0, loss 1, 30.0 s each"
-    ]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from train.models.encoders import (
     pool,
 )
 from train.models.mha_d import MultiHeadAttention
-from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+from train.models.retrieval_model import Dimensions, Encoded
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
@@ -72,14 +72,6 @@ def test_text_encoders_equal_torch_networks(kind, captions, dtype, sizes, tolera
     for ours, theirs in zip(*results, strict=True):
         assert ours.abs().max() > 0
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("kind", TEXT_ENCODERS.values())
-def test_text_encoders_without_captions(kind, packed, monkeypatch):
-    monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: packed)
-    values = kind(5, 6)(WordEmbedding(9, 5), batch_of([])).values
-    assert (len(values), values.shape[-1]) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -252,30 +244,3 @@ def test_text_encoders_with_precomputed_tokens_equal_torch(reader):
         for row, length in enumerate(lengths):
             torch.testing.assert_close(found.values[row, :length], expected[row, :length])
         assert torch.equal(found.mask, torch.arange(6) < lengths[:, None])
-
-
-MODELS = [
-    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
-    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", shared_encoder=False, text_encoder="bilstm"),
-    MhaDConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", num_heads=2, attention_dim=3, context_dim=3),
-    ScanConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
-]
-
-
-@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
-def test_models_with_precomputed_tokens_equal_single_captions(config):
-    shape = (8,) if config.kind == "vse" else (3, 8)
-    model = build_model(config, Dimensions(("en", "de"), 9, shape, token_width=5), seed=0)
-    assert not any("words" in name for name in model.state_dict())
-    captions, vectors = batch()
-    together = model.encode_captions(captions, "de")
-    for row, one in enumerate(vectors):
-        (values,) = model.encode_captions(batch_with([one]), "de").values
-        torch.testing.assert_close(together.values[row][: len(values)] if values.dim() == 2 else together.values[row], values)
-    empty = model.encode_captions(batch([])[0], "de")
-    assert len(empty) == 0
-    images = model.encode_images(ImageBatch(torch.randn(4, *shape)))
-    scores = model.scores(images, together)
-    scores.sum().backward()
-    gradients = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("sentences")]
-    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)

@@ -1,7 +1,5 @@
 """Prefix trees against sets of prefixes, and the GRU and LSTM over them; test_encoders.py compares them with torch's own."""
 
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torch
 from tests.threads import threads_of_torch
 from tests.train.models.equations import both_ways
 from train.data.batches import CaptionBatch
-from train.models import packed_rnn as rnn_module
 from train.models.packed_rnn import PrefixTrie, bilstm_over_trie, build_trie, gru_over_trie
 
 
@@ -103,29 +100,6 @@ def test_gru_is_reproducible(threads):
 
     with threads_of_torch(threads):
         assert results() == results()
-
-
-def test_gru_without_gradients_frees_steps(monkeypatch):
-    made, alive = [], []
-    advance = rnn_module._gru_forward
-
-    def watched(*args, **kwargs):
-        alive.append(sum(reference() is not None for reference in made))
-        step = advance(*args, **kwargs)
-        made.append(weakref.ref(step.before))
-        return step
-
-    monkeypatch.setattr(rnn_module, "_gru_forward", watched)
-    collected, gru, words = packed([[1, 3, 4, 5, 6, 2]]), torch.nn.GRU(WORDS, UNITS), torch.randn(6, WORDS)
-    expected = gru_over_trie(gru, words, collected)
-    assert alive == [0, 1, 2, 3, 4, 5]
-    made.clear()
-    alive.clear()
-    with torch.no_grad():
-        states = gru_over_trie(gru, words, collected)
-    assert max(alive) <= 1
-    assert not states.requires_grad
-    assert torch.equal(states, expected)
 
 
 def test_gru_under_autocast():

@@ -206,16 +206,6 @@ def test_cross_attention_gathered_gradients_equal_tiles(choices, gathered, monke
                 assert one.mask is None or not mine[~one.mask].any()
 
 
-def test_gathered_pairs_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_GATHERED_ELEMENTS", 6000)
-    values = torch.randn(60, 7, 16), torch.randn(50, 9, 16)
-    both = [(value, None, torch.zeros_like(value)) for value in values]
-    pairs = torch.ones(60, 50).nonzero()
-    with Sizes() as watch:
-        module._add_pair_gradients(*both, torch.ones(60, 50), pairs, ScanConfig(pooling="lse"))
-    assert max(watch.sizes) <= max(6000, *(value.numel() for value in values)) < len(pairs) * 9 * 16 / 20
-
-
 batch = partial(batch_of, [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 7, 2]])
 
 

@@ -63,17 +63,11 @@ def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_
         f"{tmp_path}/table.json",
     ]
     plain = json.loads((tmp_path / "table.json").read_text())
-    assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
     (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
     assert row["scores"]["images-2014"]["published"] == 83.8
-    assert len(row["scores"]["images-2014"]["measured"]) == 2
     markdown = (tmp_path / "table.md").read_text()
     values = rows.measurement(by_name["PIVOT-ASYM"], 0).values
     assert f"| PIVOT-ASYM | 2 | {mean(values):.1f} ± {stdev(values):.1f} (83.8) |" in markdown
-    assert "| GRAN (Wieting et al.) * |  | – (84.5) | – (85.0) |" in markdown
-    assert "| OE | 0 | – (84.1) | – (90.8) |" in markdown
-    assert "| Shared task baseline * |  | 51.3 (51.3) | 60.4 (60.4) |" in markdown
-    assert "on MSRvid 2012 are not shown" in markdown
 
 
 def test_quoted_row_of_another_paper_is_measured(trained, toy_2016, pairs):

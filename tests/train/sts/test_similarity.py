@@ -57,16 +57,6 @@ def test_word_overlap_comes_out_as_published(sts_pairs, name):
     assert found.pearson == pytest.approx(PUBLISHED[name], abs=0.1)
 
 
-def test_word_overlap_is_the_cosine_of_binary_vectors():
-    first, second = "A dog runs , a dog .", "A\tdog  runs."
-    tokens = sorted({*first.split(), *second.split()})
-    assert tokens == [",", ".", "A", "a", "dog", "runs", "runs."]
-    binary = [np.array([float(token in sentence.split()) for token in tokens]) for sentence in (first, second)]
-    assert word_overlap(first, second) == pytest.approx(cosine(*binary))
-    assert word_overlap("one two", "one two") == 1
-    assert word_overlap("one", "One") == 0
-
-
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -162,19 +152,8 @@ def test_unsuitable_runs_are_refused_with_a_reason(write_run, data, monkeypatch)
     job = StsJob((data, folder), device="cpu")
     with pytest.raises(UsageError, match=r"the sentences are text.*pip install 'imagepivot\[text\]'.*--tokenized"):
         sts(job)
-    with pytest.raises(UsageError, match=r"--language is 'fr', but '.*run' knows only en, de: give --language"):
-        sts(replace(job, language="fr"), tokenize)
     with pytest.raises(UsageError, match=r"run' knows no word of the sentences in de, such as 'en"):
         sts(replace(job, language="de"), lambda *_: ["cats", "and", "dogs"])
-    third = write_run("third", languages=("de", "fr"))
-    with pytest.raises(UsageError, match=r"language of the sentences is not given, but '.*third' knows only de, fr"):
-        sts(replace(job, places=(data, third)), tokenize)
-
-    def failing(*_):
-        raise UsageError("no truecaser")
-
-    with pytest.raises(UsageError, match=r"run': no truecaser"):
-        sts(job, failing)
     monkeypatch.setattr("train.models.vse.JointEmbedding.vectors", False)
     with pytest.raises(UsageError, match=r"run' holds a model of the kind 'vse', which .*part by part.* compare sentences by"):
         sts(job, tokenize)
@@ -208,11 +187,6 @@ def test_word_vectors_are_averaged(tmp_path, data):
 
 
 # --- jobs and results ------------------------------------------------------------------------------------------------
-
-
-def test_sts_without_sentence_pairs_is_refused():
-    with pytest.raises(UsageError, match="there are no sentence pairs: give files or folders"):
-        sts(StsJob(()))
 
 
 def test_sts_made_from_with_other_gold_scores_beside_the_named_file_is_not_current(tmp_path):
