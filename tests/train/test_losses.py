@@ -189,14 +189,6 @@ def test_objective_equals_equations_1_and_2_of_gella(data, model):
         assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-5)
 
 
-def test_inputs_of_some_rows(data):
-    batch = TaskSampler(data.captions, 10, seed=0).next()
-    inputs = inputs_of(data, batch, slice(3, 7))
-    assert inputs.numbers.tolist() == batch.images.tolist()
-    np.testing.assert_array_equal(inputs.images.features, data.features[:][batch.images[3:7]])
-    assert len(inputs.captions[0]) == 4
-
-
 LOSS = LossConfig(margin=MARGIN, hinges="max", caption_weight=0.6, diversity_weight=0.7, diversity_margin=1.2)
 
 

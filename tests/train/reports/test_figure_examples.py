@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from schemas.errors import UsageError
@@ -62,11 +61,3 @@ def test_captions_can_be_named(new_captions):
 def test_unknown_caption_id_is_refused(new_captions, name):
     with pytest.raises(UsageError, match=r"--caption-ids names .* such as 'a/de/comparable/0'"):
         choose_examples(new_captions(ROWS), WORDS, count=1, seed=0, caption_ids=[name])
-
-
-def test_tokens_are_those_of_the_row(new_captions):
-    captions = new_captions(ROWS)
-    for number, row in enumerate(ROWS):
-        (example,), _ = choose_examples(captions, WORDS, count=1, seed=0, caption_ids=["/".join(map(str, row[:4]))])
-        assert example.captions[0].row == number
-        assert example.captions[0].tokens == tuple(np.array(WORDS)[row[4]])

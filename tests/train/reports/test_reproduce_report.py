@@ -43,25 +43,6 @@ def rows_of(report: PaperReport, name: str) -> list[list]:
     return rows[start:end]
 
 
-def test_chance_follows_the_rows_of_its_language(report_on):
-    report = report_on(score())
-    assert rows_of(report, "chance, ") == [
-        ["chance, en", None, None, None, None],
-        ["  image to text", "0.5", "2.5", "5.0", None],
-        ["  text to image", "0.1", "0.5", "1.0", None],
-    ]
-    assert "| chance | en |  | 0.5 | 2.5 | 5.0 |  | 0.1 | 0.5 | 1.0 |  |" in report.to_markdown()
-    assert "chance, de" not in str([table.values for table in report.to_tables()])  # No row of table 2 is trained.
-    assert [section.title for section in report.begun.sections] == ["Table 1 (comparable captions)"]
-
-
-def test_published_numbers_on_the_same_set_have_no_mark(report_on):
-    report = report_on(score())
-    assert rows_of(report, "VSE, en")[2] == ["    published", 31.6, 60.4, 72.7, 3]
-    assert "30.0 (31.6)" in report.to_markdown()
-    assert not [note for note in report.notes if "another set" in note]
-
-
 @pytest.mark.parametrize("sizes", [(1000, 4999), (999, 5000)])
 def test_published_numbers_on_another_set_are_marked(report_on, sizes):
     report = report_on(score(*sizes))
@@ -134,12 +115,6 @@ def test_rows_on_other_queries_are_not_compared(report_on, tmp_path):
         write_ranks_of(tmp_path, preset, {"image_to_text": [1] * count})
         report = report_on(score(), preset=preset)
     assert all("≈" not in str(row) for name in ("VSE, en", "OE, en") for row in rows_of(report, name))
-
-
-def test_results_without_ranks_have_no_intervals(report_on):
-    report = report_on(score())
-    assert not any("interval" in str(row[0]) for row in rows_of(report, "VSE, en"))
-    assert not [note for note in report.notes if "≈" in note or "95 %" in note]
 
 
 def test_picture_marks_chance(report_on, tmp_path, monkeypatch):

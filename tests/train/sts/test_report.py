@@ -7,12 +7,11 @@ import pytest
 
 from schemas.console.tables import Cell
 from schemas.storage.folder import Folder
-from train.jobs import StsJob
 from train.sts.correlation import Correlation
 from train.sts.pairs import StsPairs
 from train.sts.plot import plot_sts
 from train.sts.report import sts_tables, write_sts
-from train.sts.similarity import OVERLAP, StsResult, StsSystem, sts, tasks_of
+from train.sts.similarity import OVERLAP, StsResult, StsSystem, tasks_of
 from train.sts.vectors import Coverage
 
 
@@ -54,12 +53,6 @@ def test_data_sets_are_known_by_their_baseline(pairs, baseline, task):
     result = result_of(1, pairs=pairs)
     overlap = replace(result.systems[0], correlations=(Correlation(baseline, 1.0),))
     assert tasks_of(result.data, overlap) == (task,)
-
-
-def test_real_data_sets_are_known(sts_pairs):
-    result = sts(StsJob(tuple(str(sts_pairs / f"images-{year}.tsv") for year in (2014, 2015))))
-    assert [pairs.name for pairs in result.data] == ["images-2014", "images-2015"]
-    assert tasks_of(result.data, result.systems[0]) == ("images 2014", "images 2015")
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
