@@ -9,8 +9,10 @@ import torch
 
 from tests.fake_gpu import fake_gpu
 from tests.train.models.equations import Sizes, batch_of
+from tests.train.trainings import assert_equal
 from train.config.models import ScanConfig
 from train.evaluation import evaluation
+from train.losses import ranking_loss
 from train.models import scan as module
 from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
@@ -165,7 +167,7 @@ def test_cross_attention_gathered_gradients_equal_tiles(choices, gathered, monke
     ]
     plain = [Encoded(torch.from_numpy(np.stack(units([4] * count, 6, 2 + count)))) for count in (5, 4)]
     weights = torch.zeros(5, 4, dtype=torch.float64)
-    weights[0, 1], weights[2, 1], weights[2, 3] = 0.7, -2, 1
+    weights[0, 1], weights[2, 1], weights[4, 1], weights[2, 3] = 0.7, -2, 0.4, 1
 
     def gradients(encoded, weights, device) -> list[torch.Tensor]:
         masks = [None if one.mask is None else one.mask.to(device) for one in encoded]
@@ -237,6 +239,20 @@ def test_scores_between_copies_captions_in_parts(images, monkeypatch):
     torch.testing.assert_close(scores(slice(1, 4), torch.tensor([2, 0, 3])), expected)
     assert seen == [2, 1]
     assert scores(slice(0, 4), torch.zeros(0, dtype=torch.int64)).shape == (4, 0)
+
+
+@pytest.mark.parametrize("attention", ["t2i", "i2t"])
+def test_scan_gradients_are_equal_under_autocast(attention, images):
+    model = build(attention=attention)
+    regions, words = model.encode_images(images), model.encode_captions(batch(), "en")
+    results = []
+    for enabled in (False, True):
+        values = [encoded.values.detach().requires_grad_() for encoded in (regions, words)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            scores = model.scores(*(Encoded(v, each.mask) for v, each in zip(values, (regions, words), strict=True)))
+            ranking_loss(scores, torch.arange(4), margin=0.2, hinges="max").backward()
+        results.append((scores.detach(), *(value.grad for value in values)))
+    assert_equal(*results)
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
