@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 from tests.train.conftest import EDGES
 from tests.train.trainings import CONFIG, SCAN, assert_equal, weights
 from train.config import models as config_models
-from train.config.models import ModelConfig, ScanConfig, VseConfig, model_kinds
+from train.config.models import ScanConfig, VseConfig, model_kinds
 from train.config.sections import from_toml, to_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
@@ -49,17 +49,6 @@ def test_configuration_of_a_registered_kind(pairwise):
     assert from_toml('extends = "demo"\n[model]\nkind = "pairwise"', "test").model == Pairwise()
     small = VseConfig(embed_dim=64, word_dim=7)
     assert from_toml('extends = "demo"\n[model]\nkind = "vse"\nword_dim = 7', "test").model == small
-
-
-def test_registering_a_used_kind_is_refused(kinds):
-    @dataclass(frozen=True)
-    class Other(ModelConfig):
-        kind: ClassVar[str] = "vse"
-
-    with pytest.raises(UsageError, match="model kind 'vse' exists already"):
-        register_model(Other, Scan)
-    register_model(Pairwise, Scan)
-    register_model(Pairwise, Scan)  # A notebook's cell that is run again.
 
 
 @pytest.mark.slow

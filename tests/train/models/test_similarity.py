@@ -3,7 +3,7 @@ import torch
 
 from tests.train.models.equations import Sizes
 from train.models import similarity
-from train.models.similarity import inner_product, l2_normalize, order
+from train.models.similarity import l2_normalize, order
 
 
 def brute_force(a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
@@ -34,16 +34,6 @@ def test_order_equal_dimensions_have_no_gradient():
     a, b = torch.tensor([[0.5, 0.2]], requires_grad=True), torch.tensor([[0.5, 0.7]], requires_grad=True)
     order(a, b).sum().backward()
     torch.testing.assert_close((a.grad, b.grad), (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, -1.0]])))
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
-def test_similarities_without_items(rows, columns):
-    a, b = positive(rows, 4).requires_grad_(), positive(columns, 4).requires_grad_()
-    for function in (order, inner_product):
-        scores = function(a, b)
-        assert scores.shape == (rows, columns)
-        scores.sum().backward()
-    assert a.grad.abs().sum() == b.grad.abs().sum() == 0
 
 
 def test_order_memory_is_bounded_by_a_tile():

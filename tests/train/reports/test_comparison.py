@@ -27,7 +27,7 @@ from train.reports.comparison import (
     compare_runs,
     with_tests,
 )
-from train.reports.comparison_plot import picture_place, plot_comparison
+from train.reports.comparison_plot import plot_comparison
 from train.reports.significance import not_worse
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
@@ -219,22 +219,6 @@ def test_picture_shows_scores_with_intervals_by_short_names(monkeypatch, tmp_pat
     levels = [line.get_segments()[0][:, 1].tolist() for line in panel.collections if len(line.get_segments()[0]) == 2]
     assert levels.count([10.0, 10.0]) == 6
     assert [text.get_text() for text in last.get_legend().texts] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("output", "folder", "name"),
-    [
-        ("a.png", ".", "a.png"),
-        ("x/y/a.svg", "x/y", "a.svg"),
-        ("x/y.png/", "x/y.png", "comparison.png"),
-        ("gs://bucket/a.png", "gs://bucket", "a.png"),
-    ],
-)
-def test_place_of_the_picture(output, folder, name):
-    found = picture_place(output)
-    assert (found[0].location, found[1]) == (folder, name)
-    with pytest.raises(UsageError, match=r"--output is 'a\.jpeg', expected a folder"):
-        picture_place("a.jpeg")
 
 
 # --- intervals and tests -----------------------------------------------------------------------------------------------

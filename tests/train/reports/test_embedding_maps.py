@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from schemas.errors import UsageError
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.evaluation import embed_images
@@ -68,9 +67,3 @@ def test_plane_keeps_neighbours_and_is_the_same_again():
     closest = min(np.linalg.norm(groups[a].mean(0) - groups[b].mean(0)) for a, b in ((0, 1), (0, 2), (1, 2)))
     assert closest > 2 * widest
     assert np.array_equal(points, plane_of(vectors, perplexity=6, seed=1))
-
-
-@pytest.mark.parametrize("value", [1.0, np.nan])
-def test_plane_of_equal_vectors_is_refused(value):
-    with pytest.raises(UsageError, match="the vectors are all equal"):
-        plane_of(np.full((12, 4), value, np.float32), perplexity=2, seed=0)

@@ -132,18 +132,6 @@ def test_missing_features_are_refused_before_training(multi30k, tmp_path, split)
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.slow
-def test_unread_images_need_no_features(multi30k, tmp_path):
-    def add_images(rows):
-        return rows + [row | {"image_id": f"more-{row['image_id']}"} for row in rows if row["language"] == "fr"]
-
-    data = replace(multi30k, captions=rewrite(multi30k.captions, tmp_path / "encoded", add_images))
-    german = job_of(data, tmp_path / "o", rows=("vse-de",), seeds=1)
-    assert run(german) == [("gella2017/vse-de", 0)]
-    with pytest.raises(DatasetError, match="lacks the features of 40 of 80 images of split 'train'"):
-        run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
-
-
 @pytest.mark.cluster
 def test_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
