@@ -11,7 +11,7 @@ from schemas.console import events
 from schemas.console.progress import Monitoring
 from train import progress
 from train.chance import Chance
-from train.progress import CountDisplay, Report, TrainingDisplay
+from train.progress import Report, TrainingDisplay
 
 JSON = Monitoring(log_json=True)
 CHANCE = {name: Chance((1.0, 5.0, 10.0), (2.0, 10.0, 20.0), images=50) for name in ("en", "de", "fr")}
@@ -77,19 +77,3 @@ def test_training_display_events(clock, written):
     ]
     expected = {"task": "train", "unit": "steps", "total": 50, "epoch": 1, "best": 60.0, "loss": None}
     assert found[-1] == found[-1] | expected
-
-
-def test_count_display(clock, written):
-    output = io.StringIO()
-    with CountDisplay(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
-        for seconds in (4.0, 5.0, 1.0, 8.0):
-            clock.now += seconds
-            count(10)
-    assert output.getvalue() == "embed: 30 of 100 vectors, 23 s left, 3.0/s\n"
-    with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, monitoring=JSON) as count:
-        clock.now += 10
-        count(20)
-        count.count_earlier()
-    first, last = written()
-    assert (first["done"], first["total"]) == (20, 100)
-    assert (last["done"], last["total"], last["per_second"]) == (100, 100, 2.0)

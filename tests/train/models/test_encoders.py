@@ -23,7 +23,6 @@ from train.models.encoders import (
     SentenceEncoder,
     WordEmbedding,
     embedding_parameters,
-    freeze_word_embeddings,
     load_pretrained_embeddings,
     orthogonalize,
     pool,
@@ -72,6 +71,14 @@ def test_text_encoders_equal_torch_networks(kind, captions, dtype, sizes, tolera
     for ours, theirs in zip(*results, strict=True):
         assert ours.abs().max() > 0
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kind", TEXT_ENCODERS.values())
+def test_text_encoders_without_captions(kind, packed, monkeypatch):
+    monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: packed)
+    values = kind(5, 6)(WordEmbedding(9, 5), batch_of([])).values
+    assert (len(values), values.shape[-1]) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +181,6 @@ def test_load_pretrained_embeddings_by_language():
     assert german(torch.tensor([4, 5])).tolist() == [[0, 1], [5, 5]]
     assert torch.equal(english(torch.tensor([6])), english(torch.tensor([3])))  # Too rare here: read as <unk>.
     assert "1 of 6 in en; 2 of 7 in de" in remark
-
-
-def test_freeze_word_embeddings():
-    built = model(shared=False)
-    freeze_word_embeddings(built, 8)
-    fixed = [name for name, parameter in built.named_parameters() if not parameter.requires_grad]
-    assert fixed == ["sentences.0.words.weight", "sentences.1.words.weight"]
 
 
 def test_load_pretrained_embeddings_without_a_fitting_embedding_is_refused():

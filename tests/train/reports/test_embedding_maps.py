@@ -5,7 +5,7 @@ from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.evaluation import embed_images
 from train.reports import embedding_maps
-from train.reports.embedding_maps import map_embeddings, plane_of
+from train.reports.embedding_maps import map_embeddings
 from train.reports.figure_examples import choose_examples
 from train.runs.run import open_run
 
@@ -53,17 +53,3 @@ def test_examples_are_among_the_images_and_numbered(mapped):
     assert len({make(4, seed)[0].image_ids for seed in range(8)}) > 1
     assert make(4, 3)[0].image_ids == make(4, 3)[0].image_ids
     assert len(make(2, count=5)[0].image_ids) == 5  # All examples, though they are more.
-
-
-@pytest.mark.slow
-def test_plane_keeps_neighbours_and_is_the_same_again():
-    rng = np.random.default_rng(0)
-    centres = rng.standard_normal((3, 8)) * 5
-    vectors = np.repeat(centres, 20, axis=0) + rng.standard_normal((60, 8)) * 0.1
-    points = plane_of(vectors, perplexity=6, seed=1)
-    assert (points.shape, points.dtype) == ((60, 2), np.float32)
-    groups = points.reshape(3, 20, 2)
-    widest = max(np.linalg.norm(group - group.mean(0), axis=1).max() for group in groups)
-    closest = min(np.linalg.norm(groups[a].mean(0) - groups[b].mean(0)) for a, b in ((0, 1), (0, 2), (1, 2)))
-    assert closest > 2 * widest
-    assert np.array_equal(points, plane_of(vectors, perplexity=6, seed=1))

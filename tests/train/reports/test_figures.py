@@ -231,7 +231,7 @@ def test_words_over_regions(attending, boxed, tmp_path, drawn, name, title):
             assert len(boxes_of(picture)) == inside.shape[1]
 
 
-def test_cells_of_a_grid_are_maps(tmp_path, drawn):
+def test_cells_of_a_grid_are_maps_and_others_a_field(tmp_path, drawn):
     weights = np.random.default_rng(0).dirichlet(np.ones(12), 3)
     caption = ShownCaption(0, CaptionKey("a", "en", "comparable", 0), ("<start>", "one", "<end>"))
     words = np.full((3, 3), 1 / 3)
@@ -243,6 +243,8 @@ def test_cells_of_a_grid_are_maps(tmp_path, drawn):
         cells = panel.images[0].get_array()
         assert cells.shape == (3, 4)
         assert all(cells[y, x] == of_head[4 * y + x] for y in range(3) for x in range(4))
+    plot_attention(replace(image, grid_hw=None), None, Folder(str(tmp_path)), "b.png")
+    assert np.array_equal(drawn["b.png"].axes[0].images[0].get_array(), weights)
 
 
 def test_grid_of_reads_the_extractor_parameters(toy_regions, tmp_path):
@@ -294,11 +296,6 @@ def test_attention_pictures_of_former_examples_are_deleted(attending, boxed, tmp
 def test_missing_captions_are_refused(job, fields, message):
     with pytest.raises(UsageError, match=message):
         draw_figures(replace(job, **fields))
-
-
-def test_data_of_another_kind(job, other_toy):
-    with pytest.raises(DatasetError, match="comes from another extractor"):
-        draw_figures(replace(job, features=other_toy.features))
 
 
 @pytest.mark.slow

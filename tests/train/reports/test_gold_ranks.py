@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from schemas.console.tables import Cell
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from train.evaluation.ranks import SCHEMA, write_ranks
@@ -69,6 +70,17 @@ def test_ranks_are_those_of_each_run(drawn, published, tmp_path):
         for column in GOLD_COLUMNS:
             expected = of_column(drawn, column, line.gold.language)[line.gold.language, line.gold.image_id, line.gold.index]
             assert list(line.ranks[column]) == expected
+
+
+@pytest.mark.usefixtures("drawn", "published")
+def test_table_has_ranks_beside_published_ones(tmp_path):
+    ranks = gold_ranks(str(tmp_path))
+    [captions] = ranks.to_tables()
+    first = ranks.published[0]
+    cells = [Cell(first.rank_text(name), rank) for name, rank in zip(GOLD_COLUMNS, (141, 37, 6), strict=True)]
+    assert captions.rows[0] == (("de: ein Wort", "  image test-3"), *cells)
+    assert f"| de: ein Wort<br>  image test-3 | {first.rank_text('OE')} (141) | " in ranks.to_markdown()
+    assert ranks.to_dict()["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
 
 
 @pytest.mark.usefixtures("published")

@@ -79,13 +79,3 @@ def test_read_sts_error_names_file_and_line(tmp_path, files, message):
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
         read_sts(tmp_path)
-
-
-def test_real_files(sts_pairs):
-    pairs = {one.name: one for one in read_sts(sts_pairs)}
-    assert {(name, len(pairs[name]), pairs[name].unscored) for name in ("images-2014", "images-2015")} == {
-        ("images-2014", 750, 0),
-        ("images-2015", 750, 0),
-    }
-    assert pairs["images-2014"].first[0] == "A cat standing on tree branches."
-    assert (pairs["images-2015"].scores[0], pairs["images-2015"].second[0]) == (4.4, "Two dogs play with purple football.")

@@ -10,7 +10,7 @@ from pipelines.text.queries import tokenize_query
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from schemas.writing.made_from import is_current, write_made_from
-from tests.train.trainings import CONFIG, encode_ids
+from tests.train.trainings import encode_ids
 from train.jobs import StsJob
 from train.runs.run import open_run
 from train.sts.pairs import StsPairs, read_sts
@@ -116,17 +116,6 @@ def test_language_is_english_or_the_only_one(write_run, data, languages, given, 
     german = [replace(pairs, first=pairs.first[:1] + tuple("de1" for _ in pairs.first[1:])) for pairs in read_sts(data)]
     system = score_sts(open_run(write_run(languages=languages)), german, None, language=given)
     assert system.language == expected
-
-
-@pytest.mark.slow
-def test_words_without_a_vector_of_their_own_are_not_known(train_toy, data):
-    text = CONFIG.replace("[model]", "min_count = 12\n[model]").replace("max_steps = 44", "max_steps = 1")
-    run = open_run(train_toy(text).folder)
-    frequent = {run.vocabulary.tokens[number] for number in run.language_ids["en"]}
-    system = score_sts(run, read_sts(data), tokenize)
-    words = {word for pairs in read_sts(data) for sentence in pairs.sentences for word in sentence.lower().split()}
-    assert set(system.coverage.unknown) == words - frequent
-    assert set(system.coverage.unknown) & set(run.vocabulary.tokens)
 
 
 def test_unsuitable_runs_are_refused_with_a_reason(write_run, data, monkeypatch):
