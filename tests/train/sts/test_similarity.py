@@ -109,6 +109,24 @@ def test_tokenizer_of_queries_makes_tokens_as_of_captions(write_run):
     assert system.coverage.unknown == {"!": 2, ",": 2, ".": 1}
 
 
+def test_truecasers_are_passed_to_truecasing_runs(write_run, data, monkeypatch):
+    asked = set()
+    folders = write_run("raw"), write_run("truecased", seed=1)
+
+    def opened(folder, **options):
+        run = open_run(folder, **options)
+        text = {"text": {"recipe": "moses-truecase", "truecase": True}}
+        return replace(run, captions=text) if folder == folders[1] else run
+
+    def listening(text, language, recipe, truecaser):
+        asked.add((recipe.recipe, truecaser))
+        return text.split()
+
+    monkeypatch.setattr("train.sts.similarity.open_run", opened)
+    sts(StsJob((data, *folders), truecaser="models", device="cpu"), listening)
+    assert asked == {("raw", ""), ("moses-truecase", "models")}
+
+
 @pytest.mark.parametrize(
     ("languages", "given", "expected"), [(("en", "de"), "", "en"), (("de",), "", "de"), (("en", "de"), "de", "de")]
 )
