@@ -7,11 +7,10 @@ from tests.train.trainings import CONFIG, DAN, MHA_D, MLMME, SCAN, events, weigh
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.jobs import EmbedJob, EvaluateJob, SearchJob, StsJob
+from train.jobs import EmbedJob, EvaluateJob, SearchJob
 from train.models.retrieval_model import Encoded
 from train.runs.checkpoints import BEST, weights_digest
 from train.runs.run import open_run
-from train.sts.similarity import sts
 
 TEXTS = {
     "vse": CONFIG,
@@ -85,16 +84,6 @@ def test_vectors_are_embedded_and_searched(kind, train_kind, corpus, tmp_path):
     # What is stored is all that a score needs: an inner product.
     scores = run.model.scores(Encoded(torch.from_numpy(stored)), Encoded(torch.from_numpy(vectors[:1])))[:, 0]
     np.testing.assert_allclose(stored @ vectors[0], scores, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", WIDTHS)
-def test_sts(train_kind, tmp_path):
-    train_kind("run", 17)
-    (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten2 en1\n2\ten1 en2\ten3\n0\ten1\ten20\n4\ten4 en5\ten5\n")
-    _, system = sts(StsJob((str(tmp_path / "pairs.tsv"), str(tmp_path / "run")), tokenized=True, device="cpu")).systems
-    assert (system.kind, system.language) == ("run", "en")
-    assert np.isfinite(system.correlations[0].pearson)
-    assert (np.abs(system.similarities[0]) <= 1 + 1e-6).all()
 
 
 @every_kind

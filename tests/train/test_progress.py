@@ -1,6 +1,5 @@
 import io
 import json
-import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from schemas.console import events
 from schemas.console.progress import Monitoring
 from train import progress
 from train.chance import Chance
-from train.progress import CountDisplay, Report, TrainingDisplay
+from train.progress import Report, TrainingDisplay
 
 JSON = Monitoring(log_json=True)
 CHANCE = {name: Chance((1.0, 5.0, 10.0), (2.0, 10.0, 20.0), images=50) for name in ("en", "de", "fr")}
@@ -46,10 +45,6 @@ def test_training_display_without_a_terminal(clock):
         "step 1,210: epoch 1, loss 12, best 155.6 of 1,200 (chance 96.0), 1.0 steps/s",
     ]
     assert displayed(clock, [0.0, 5.0, 9.0], REPORT, EVALUATED) == [f"step 1,210: sum of recalls {SCORES}"]
-    first = Report(step=1, steps=10, epoch=0, loss=1.0, scores={}, best=-1.0)
-    assert displayed(clock, [0.0, 0.0, 60.0], first, replace(first, step=3)) == [
-        "step 3 of 10: 3 min 30 s left, epoch 0, loss 1, 30.0 s each"
-    ]
 
 
 @pytest.fixture
@@ -67,25 +62,6 @@ def written(monkeypatch):
     events.finish(0)
 
 
-@pytest.mark.parametrize(("steps", "stops_early"), [(101, False), (101, True), (None, True)])
-def test_training_display_shows_the_time_left(clock, written, steps, stops_early):
-    def lines(**options) -> str:
-        console = Console(file=io.StringIO(), width=200, **options)
-        with TrainingDisplay(console) as watch, TrainingDisplay(Console(file=io.StringIO()), JSON) as watch_json:
-            for step in range(1, 52, 10):
-                report = Report(step=step, steps=steps, epoch=0, loss=1.0, scores={}, best=-1.0, stops_early=stops_early)
-                watch(report)
-                watch_json(report)
-                clock.now += 20
-        return console.file.getvalue()
-
-    left = "1 min 40 s left"
-    for text in (lines(), lines(force_terminal=True)):
-        assert (left in text) == (steps is not None)
-        assert (f"at most {left}" in text) == (steps is not None and stops_early)
-    assert [event["seconds_left"] for event in written()][-1] == (steps and 100.0)
-
-
 def test_training_display_events(clock, written):
     output = io.StringIO()
     with TrainingDisplay(Console(file=output), JSON) as watch:
@@ -101,40 +77,3 @@ def test_training_display_events(clock, written):
     ]
     expected = {"task": "train", "unit": "steps", "total": 50, "epoch": 1, "best": 60.0, "loss": None}
     assert found[-1] == found[-1] | expected
-
-
-def test_count_display(clock, written):
-    output = io.StringIO()
-    with CountDisplay(Console(file=output, width=120), "embed", unit="vectors", total=100) as count:
-        for seconds in (4.0, 5.0, 1.0, 8.0):
-            clock.now += seconds
-            count(10)
-    assert output.getvalue() == "embed: 30 of 100 vectors, 23 s left, 3.0/s\n"
-    with CountDisplay(Console(file=io.StringIO()), "embed", unit="vectors", total=100, monitoring=JSON) as count:
-        clock.now += 10
-        count(20)
-        count.count_earlier()
-    first, last = written()
-    assert (first["done"], first["total"]) == (20, 100)
-    assert (last["done"], last["total"], last["per_second"]) == (100, 100, 2.0)
-
-
-@pytest.mark.parametrize("width", [80, 130])
-def test_live_lines_fit_the_terminal(width, clock):
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=width, color_system=None)
-    with TrainingDisplay(console) as watch:
-        watch(EVALUATED)
-        clock.now += 100
-        more = {"chance": CHANCE, "monitored": tuple(CHANCE), "stops_early": True}
-        watch(Report(step=2210, steps=5000, epoch=12, loss=123.456, scores={}, best=1234.5, **more))
-    with CountDisplay(console, "evaluate", unit="vectors", total=31014) as count:
-        count(12000)
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n").splitlines()
-    assert max(map(len, lines)) <= width
-    shown = " ".join(" ".join(lines).split())
-    assert "step 1,210: sum of recalls en 100.0, de 55.5; best 155.6 of 1,200 (chance 96.0)" in shown
-    assert "2210/5000 steps" in shown
-    assert "at most 4 min 39 s left" in shown
-    assert "epoch 12, loss 123.5, best 1234.5 of 1,800 (chance 144.0)" in shown
-    assert "12000/31014 vectors" in shown

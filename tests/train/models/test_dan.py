@@ -7,7 +7,7 @@ import torch
 from tests.train.models.equations import batch_of, both_ways, drawn, parameters_of
 from train.config.models import DanConfig
 from train.models.catalogue import build_model
-from train.models.dan import AttentionSteps, Dan, Dropout
+from train.models.dan import Dan, Dropout
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 
@@ -69,21 +69,6 @@ def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: i
         contexts.append(context(step + 1, pooled))
         memory = memory + contexts[-1]
     return np.stack(contexts), np.stack(weights)
-
-
-def attention(dropout: float) -> AttentionSteps:
-    torch.manual_seed(0)
-    config = DanConfig(embed_dim=4, attention_steps=2, attention_dim=6, dropout=dropout)
-    return AttentionSteps(5, config, mapped=True).double()
-
-
-def test_attention_steps_dropout_in_training_only():
-    module, items = attention(0.5), Encoded(torch.randn(7, 6, 5, dtype=torch.float64))
-    first, second = module(items), module(items)
-    assert not torch.equal(first, second)
-    module.eval()
-    assert torch.equal(module(items), module(items))
-    assert torch.equal(module(items), attention(0.0)(items))
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda steps: f"{steps} steps")

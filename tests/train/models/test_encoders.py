@@ -23,13 +23,12 @@ from train.models.encoders import (
     SentenceEncoder,
     WordEmbedding,
     embedding_parameters,
-    freeze_word_embeddings,
     load_pretrained_embeddings,
     orthogonalize,
     pool,
 )
 from train.models.mha_d import MultiHeadAttention
-from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
+from train.models.retrieval_model import Dimensions, Encoded
 
 CAPTIONS = [[1, 4, 2], [1, 4, 5, 6, 2], [1, 2], [1, 4, 2]]
 
@@ -80,11 +79,6 @@ def test_text_encoders_without_captions(kind, packed, monkeypatch):
     monkeypatch.setattr(encoders_module, "uses_packed_rnn", lambda device: packed)
     values = kind(5, 6)(WordEmbedding(9, 5), batch_of([])).values
     assert (len(values), values.shape[-1]) == (0, 6)
-
-
-def test_word_embedding_ids_without_unknown_are_refused():
-    with pytest.raises(ValueError, match="is not in list"):
-        WordEmbedding(9, 5, ids=[0, 1, 2, 5])
 
 
 @pytest.mark.parametrize(
@@ -189,13 +183,6 @@ def test_load_pretrained_embeddings_by_language():
     assert "1 of 6 in en; 2 of 7 in de" in remark
 
 
-def test_freeze_word_embeddings():
-    built = model(shared=False)
-    freeze_word_embeddings(built, 8)
-    fixed = [name for name, parameter in built.named_parameters() if not parameter.requires_grad]
-    assert fixed == ["sentences.0.words.weight", "sentences.1.words.weight"]
-
-
 def test_load_pretrained_embeddings_without_a_fitting_embedding_is_refused():
     class Wordless(nn.Module):
         languages = ("en",)
@@ -234,15 +221,6 @@ def batch_with(vectors):
     return CaptionBatch(np.zeros(sum(lengths)), offsets, np.arange(len(vectors)), TokenVectors(stored, offsets[:-1]))
 
 
-def test_precomputed_tokens_are_the_embedding():
-    captions, vectors = batch()
-    words, positions = PrecomputedTokens().prepare(captions)
-    found = words(torch.from_numpy(positions.padded(0)))
-    assert positions.lengths.tolist() == [len(one) for one in vectors]
-    for row, one in zip(found, vectors, strict=True):
-        assert torch.equal(row[: len(one)], one)
-
-
 @pytest.mark.parametrize("reader", ["gru", "bilstm", "bigru"])
 def test_text_encoders_with_precomputed_tokens_equal_torch(reader):
     torch.manual_seed(0)
@@ -266,30 +244,3 @@ def test_text_encoders_with_precomputed_tokens_equal_torch(reader):
         for row, length in enumerate(lengths):
             torch.testing.assert_close(found.values[row, :length], expected[row, :length])
         assert torch.equal(found.mask, torch.arange(6) < lengths[:, None])
-
-
-MODELS = [
-    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
-    VseConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", shared_encoder=False, text_encoder="bilstm"),
-    MhaDConfig(embed_dim=6, word_dim=5, word_vectors="precomputed", num_heads=2, attention_dim=3, context_dim=3),
-    ScanConfig(embed_dim=6, word_dim=5, word_vectors="precomputed"),
-]
-
-
-@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
-def test_models_with_precomputed_tokens_equal_single_captions(config):
-    shape = (8,) if config.kind == "vse" else (3, 8)
-    model = build_model(config, Dimensions(("en", "de"), 9, shape, token_width=5), seed=0)
-    assert not any("words" in name for name in model.state_dict())
-    captions, vectors = batch()
-    together = model.encode_captions(captions, "de")
-    for row, one in enumerate(vectors):
-        (values,) = model.encode_captions(batch_with([one]), "de").values
-        torch.testing.assert_close(together.values[row][: len(values)] if values.dim() == 2 else together.values[row], values)
-    empty = model.encode_captions(batch([])[0], "de")
-    assert len(empty) == 0
-    images = model.encode_images(ImageBatch(torch.randn(4, *shape)))
-    scores = model.scores(images, together)
-    scores.sum().backward()
-    gradients = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("sentences")]
-    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)

@@ -1,6 +1,5 @@
-"""The contract of every kind of model: masks, gradients, precisions, languages and refusals."""
+"""The contract of every kind of model: masks, gradients, precisions and languages."""
 
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import UsageError
 from tests.train.models.equations import batch_of, drawn, gradcheck_model
 from train.config.models import DanConfig, MhaDConfig, MlmmeConfig, ScanConfig, VseConfig, model_kinds
 from train.models.catalogue import build_model
@@ -140,15 +138,3 @@ def test_shared_encoder_serves_all_languages(kind):
     assert model.modules_by_language() == {"sentences.0": ("en", "de")}
     english, german = (model.encode_captions(batch_of([[1, 4, 2]]), language).values for language in LANGUAGES)
     assert torch.equal(english, german)
-
-
-@every_kind
-def test_wrong_shapes_and_unknown_languages_are_refused(config):
-    several = config.kind in SEVERAL
-    takes = "attends to several features of an image" if several else "takes one vector per image"
-    for shape in ((2048,), (2048, 7, 7)) if several else ((36, 2048),):
-        message = f"the shape {list(shape)}, but a model of the kind '{config.kind}' {takes}"
-        with pytest.raises(UsageError, match=re.escape(message)):
-            build(config, feature_shape=shape)
-    with pytest.raises(ValueError, match=r"language is 'cs', expected one of \('en', 'de'\)"):
-        build(config).encode_captions(batch_of([[1, 2]]), "cs")

@@ -1,7 +1,5 @@
 """Prefix trees against sets of prefixes, and the GRU and LSTM over them; test_encoders.py compares them with torch's own."""
 
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torch
 from tests.threads import threads_of_torch
 from tests.train.models.equations import both_ways
 from train.data.batches import CaptionBatch
-from train.models import packed_rnn as rnn_module
 from train.models.packed_rnn import PrefixTrie, bilstm_over_trie, build_trie, gru_over_trie
 
 
@@ -43,15 +40,6 @@ def check(captions: list[list[int]], rows: list[int]) -> PrefixTrie:
     assert packed.tokens.tolist() == sorted({token for caption in chosen for token in caption})
     assert len(packed.parents) == len(packed.last_tokens) == len(prefixes)
     return packed
-
-
-def test_build_trie_worked_example():
-    packed = check([[1, 5, 2], [1, 5, 6, 2], [1, 2]], [1, 0, 2, 0])
-    assert packed.level_sizes == (1, 2, 2, 1)
-    assert packed.tokens.tolist() == [1, 2, 5, 6]
-    assert packed.last_tokens.tolist() == [0, 1, 2, 1, 3, 1]
-    assert packed.parents.tolist() == [0, 1, 1, 3, 3, 5]
-    assert packed.ends.tolist() == [6, 4, 2, 4]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -112,48 +100,6 @@ def test_gru_is_reproducible(threads):
 
     with threads_of_torch(threads):
         assert results() == results()
-
-
-def test_gru_without_gradients_frees_steps(monkeypatch):
-    made, alive = [], []
-    advance = rnn_module._gru_forward
-
-    def watched(*args, **kwargs):
-        alive.append(sum(reference() is not None for reference in made))
-        step = advance(*args, **kwargs)
-        made.append(weakref.ref(step.before))
-        return step
-
-    monkeypatch.setattr(rnn_module, "_gru_forward", watched)
-    collected, gru, words = packed([[1, 3, 4, 5, 6, 2]]), torch.nn.GRU(WORDS, UNITS), torch.randn(6, WORDS)
-    expected = gru_over_trie(gru, words, collected)
-    assert alive == [0, 1, 2, 3, 4, 5]
-    made.clear()
-    alive.clear()
-    with torch.no_grad():
-        states = gru_over_trie(gru, words, collected)
-    assert max(alive) <= 1
-    assert not states.requires_grad
-    assert torch.equal(states, expected)
-
-
-def test_gru_under_autocast():
-    captions = batch(7, 20)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.manual_seed(0)
-        gru, collected = torch.nn.GRU(WORDS, UNITS), packed(captions)
-        words = torch.randn(len(collected.tokens), WORDS, requires_grad=True)
-        rounded = gru_over_trie(gru, words, collected)
-        rounded.sum().backward()
-    gradients = [parameter.grad.clone() for parameter in (words, *gru.parameters())]
-    gru.zero_grad()
-    words.grad = None
-    exact = gru_over_trie(gru, words, collected)
-    exact.sum().backward()
-    assert {tensor.dtype for tensor in (rounded, *gradients)} == {torch.float32}
-    assert 0 < (rounded - exact).abs().max() < 0.02
-    for gradient, parameter in zip(gradients, (words, *gru.parameters()), strict=True):
-        assert 0 < (gradient - parameter.grad).abs().max() < 0.05 * parameter.grad.abs().max()
 
 
 def batch_of(captions: list[list[int]]) -> CaptionBatch:

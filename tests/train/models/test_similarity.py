@@ -3,7 +3,7 @@ import torch
 
 from tests.train.models.equations import Sizes
 from train.models import similarity
-from train.models.similarity import inner_product, l2_normalize, order
+from train.models.similarity import l2_normalize, order
 
 
 def brute_force(a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
@@ -36,28 +36,11 @@ def test_order_equal_dimensions_have_no_gradient():
     torch.testing.assert_close((a.grad, b.grad), (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, -1.0]])))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
-def test_similarities_without_items(rows, columns):
-    a, b = positive(rows, 4).requires_grad_(), positive(columns, 4).requires_grad_()
-    for function in (order, inner_product):
-        scores = function(a, b)
-        assert scores.shape == (rows, columns)
-        scores.sum().backward()
-    assert a.grad.abs().sum() == b.grad.abs().sum() == 0
-
-
 def test_order_memory_is_bounded_by_a_tile():
     a, b = positive(300, 64).requires_grad_(), positive(200, 64, seed=1).requires_grad_()
     with Sizes() as watch:
         order(a, b).sum().backward()
     assert max(watch.sizes) <= similarity._TILE_ELEMENTS["cpu"] < 300 * 200 * 64 / 7
-
-
-def test_inner_product_of_unit_vectors_is_cosine():
-    a, b = positive(3, 5), positive(4, 5, seed=1)
-    expected = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
-    scores = inner_product(torch.nn.functional.normalize(a), torch.nn.functional.normalize(b))
-    torch.testing.assert_close(scores, expected)
 
 
 def test_l2_normalize_has_the_bits_of_torch():

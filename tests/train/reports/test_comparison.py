@@ -1,4 +1,3 @@
-import io
 import json
 import re
 import shutil
@@ -7,12 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from schemas.console.tables import render_tables
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
-from tests.pages import width_of
 from tests.train.runs.test_history import HISTORY, retrieval
 from tests.train.trainings import ENGLISH, events
 from train.chance import DIRECTIONS, MEASURES, RECALLS
@@ -31,7 +27,7 @@ from train.reports.comparison import (
     compare_runs,
     with_tests,
 )
-from train.reports.comparison_plot import picture_place, plot_comparison
+from train.reports.comparison_plot import plot_comparison
 from train.reports.significance import not_worse
 from train.runs.checkpoints import read_checkpoint, write_checkpoint
 from train.runs.history import History
@@ -71,18 +67,9 @@ def test_scores_are_those_of_the_best_step(runs, tmp_path):
 @pytest.mark.slow
 def test_tables(runs):
     comparison = compare_runs(runs)
-    differences, progress, scores, _ = comparison.to_tables()
+    differences, _, scores, _ = comparison.to_tables()
     assert differences.headings == ["", "both (2 seeds)", "english"]
-    assert ("seed", "0, 1", "0") in differences.rows
     assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
-    assert [row[:2] for row in progress.rows] == [(run.name, "steps") for run in comparison.runs]
-    interval = "  95 % interval"
-    assert [row[0] for row in scores.values] == [
-        *(("en comparable val", "12 images, 36 captions"), " both/seed-0", " both/seed-1", " english", interval),
-        *(" both, mean of 2", interval, "   deviation", " chance"),
-        *(("de comparable val", "12 images, 24 captions"), " both/seed-0", " both/seed-1", " both, mean of 2", interval),
-        *("   deviation", " chance"),
-    ]
     found = comparison.runs[2].measured[ENGLISH_VAL].scores
     expected = [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
     assert [text.rstrip("≈ ") for text in scores.values[3][1:]] == expected
@@ -124,17 +111,6 @@ def test_compare_runs_without_a_checkpoint(runs, tmp_path):
     assert comparison.differences == {}  # Its seed and data are not known.
     run = comparison.runs[1]
     assert (run.state, run.history.last_step, dict(run.measured), dict(run.history.speed)) == ("unfinished", 10, {}, {})
-    assert comparison.notes == ("unfinished runs are shown as far as they have come",)
-    assert comparison.to_tables()[1].rows[1] == ("begun", "unfinished", 10, *"–––")
-    assert plot_comparison(comparison, tmp_path / "a.png") == str(tmp_path / "a.png")
-
-
-def test_copy_without_its_last_checkpoint_or_log(copied_run, finished_run, tmp_path):
-    (copied_run / "last.pt").unlink()
-    (copied_run / "log.jsonl").unlink()
-    comparison = compare_runs([str(finished_run[0]), str(copied_run)])
-    assert comparison.differences == {}
-    assert comparison.runs[1].history == History(())
 
 
 def test_runs_of_other_content_differ_and_are_no_group(copied_run, finished_run, tmp_path):
@@ -165,10 +141,9 @@ def test_compare_runs_of_other_folders_is_refused(finished_run, copied_run, tmp_
     with pytest.raises(DatasetError, match=r"run/config\.toml is damaged \(not TOML"):
         compare_runs([str(copied_run)])
     (tmp_path / "evaluated").mkdir()
-    for text in ("{", "[]", '{"scores": [{"language": "en"}]}'):
-        (tmp_path / "evaluated" / "evaluation.json").write_text(text)
-        with pytest.raises(DatasetError, match=r"evaluated/evaluation\.json is damaged"):
-            compare_runs([str(tmp_path / "evaluated")])
+    (tmp_path / "evaluated" / "evaluation.json").write_text('{"scores": [{"language": "en"}]}')
+    with pytest.raises(DatasetError, match=r"evaluated/evaluation\.json is damaged"):
+        compare_runs([str(tmp_path / "evaluated")])
 
 
 WITHOUT_CHANCE = History(tuple(entry for entry in HISTORY.entries if entry["event"] != "chance"))
@@ -210,12 +185,7 @@ def test_picture(monkeypatch, tmp_path):
     runs += (compared("other", {"seed": 0, "loss.margin": 1}, History(HISTORY.entries[:4]), "unfinished"),)
     rows = ComparedRow("x", runs[:2]), ComparedRow("other", runs[2:])
     plot_comparison(Comparison(runs, {}, rows), tmp_path / "a.png")
-    losses, english, german, *scores = figures[0].axes
-    last = scores.pop()
-    assert [panel.get_ylabel() for panel in scores[:2]] == ["recall (%), en", "recall (%), de"]
-    assert [panel.get_ylabel() for panel in (losses, english, german)] == [
-        *("loss per query", "sum of recalls, en", "sum of recalls, de")
-    ]
+    losses, english, german, *_, last = figures[0].axes
     assert [len(panel.lines) for panel in (losses, english, german)] == [3, 4, 2]
     assert [panel.get_title(loc="right") for panel in (english, german)] == ["chance: 4.0", ""]
     assert set(english.lines[3].get_ydata()) == {4.0}
@@ -248,30 +218,7 @@ def test_picture_shows_scores_with_intervals_by_short_names(monkeypatch, tmp_pat
     assert ends == [[[25.0, 45.0]], []] * 3 + [[], []] * 3
     levels = [line.get_segments()[0][:, 1].tolist() for line in panel.collections if len(line.get_segments()[0]) == 2]
     assert levels.count([10.0, 10.0]) == 6
-    assert panel.get_title(loc="right") == "bars: 95 % intervals"
     assert [text.get_text() for text in last.get_legend().texts] == ["a", "b"]
-    monkeypatch.undo()
-    for kind in ("png", "pdf", "svg"):
-        plot_comparison(Comparison(tuple(runs), {}, rows), tmp_path / f"a.{kind}")
-        assert width_of(tmp_path / f"a.{kind}") == pytest.approx(7.2)
-
-
-@pytest.mark.parametrize(
-    ("output", "folder", "name"),
-    [
-        ("a.png", ".", "a.png"),
-        ("/a.pdf", "/", "a.pdf"),
-        ("x/y/a.svg", "x/y", "a.svg"),
-        ("x", "x", "comparison.png"),
-        ("x/y.png/", "x/y.png", "comparison.png"),
-        ("gs://bucket/a.png", "gs://bucket", "a.png"),
-    ],
-)
-def test_place_of_the_picture(output, folder, name):
-    found = picture_place(output)
-    assert (found[0].location, found[1]) == (folder, name)
-    with pytest.raises(UsageError, match=r"--output is 'a\.jpeg', expected a folder"):
-        picture_place("a.jpeg")
 
 
 # --- intervals and tests -----------------------------------------------------------------------------------------------
@@ -298,7 +245,7 @@ def compare_ranked(*runs: ComparedRun) -> Comparison:
 
 
 @pytest.mark.slow
-def test_tables_of_tests_mark_rows_not_worse_and_fit_80_columns():
+def test_tables_of_tests_mark_rows_not_worse():
     good = [ranked(f"good/seed-{n}", 0.5, n, {"loss.margin": 1}) for n in range(3)]
     other = [ranked(f"other/seed-{n}", 0.45, 10 + n, {"loss.margin": 2}) for n in range(3)]
     comparison = compare_ranked(*good, *other, ranked("bad", 0.03, 20, {"loss.margin": 3}))
@@ -315,9 +262,6 @@ def test_tables_of_tests_mark_rows_not_worse_and_fit_80_columns():
     assert names[:2] == [("en comparable val i→t", " good - other"), "  over seeds"]
     assert differences.rows[names.index(("en comparable val t→i", " bad - good"))][1].startswith("-")
     assert json.loads(json.dumps(comparison.to_dict()))["tests"][0]["direction"] == "image_to_text"
-    console = Console(width=80, file=io.StringIO())
-    render_tables(console, comparison.to_tables())
-    assert max(map(len, console.file.getvalue().splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("seeds", "least"), [(2, 1.0), (3, 0.6), (4, 0.171), (5, 0.0476)])
@@ -342,16 +286,6 @@ def test_deviation_of_seeds_is_that_of_a_sample():
     variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
     assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
     assert variance > 0
-    deviation = next(line for line in compare_ranked(*runs).to_tables()[2].values if line[0] == "   deviation")
-    assert deviation[6].strip() == f"{variance**0.5:.1f}"
-
-
-@pytest.mark.parametrize(("images", "remarks"), [(6, 0), (5, 1)])
-def test_intervals_of_few_images_are_remarked(images, remarks):
-    run = ranked("x", 0.3, 0, {})
-    gallery = VAL._replace(images=images)
-    (scores,) = compare_ranked(replace(run, measured={gallery: run.measured[VAL]})).to_tables()[2:3]
-    assert scores.notes.count("intervals of fewer than 6 images are too narrow") == remarks
 
 
 def test_runs_of_other_queries_are_not_tested():

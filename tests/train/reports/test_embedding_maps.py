@@ -1,17 +1,11 @@
-from itertools import combinations
-
 import numpy as np
 import pytest
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
-from schemas.errors import UsageError
-from schemas.storage.folder import Folder
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.evaluation import embed_images
 from train.reports import embedding_maps
-from train.reports.embedding_maps import EmbeddingMap, map_embeddings, plane_of, plot_map
+from train.reports.embedding_maps import map_embeddings
 from train.reports.figure_examples import choose_examples
 from train.runs.run import open_run
 
@@ -59,49 +53,3 @@ def test_examples_are_among_the_images_and_numbered(mapped):
     assert len({make(4, seed)[0].image_ids for seed in range(8)}) > 1
     assert make(4, 3)[0].image_ids == make(4, 3)[0].image_ids
     assert len(make(2, count=5)[0].image_ids) == 5  # All examples, though they are more.
-
-
-@pytest.mark.slow
-def test_plane_keeps_neighbours_and_is_the_same_again():
-    rng = np.random.default_rng(0)
-    centres = rng.standard_normal((3, 8)) * 5
-    vectors = np.repeat(centres, 20, axis=0) + rng.standard_normal((60, 8)) * 0.1
-    points = plane_of(vectors, perplexity=6, seed=1)
-    assert (points.shape, points.dtype) == ((60, 2), np.float32)
-    groups = points.reshape(3, 20, 2)
-    widest = max(np.linalg.norm(group - group.mean(0), axis=1).max() for group in groups)
-    closest = min(np.linalg.norm(groups[a].mean(0) - groups[b].mean(0)) for a, b in ((0, 1), (0, 2), (1, 2)))
-    assert closest > 2 * widest
-    assert np.array_equal(points, plane_of(vectors, perplexity=6, seed=1))
-
-
-@pytest.mark.parametrize("value", [1.0, np.nan])
-def test_plane_of_equal_vectors_is_refused(value):
-    with pytest.raises(UsageError, match="the vectors are all equal"):
-        plane_of(np.full((12, 4), value, np.float32), perplexity=2, seed=0)
-
-
-def test_one_image_is_no_map(mapped):
-    _, run, data = mapped
-    one = data.captions.select(data.captions.images == 0).compact()
-    with pytest.raises(UsageError, match="at least two images"):
-        map_embeddings(run.model, one, embed_images(run.model, data.features), (), max_images=3, seed=0)
-
-
-@pytest.mark.parametrize("images", [40, 300])
-def test_numbers_cover_no_dot_and_no_other_number(tmp_path, monkeypatch, images):
-    figures = []
-    monkeypatch.setattr(embedding_maps, "save", lambda figure, folder, name: figures.append(figure))
-    points = np.random.default_rng(0).standard_normal((4, images, 2)).astype(np.float32)
-    ids, numbers = tuple(map(str, range(images))), {index: index + 1 for index in range(12)}
-    plot_map(EmbeddingMap(ids, ("de", "en", "fr"), points, numbers, 30.0, 0), Folder(str(tmp_path)), "map.png")
-    [panel] = figures[0].axes
-    shown = {text.get_text(): Text.get_window_extent(text) for text in panel.texts if text.get_visible()}
-    assert list(shown) == [str(number) for number in numbers.values()]
-    scale = figures[0].dpi / 72
-    for dots in panel.collections[3:]:
-        radius = dots.get_sizes()[0] ** 0.5 / 2 * scale
-        for x, y in panel.transData.transform(dots.get_offsets()):
-            assert not any(place.overlaps(Bbox.from_extents(x, y, x, y).padded(radius)) for place in shown.values())
-    assert not any(first.overlaps(second) for first, second in combinations(shown.values(), 2))
-    assert all(panel.bbox.padded(1).count_contains(place.corners()) == 4 for place in shown.values())

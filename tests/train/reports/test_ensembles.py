@@ -77,15 +77,3 @@ def test_without_a_member_it_fails(finished, four_languages_regions, tmp_path):
     assert failed[1].failure.reason.startswith("the run of its member scan/i2t-lse with seed 0 failed")
     report = read_report(str(tmp_path / "o"), "huang2019")
     assert [run.preset for run in report.failed] == [MEMBERS[1], ENSEMBLE]
-
-
-def test_report_names_the_members(finished):
-    report = read_report(str(finished), "huang2019")
-    (line,) = (line for line in report.sections[0].lines if line.row.preset == ENSEMBLE)
-    recall = next(score for score in result(finished, ENSEMBLE)["scores"] if score["portion"] == "comparable")
-    assert line.runs == 1
-    assert line.cells["image_to_text", "recall_at_5"].mean == recall["image_to_text"]["recall_at_5"]
-    markdown = report.to_markdown()
-    assert f"| {ENSEMBLE} (means of the scores of scan/t2i-avg and scan/i2t-lse) | several |" in markdown
-    assert "| scan/i2t-lse | several |" in markdown  # A member without a line of its own.
-    assert "2 runs; the best model of each was reached after" in markdown

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from schemas.errors import UsageError
@@ -62,17 +61,3 @@ def test_captions_can_be_named(new_captions):
 def test_unknown_caption_id_is_refused(new_captions, name):
     with pytest.raises(UsageError, match=r"--caption-ids names .* such as 'a/de/comparable/0'"):
         choose_examples(new_captions(ROWS), WORDS, count=1, seed=0, caption_ids=[name])
-
-
-def test_languages_without_common_images(new_captions):
-    rows = [("a", "de", "comparable", 0, [1, 2]), ("b", "en", "comparable", 0, [1, 2])]
-    with pytest.raises(UsageError, match="no image of split 'train' has captions in all of de, en"):
-        choose_examples(new_captions(rows), WORDS, count=1, seed=0)
-
-
-def test_tokens_are_those_of_the_row(new_captions):
-    captions = new_captions(ROWS)
-    for number, row in enumerate(ROWS):
-        (example,), _ = choose_examples(captions, WORDS, count=1, seed=0, caption_ids=["/".join(map(str, row[:4]))])
-        assert example.captions[0].row == number
-        assert example.captions[0].tokens == tuple(np.array(WORDS)[row[4]])

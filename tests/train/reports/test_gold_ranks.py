@@ -1,7 +1,5 @@
 """Table 3 of Gella et al. from the ranks that ``reproduce`` writes."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,7 +11,7 @@ from train.evaluation.ranks import SCHEMA, write_ranks
 from train.reports import gold_ranks as module
 from train.reports.gold_ranks import RankedCaption, gold_ranks
 from train.reports.published import GOLD_COLUMNS, GoldRank
-from train.reports.row_results import write_report, write_result
+from train.reports.row_results import write_result
 
 SEEDS = 2
 CAPTIONS = {"de": 2, "en": 3}  # Of each image, by language.
@@ -75,30 +73,14 @@ def test_ranks_are_those_of_each_run(drawn, published, tmp_path):
 
 
 @pytest.mark.usefixtures("drawn", "published")
-def test_reports(tmp_path):
+def test_table_has_ranks_beside_published_ones(tmp_path):
     ranks = gold_ranks(str(tmp_path))
     [captions] = ranks.to_tables()
     first = ranks.published[0]
     cells = [Cell(first.rank_text(name), rank) for name, rank in zip(GOLD_COLUMNS, (141, 37, 6), strict=True)]
     assert captions.rows[0] == (("de: ein Wort", "  image test-3"), *cells)
-    assert len(captions.rows) == 2
-    files = write_report(str(tmp_path), "table", ranks.to_markdown(), ranks.to_dict())
-    assert files == [f"{tmp_path}/table.md", f"{tmp_path}/table.json"]
-    markdown = (tmp_path / "table.md").read_text()
-    assert f"| de: ein Wort<br>  image test-3 | {first.rank_text('OE')} (141) | " in markdown
-    assert "Runs: gella2017/oe-de 2, gella2017/oe-en 2" in markdown
-    stored = json.loads((tmp_path / "table.json").read_text())
-    assert stored == json.loads(json.dumps(ranks.to_dict()))
-    assert stored["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
-
-
-def test_untrained_features_are_named(write_row, tmp_path):
-    write_row("oe-de")
-    assert gold_ranks(str(tmp_path)).untrained == ()
-    write_row("pivot-asym", untrained=("pool (random:0)",))
-    ranks = gold_ranks(str(tmp_path))
-    assert ranks.to_dict()["untrained"] == ("pool (random:0)",)
-    assert "- untrained: the weights of pool (random:0) are random" in ranks.to_markdown()
+    assert f"| de: ein Wort<br>  image test-3 | {first.rank_text('OE')} (141) | " in ranks.to_markdown()
+    assert ranks.to_dict()["published"][0]["published"] == {"OE": 141, "PIVOT": 37, "PARALLEL": 6}
 
 
 @pytest.mark.usefixtures("published")

@@ -9,15 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from schemas.escapes import to_json
 from schemas.storage.folder import Folder
-from tests.train.trainings import rewrite
 from train.chance import DIRECTIONS, RECALLS
-from train.data.batches import CaptionBatch
-from train.data.splits import TEST_SPLITS, open_data
-from train.evaluation.evaluation import embed_captions, embed_images
+from train.data.splits import TEST_SPLITS
 from train.evaluation.ranks import SCHEMA, write_ranks
 from train.evaluation.statistics import (
     Interval,
@@ -26,13 +22,10 @@ from train.evaluation.statistics import (
     holm,
     paired_p_values,
 )
-from train.jobs import FiguresJob
 from train.reports import significance
 from train.reports.comparison import compare_runs
-from train.reports.figures import draw_figures
 from train.reports.reproduce_report import RowMeasurement, read_report
 from train.reports.row_results import write_result
-from train.runs.run import open_run
 
 Place = tuple[str, tuple[str, ...], int]
 """Split, portions and folds."""
@@ -184,35 +177,3 @@ def test_reproduce_of_hostile_names_has_intervals_and_marks_of_its_own_ranks(tmp
         seen.append((place, line.row.preset))
         assert line.row.portion in title
     assert sorted(seen) == sorted(product(places, presets))
-
-
-def test_figures_of_hostile_names_have_ranks_of_their_own_captions(toy, write_run, tmp_path):
-    portions = {"comparable": "a,b", "translation": "a"}
-
-    def rename(rows: list[dict]) -> list[dict]:
-        return [row | {"image_id": f"{row['image_id']}/en/a"} for row in rows]
-
-    def relabel(rows: list[dict]) -> list[dict]:
-        return [row | {"split": f"{row['split']} (5 folds)", "portion": portions[row["portion"]]} for row in rename(rows)]
-
-    captions, features = rewrite(toy.captions, tmp_path / "c", relabel), rewrite(toy.features, tmp_path / "f", rename)
-    run, split = write_run(), "test (5 folds)"
-    ids = tuple(f"test-00{image}/en/a/{label}/0" for image in (1, 4) for label in ("en/a", "en/a,b", "de/a,b"))
-    options = {"split": split, "device": "cpu", "only": ("retrieval",), "caption_ids": ids}
-    job = FiguresJob(run, str(tmp_path / "figures"), captions, features, **options)
-    found = {str(ranking.caption.key): ranking for ranking in draw_figures(job).rankings}
-    assert sorted(found) == sorted(ids)
-    opened = open_run(run)
-    data = open_data(captions, features, split=split, portions={"en": ["a", "a,b"], "de": ["a,b"]})
-    images = embed_images(opened.model, data.features)
-    for language in ("en", "de"):
-        rows = data.captions.rows_of(language)
-        batch = CaptionBatch(data.captions.token_ids, data.captions.offsets, rows)
-        with torch.no_grad():
-            scores = opened.model.scores(images, embed_captions(opened.model, batch, language)).numpy()
-        for column, caption_id in enumerate(data.captions.ids(rows).tolist()):
-            if caption_id in found:
-                right = data.captions.images[rows[column]]
-                others = np.delete(scores[:, column], right)
-                assert found[caption_id].rank == 1 + np.count_nonzero(others >= scores[right, column])
-                assert found[caption_id].right.image_id == caption_id.rsplit("/", 3)[0]

@@ -1,14 +1,8 @@
 """Pictures on machines with settings of their own for matplotlib, or where it cannot draw."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib import font_manager
 from PIL import Image
 
 from pipelines.datasets.view import LabelledBox, draw_boxes
@@ -43,38 +37,6 @@ def test_pictures_do_not_follow_the_settings_of_the_user(toy, write_run, tmp_pat
     with mpl.rc_context(HOSTILE):
         assert draw("hostile") == expected
         assert mpl.rcParams["font.size"] == 20.0  # Theirs again.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["nonsense", "svg"])
-def test_backend_of_the_host_is_left_to_it(backend):
-    program = (
-        "import os, train.runs.curves, matplotlib\nprint(os.environ['MPLBACKEND'], matplotlib.rcParams._get_backend_or_none())"
-    )
-    environment = {**os.environ, "MPLBACKEND": backend}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{backend} {'svg' if backend == 'svg' else None}\n", "")
-
-
-def test_unreadable_settings_are_an_error_of_one_line(tmp_path):
-    (tmp_path / "matplotlibrc").write_bytes(b"\xff")
-    program = (
-        "import schemas.errors\ntry: import schemas.drawing.style\nexcept schemas.errors.InputError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith("matplotlib cannot read its configuration ('utf-8' codec can't decode byte 0xff")
-    assert done.stdout.endswith("correct or move the file matplotlibrc\n")
-
-
-def test_picture_with_a_damaged_font_is_an_error_of_one_line(monkeypatch, tmp_path):
-    path = tmp_path / "font.ttf"
-    path.write_bytes(Path(font_manager.findfont("DejaVu Sans")).read_bytes()[:1000])
-    monkeypatch.setattr(font_manager.fontManager, "_find_fonts_by_props", lambda *arguments, **options: [str(path)])
-    monkeypatch.setattr(font_manager.fontManager, "findfont", lambda *arguments, **options: str(path))
-    monkeypatch.setattr(font_manager, "findfont", font_manager.fontManager.findfont)
-    with pytest.raises(InputError, match=r"^matplotlib cannot draw the picture \(\w+: .*\): delete matplotlib's cache"):
-        save(curves.plot_curves(HISTORY), Folder(str(tmp_path)), "curves.png")
-    assert not (tmp_path / "curves.png").exists()
 
 
 @pytest.mark.parametrize("error", [InputError("no font"), ImportError("no numpy"), DatasetError("the disk is full")])

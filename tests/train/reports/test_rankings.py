@@ -1,18 +1,11 @@
-from itertools import combinations
-
 import numpy as np
 import pytest
-from matplotlib.text import Text
 
-from schemas.keys import CaptionKey
-from schemas.storage.folder import Folder
 from tests.train.trainings import encode_row
 from train.data.splits import open_data
 from train.evaluation.evaluation import embed_images, no_progress, rank_folds
-from train.evaluation.search import Hit
-from train.reports import rankings
-from train.reports.figure_examples import ShownCaption, choose_examples
-from train.reports.rankings import Ranking, plot_rankings, rank_captions, rank_examples, ranked
+from train.reports.figure_examples import choose_examples
+from train.reports.rankings import rank_captions, rank_examples, ranked
 from train.runs.run import open_run
 
 
@@ -95,32 +88,3 @@ def test_only_images_with_captions_in_the_language_are_ranked(opened):
     for ranking in rankings:
         found = {hit.image_id for hit in ranking.hits}
         assert found == set(captions.image_ids[:: 2 if ranking.caption.key.language == "de" else 1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("top", [1, 5, 17])
-def test_pictures_and_texts_of_a_sheet_do_not_meet(tmp_path, monkeypatch, top):
-    figures = []
-    monkeypatch.setattr(rankings, "save", lambda figure, folder, name: figures.append(figure))
-    hits = tuple(Hit(f"a/long/id/of-an-image-{number}", 0.5) for number in range(top))
-    text = " ".join(f"Straße{number}," for number in range(40))
-    shown = [ShownCaption(0, CaptionKey("x", language, "comparable", 0), (), text) for language in ("de", "en")]
-    found = [Ranking(1, shown[0], hits, 1, hits[0], 99), Ranking(1, shown[1], hits[:1], 33, Hit("right", 0.1), 99)]
-    plot_rankings(
-        found, {hits[0].image_id: (np.zeros((9, 3, 3), np.uint8), (3, 9))}, Folder(str(tmp_path)), "a.png", note="a " * 99
-    )
-    [figure] = figures
-    figure.draw_without_rendering()
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
-    assert sum(" ".join(text.get_text().split()) == shown[0].written for text in texts) == 2
-    places = [text.get_window_extent().padded(-1) for text in texts]
-    assert all(figure.bbox.count_contains(place.corners()) == 4 for place in places)
-    assert not any(first.overlaps(second) for first, second in combinations(places, 2))
-    panels = [panel.get_window_extent().padded(-1) for panel in figure.axes]
-    assert len(panels) == top + 2
-    assert not any(first.overlaps(second) for first, second in combinations(panels, 2))
-    assert all(figure.bbox.count_contains(place.corners()) == 4 for place in panels)
-    ids = {text for panel in figure.axes for text in panel.texts}
-    assert not any(
-        place.overlaps(panel) for text, place in zip(texts, places, strict=True) if text not in ids for panel in panels
-    )

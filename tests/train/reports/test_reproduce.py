@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,10 +18,9 @@ from train.config.sections import load_config
 from train.data.captions import one_caption_per_image, read_captions
 from train.evaluation.scores import evaluate
 from train.jobs import DivergedError, ReproduceJob
-from train.reports.published import rows_of_paper
 from train.reports.reproduce import failure_of, reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.row_results import FAILURE_KINDS, Failure, read_result, write_failure, write_result
+from train.reports.row_results import FAILURE_KINDS, read_result
 from train.runs.run import open_run
 
 
@@ -95,12 +93,6 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
     with pytest.raises(DatasetError, match="measured with other contents"):
         run(replace(job, features=(with_other_features(toy_2016, tmp_path / "changed").features,)))
     assert path.read_bytes() == before
-    with pytest.raises(UsageError, match=r"--rows 'bilingual\*' matches no row of gella2017: its rows are gella2017/vse-en"):
-        run(replace(job, rows=("bilingual*",), output=str(tmp_path / "o")))
-    with pytest.raises(UsageError, match="--seeds is 0"):
-        replace(job, seeds=0)
-    with pytest.raises(UsageError, match="not a local folder"):
-        replace(job, output="gs://bucket/tables")
 
 
 @pytest.mark.parametrize(
@@ -116,11 +108,6 @@ def test_rows_without_test_captions_are_refused_before_training(toy_2016, tmp_pa
     with pytest.raises((UsageError, DatasetError), match=message):
         run(replace(job_of(toy_2016, tmp_path / "o", rows=("vse-en",)), **change))
     assert not (tmp_path / "o").exists()
-
-
-def test_split_beside_ranks_of_captions_is_refused(toy_2016, tmp_path):
-    with pytest.raises(UsageError, match="table 3 of gella2017 ranks captions of the test images of 2016: leave --split out"):
-        job_of(toy_2016, tmp_path / "o", rows=(), table=3, split="val")
 
 
 @pytest.mark.cluster
@@ -145,18 +132,6 @@ def test_missing_features_are_refused_before_training(multi30k, tmp_path, split)
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.slow
-def test_unread_images_need_no_features(multi30k, tmp_path):
-    def add_images(rows):
-        return rows + [row | {"image_id": f"more-{row['image_id']}"} for row in rows if row["language"] == "fr"]
-
-    data = replace(multi30k, captions=rewrite(multi30k.captions, tmp_path / "encoded", add_images))
-    german = job_of(data, tmp_path / "o", rows=("vse-de",), seeds=1)
-    assert run(german) == [("gella2017/vse-de", 0)]
-    with pytest.raises(DatasetError, match="lacks the features of 40 of 80 images of split 'train'"):
-        run(replace(german, paper="kadar2018", rows=("monolingual-translation-fr",)))
-
-
 @pytest.mark.cluster
 def test_report_has_means_deviations_and_published_numbers(finished):
     report = read_report(str(finished), "gella2017")
@@ -176,13 +151,7 @@ def test_report_has_means_deviations_and_published_numbers(finished):
         assert lines["PARALLEL-SYM"].runs == 0
         median = lines["PARALLEL-SYM"].cells["image_to_text", "median_rank"]
         assert median.to_cell() == Cell("–", {"en": 3, "de": 4}[language])
-    markdown = report.to_markdown()
-    expected = "| PIVOT-SYM | de | 2 |"
-    (line,) = (line for line in markdown.splitlines() if line.startswith(expected))
-    assert len(line.split("|")) == 13
-    assert "Changed against the presets: model.embed_dim=6, model.word_dim=4" in markdown
-    assert "Features: toy." in markdown
-    assert "6 runs" in markdown
+    assert "| PIVOT-SYM | de | 2 |" in report.to_markdown()
 
 
 def counted(corpus, data) -> tuple[int, dict[str, int]]:
@@ -216,12 +185,6 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     assert kept["monolingual-en"] <= 30 < kept["multi-comparable"] < 120
 
     report = read_report(str(tmp_path), "kadar2018")
-    assert {row.preset for row in report.rows} == {f"kadar2018/{row}" for row in rows}
-    (line,) = (line for line in report.to_markdown().splitlines() if line.startswith("| kadar2018/multi-comparable | toy |"))
-    _, captions = counted(four_languages, rows["multi-comparable"])
-    numbers = ", ".join(f"{language} {count}" for language, count in captions.items())
-    assert line.endswith(f"| raw | 120 | {kept['multi-comparable']} | – | {numbers} | 4 | {line.split(' | ')[8]} | 1 of 1 |")
-
     measured = {  # Every portion that the captions hold is shown, each once.
         (line.row.preset.partition("/")[2], line.row.language, line.row.portion)
         for section in (*report.sections, *report.further)
@@ -230,75 +193,6 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     }
     tested = {(language, "translation") for language in ("en", "de", "fr", "cs")} | {("en", "comparable"), ("de", "comparable")}
     assert measured == {(row, *pair) for row, data in rows.items() for pair in tested if pair[0] in data.portions}
-
-
-def test_further_portions_are_below_the_table_of_their_language(tmp_path):
-    recalls = {"queries": 1000} | dict.fromkeys(("recall_at_1", "recall_at_5", "recall_at_10", "median_rank"), 1.0)
-    scores = [
-        {"language": language, "portion": portion, "split": "test_2016", "image_to_text": recalls, "text_to_image": recalls}
-        for language in ("de", "en", "fr")
-        for portion in ("comparable", "translation")
-    ]
-    for preset in ("gella2017/pivot-sym", "gella2017/vse-de"):
-        result = {"scores": scores, "feature": "toy", "untrained": [], "step": 1, "steps": 1, "overrides": []}
-        write_result(tmp_path / "results" / preset / "seed-0.json", result)
-    further = {
-        section.title: [(line.row.preset.partition("/")[2], line.row.language) for line in section.lines]
-        for section in read_report(str(tmp_path), "gella2017").further
-    }
-    assert further == {  # No table has a French row, nor an English one of VSE in German.
-        "Table 1 (translation captions), not in the paper": [("pivot-sym", "en"), ("pivot-sym", "fr")],
-        "Table 1 (comparable captions), not in the paper": [("pivot-sym", "fr")],
-        "Table 2 (comparable captions), not in the paper": [("vse-de", "en"), ("vse-de", "fr")],
-        "Table 2 (translation captions), not in the paper": [
-            *(("vse-de", "de"), ("vse-de", "en"), ("vse-de", "fr"), ("pivot-sym", "de")),
-        ],
-    }
-
-
-@pytest.mark.cluster
-def test_row_summaries_name_the_training_data(finished, tmp_path):
-    shutil.copytree(finished / "results", tmp_path / "results")
-    folder = tmp_path / "results" / "gella2017"
-    write_failure(folder / "vse-en" / "failed-seed-2.json", Failure("killed", "gone | away"), {})
-    write_failure(folder / "oe-en" / "failed-seed-0.json", Failure("diverged", "nan"), {})
-    write_failure(folder / "pivot-sym" / "failed-seed-1.json", Failure("disk", "full"), {})  # It has a result meanwhile.
-    for seed in (0, 1):
-        path = folder / "vse-en" / f"seed-{seed}.json"
-        result = read_result(path)
-        write_result(
-            path,
-            result | {"untrained": ["toy (random:0)"], "words": {"en": 30 - seed}, "feature": "toy, of some kind or other"},
-        )
-    report = read_report(str(tmp_path), "gella2017")
-    trained = {table.title: table.rows for table in report.to_tables() if table.title.startswith("trained")}
-    assert trained["trained on features toy, of some kind or other, untrained; captions raw; 90 words"] == [
-        ("gella2017/vse-en: words: 29–30; captions: 120; best after 4 of 4 steps; seeds: 2 of 3",)
-    ]
-    assert trained["trained"] == [("gella2017/oe-en: seeds: 0 of 1",)]
-    assert trained["trained on features toy; captions raw; 90 words"][0] == (
-        "gella2017/pivot-sym: words: en 30, de 30; captions: en 120, de 80; best after 2–4 of 4 steps; seeds: 2 of 2",
-    )
-    assert [(run.name, run.failure.kind) for run in report.failed] == [
-        ("gella2017/vse-en, seed 2", "killed"),
-        ("gella2017/oe-en, seed 0", "diverged"),
-    ]
-    markdown = report.to_markdown()
-    assert "2 of 8 runs failed." in markdown
-    assert "| gella2017/vse-en | 2 | killed | gone \\| away |" in markdown
-    assert "| VSE | en | 2 of 3 |" in markdown
-
-
-def test_without_results_the_published_numbers_stand_alone(tmp_path):
-    report = read_report(str(tmp_path), "kadar2018")
-    assert "No row has been trained yet." in report.to_markdown()
-    assert [section.title.partition(" (")[0] for section in report.sections] == [
-        *["Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Table 7", "Figure 3"]
-    ]
-    assert sum(len(section.lines) for section in report.sections) == len(rows_of_paper("kadar2018"))
-    assert len(report.sections[-1].columns) == 6
-    assert report.sections[2].columns == (("image_to_text", "recall_at_10"), ("text_to_image", "recall_at_10"))
-    assert "| Bi-disjoint | de | 0 | – (67.9) | – (54.9) |" in report.to_markdown()
 
 
 def test_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
@@ -331,33 +225,12 @@ def test_captions_without_features_are_left_out(toy_2016, without_features, tmp_
         run(replace(allowed, features=(toy_2016.features,)))  # All images have features there.
 
 
-@pytest.mark.cluster
-def test_features_of_zeros_are_said_once(toy_2016, tmp_path):
-    def change(rows):
-        return [row | {"feature": row["feature"] * (row["image_id"] not in ("train-004", "test-002"))} for row in rows]
-
-    odd = rewrite(toy_2016.features, tmp_path / "odd", change)
-    job = job_of(replace(toy_2016, features=odd), tmp_path / "o", rows=("vse-en",), seeds=2)
-    remarks = []
-    assert reproduce(job, on_warning=remarks.append) == ()
-    assert [remark.partition(",")[0] for remark in remarks] == [
-        "feature outliers in split 'train': of 40 images 1 have a feature of zeros",
-        "feature outliers in split 'test_2016': of 9 images 1 have a feature of zeros",
-    ]
-    remarks.clear()
-    reproduce(job, on_warning=remarks.append)
-    assert remarks == []  # Nothing is left to train.
-
-
 @pytest.mark.parametrize(
     ("device", "workers", "expected"),
     [
         ("auto", 0, ["cuda:0", "cuda:1"]),
-        ("auto", 1, ["cuda:0"]),
         ("cuda", 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
-        ("cuda:1", 0, ["cuda:1"]),
         ("cuda:1", 3, ["cuda:1"] * 3),
-        ("cpu", 3, ["cpu"] * 3),
     ],
 )
 def test_runs_take_the_gpus_in_turn(toy_2016, tmp_path, monkeypatch, device, workers, expected):
@@ -384,19 +257,14 @@ def raised(do) -> Exception:
     ("error", "kind", "words"),
     [
         (raised(lambda: torch.empty(1 << 60)), "memory", "DefaultCPUAllocator: can't allocate memory"),
-        (raised(lambda: np.zeros((1 << 25, 1 << 25))), "memory", "give fewer --workers, a smaller schedule.batch_size, or"),
         (MemoryError(), "memory", "memory ran out (MemoryError): give fewer --workers"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"), "memory", "(OutOfMemoryError: CUDA out of"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), "memory", "CUBLAS"),
-        (RuntimeError("GET was unable to find an engine to execute this computation"), "memory", "find an engine"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory", "Cannot allocate memory"),
         (DatasetError("cannot use '/a/b.pt': the disk is full"), "disk", "cannot use '/a/b.pt': the disk is full"),
         (OSError(errno.EDQUOT, "quota"), "disk", "the disk is full: free some space"),
         (DivergedError("the loss is nan"), "diverged", "the loss is nan"),
         (UsageError("give\nanother"), "refused", "give another"),
-        (OSError(errno.EIO, "I/O error"), "fault", "OSError: [Errno 5] I/O error"),
         (RuntimeError("CUDA error: device-side assert triggered"), "fault", "RuntimeError: CUDA error"),
-        (ValueError("x" * 1000), "fault", "ValueError: ..."),
     ],
     ids=str,
 )
@@ -409,7 +277,6 @@ def test_every_error_has_a_kind_and_a_line(error, kind, words):
     assert failure.kind == kind in FAILURE_KINDS
     assert words in failure.reason
     assert "\n" not in failure.reason
-    assert len(failure.reason) < 400
     assert bool(failure.traceback) is (kind == "fault")
 
 
@@ -418,10 +285,9 @@ def test_every_error_has_a_kind_and_a_line(error, kind, words):
     [
         (137, [], "killed", "a training process was killed, probably because memory ran out: give fewer --workers"),
         (139, ["Fatal Python error: Segmentation fault"], "killed", "a training process was ended by SIGSEGV"),
-        (5, [], "killed", "a training process ended with exit code 5"),
         (1, ['{"event": "error", "kind": "DatasetError", "message": "last.pt is damaged"}'], "refused", "last.pt is damaged"),
     ],
-    ids=["killed", "crashed", "ended", "with a message"],
+    ids=["killed", "crashed", "with a message"],
 )
 def test_process_ending_without_a_message_counts_as_killed(toy_2016, tmp_path, monkeypatch, code, lines, kind, reason):
     def run(words, variables, read):

@@ -1,12 +1,10 @@
 """The report on stored results: chance, other sets, other splits."""
 
-import io
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from rich.console import Console
 
 from schemas.storage.folder import Folder
 from train.evaluation.ranks import SCHEMA, write_ranks
@@ -43,25 +41,6 @@ def rows_of(report: PaperReport, name: str) -> list[list]:
     start = next(index for index, row in enumerate(rows) if str(row[0]).startswith(name))
     end = next((index for index in range(start + 1, len(rows)) if not str(rows[index][0]).startswith(" ")), len(rows))
     return rows[start:end]
-
-
-def test_chance_follows_the_rows_of_its_language(report_on):
-    report = report_on(score())
-    assert rows_of(report, "chance, ") == [
-        ["chance, en", None, None, None, None],
-        ["  image to text", "0.5", "2.5", "5.0", None],
-        ["  text to image", "0.1", "0.5", "1.0", None],
-    ]
-    assert "| chance | en |  | 0.5 | 2.5 | 5.0 |  | 0.1 | 0.5 | 1.0 |  |" in report.to_markdown()
-    assert "chance, de" not in str([table.values for table in report.to_tables()])  # No row of table 2 is trained.
-    assert [section.title for section in report.begun.sections] == ["Table 1 (comparable captions)"]
-
-
-def test_published_numbers_on_the_same_set_have_no_mark(report_on):
-    report = report_on(score())
-    assert rows_of(report, "VSE, en")[2] == ["    published", 31.6, 60.4, 72.7, 3]
-    assert "30.0 (31.6)" in report.to_markdown()
-    assert not [note for note in report.notes if "another set" in note]
 
 
 @pytest.mark.parametrize("sizes", [(1000, 4999), (999, 5000)])
@@ -136,25 +115,6 @@ def test_rows_on_other_queries_are_not_compared(report_on, tmp_path):
         write_ranks_of(tmp_path, preset, {"image_to_text": [1] * count})
         report = report_on(score(), preset=preset)
     assert all("≈" not in str(row) for name in ("VSE, en", "OE, en") for row in rows_of(report, name))
-
-
-def test_results_without_ranks_have_no_intervals(report_on):
-    report = report_on(score())
-    assert not any("interval" in str(row[0]) for row in rows_of(report, "VSE, en"))
-    assert not [note for note in report.notes if "≈" in note or "95 %" in note]
-
-
-def test_narrow_table_fits_80_columns(report_on, tmp_path):
-    ranks = {"image_to_text": [1, 1, 1, 60] * 25, "text_to_image": [1, 1000] * 50}
-    for preset in ("gella2017/vse-en", "gella2017/parallel-asym"):
-        for seed in (0, 1):
-            write_ranks_of(tmp_path, preset, ranks, seed)
-        report = report_on(score(), score(gain=20.4), preset=preset)
-    console = Console(width=80, file=io.StringIO(), record=True)
-    report.begun.to_tables()[0].render(console)
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "  image to text           40.2 ± 14.4 ≈ 70.2 ± 14.4 ≈ 82.2 ± 14.4 ≈ 13.2 ± 14.4" in lines
 
 
 def test_picture_marks_chance(report_on, tmp_path, monkeypatch):

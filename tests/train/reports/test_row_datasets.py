@@ -77,16 +77,6 @@ def test_table_is_divided_among_the_features(given):
     ]
 
 
-def test_corpora_of_a_table_skips_rows_without_data(given):
-    kept, remarks = corpora_of(job_of(given, "regions", rows=()))
-    lacking = [name for sentence in remarks for name in sentence.rpartition(": ")[2].split(", ")]
-    assert {"huang2019/mha", "scan/t2i-avg+i2t-lse-de"} <= set(kept)
-    assert {"gella2017/vse-en", "huang2019/mha-d-vgg19", "huang2019/mha-d-fasttext"} <= set(lacking)
-    assert not set(kept) & set(lacking)
-    assert "gella2017/parallel-asym" not in {*kept, *lacking}  # A row of table 2 alone, of textual similarity.
-    assert "gella2017/parallel-asym" in corpora_of(job_of(given, "vector"))[0]
-
-
 def test_corpora_of_unused_features_is_refused(given):
     with pytest.raises(UsageError, match=r"--features '.*crops' is given, but no row that is chosen takes these features"):
         corpora_of(job_of(given, "vector", "crops", rows=("vsepp",)))

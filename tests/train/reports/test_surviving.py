@@ -160,13 +160,3 @@ def test_full_disk(command, undisturbed, disk, workers):
     assert not [path for path in output.rglob(".*") if path.is_file()]
     disk(20_000)
     check_mended(command(output, LARGE, workers=workers), output, expected)
-
-
-def test_one_cause_is_said_once(command, disk, monkeypatch):
-    monkeypatch.setitem(LONGER, "model.embed_dim", "300")
-    code, out, errors = command(disk(2000) / "o", {}, workers=1)
-    assert code == 3
-    assert "Table" not in out
-    (line,) = (line for line in errors.splitlines() if "runs failed" in line)
-    assert line.startswith("all 3 runs failed (disk): gella2017/vse-en, seed 0 and 2 more: cannot use '")
-    assert "the disk is full" in line

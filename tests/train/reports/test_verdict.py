@@ -60,11 +60,5 @@ def test_published_rows_stand_below_those_of_their_images(finished_run, tmp_path
     assert table.rows[0][2:] == (11.0, 22.0, 33.0, 4.0) * 2
     assert all(any(row[2:]) for row in table.rows), "rows without numbers"
     shown = {tuple(row[1:]) for row in table.rows[1:]}
-    assert {row[0].partition(":")[0] for row in shown} == {  # Not table 6, which is on translations.
-        *("gella2017, table 2", "kadar2018, table 3", "kadar2018, table 4", "kadar2018, table 5", "huang2019, table 1")
-    }
-    assert {
-        ("gella2017, table 2: PIVOT-SYM", 26.9, 56.6, 70.0, 4, 20.3, 46.4, 59.2, 6),
-        ("kadar2018, table 3: Bilingual + c2c", 37.9, 66.1, 76.8, None, 26.6, 53.0, 64.0, None),
-        ("kadar2018, table 4: Bi-comparable", None, None, 62.0, None, None, None, 48.1, None),
-    } <= shown
+    assert not any("table 6" in row[0] for row in shown)  # It is on translations.
+    assert ("kadar2018, table 3: Bilingual + c2c", 37.9, 66.1, 76.8, None, 26.6, 53.0, 64.0, None) in shown

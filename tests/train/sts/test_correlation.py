@@ -32,11 +32,6 @@ def test_correlation_with_a_constant_series_is_none(constant):
     assert scored([1]).correlation([2]) == none
 
 
-def test_correlation_of_different_lengths_is_refused():
-    with pytest.raises(ValueError, match=r"similarities have the shape \(2,\), expected \(3,\), one per pair"):
-        scored([1, 2, 3]).correlation([1, 2])
-
-
 def test_cosines_are_those_of_each_row():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((7, 5)), rng.standard_normal((7, 5))

@@ -63,17 +63,11 @@ def test_sts_rows_equal_sts_with_published_values(trained, toy_2016, pairs, sts_
         f"{tmp_path}/table.json",
     ]
     plain = json.loads((tmp_path / "table.json").read_text())
-    assert [data["task"] for data in plain["data"]] == ["images 2014", "images 2015"]
     (row,) = (row for row in plain["rows"] if row["preset"] == "gella2017/pivot-asym")
     assert row["scores"]["images-2014"]["published"] == 83.8
-    assert len(row["scores"]["images-2014"]["measured"]) == 2
     markdown = (tmp_path / "table.md").read_text()
     values = rows.measurement(by_name["PIVOT-ASYM"], 0).values
     assert f"| PIVOT-ASYM | 2 | {mean(values):.1f} ± {stdev(values):.1f} (83.8) |" in markdown
-    assert "| GRAN (Wieting et al.) * |  | – (84.5) | – (85.0) |" in markdown
-    assert "| OE | 0 | – (84.1) | – (90.8) |" in markdown
-    assert "| Shared task baseline * |  | 51.3 (51.3) | 60.4 (60.4) |" in markdown
-    assert "on MSRvid 2012 are not shown" in markdown
 
 
 def test_quoted_row_of_another_paper_is_measured(trained, toy_2016, pairs):
@@ -95,11 +89,3 @@ def test_unsuitable_run_does_not_end_the_others(trained, toy_2016, pairs):
     assert {row.published.name for row in rows.rows if row.refused} == {"VSE", "PIVOT-ASYM"}
     (note,) = (note for note in rows.to_tables()[-1].notes if note.startswith("VSE is not measured: "))
     assert "no words here" in note
-
-
-def test_pairs_are_looked_at_before_anything_is_trained(toy_2016, sts_pairs):
-    def refuse(text, language, recipe, truecaser):
-        raise UsageError(f"{recipe.recipe} needs a truecaser")
-
-    with pytest.raises(UsageError, match="raw needs a truecaser"):
-        open_sts(reproduce_job("gella2017", "o", toy_2016, overrides={}, sts=(str(sts_pairs),)), refuse)

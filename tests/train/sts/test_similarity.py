@@ -10,7 +10,7 @@ from pipelines.text.queries import tokenize_query
 from schemas.errors import UsageError
 from schemas.storage.folder import Folder
 from schemas.writing.made_from import is_current, write_made_from
-from tests.train.trainings import CONFIG, encode_ids
+from tests.train.trainings import encode_ids
 from train.jobs import StsJob
 from train.runs.run import open_run
 from train.sts.pairs import StsPairs, read_sts
@@ -55,16 +55,6 @@ def test_word_overlap_comes_out_as_published(sts_pairs, name):
     (pairs,) = read_sts(sts_pairs / f"{name}.tsv")
     found = pairs.correlation([word_overlap(*pair) for pair in zip(pairs.first, pairs.second, strict=True)])
     assert found.pearson == pytest.approx(PUBLISHED[name], abs=0.1)
-
-
-def test_word_overlap_is_the_cosine_of_binary_vectors():
-    first, second = "A dog runs , a dog .", "A\tdog  runs."
-    tokens = sorted({*first.split(), *second.split()})
-    assert tokens == [",", ".", "A", "a", "dog", "runs", "runs."]
-    binary = [np.array([float(token in sentence.split()) for token in tokens]) for sentence in (first, second)]
-    assert word_overlap(first, second) == pytest.approx(cosine(*binary))
-    assert word_overlap("one two", "one two") == 1
-    assert word_overlap("one", "One") == 0
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -146,35 +136,13 @@ def test_language_is_english_or_the_only_one(write_run, data, languages, given, 
     assert system.language == expected
 
 
-@pytest.mark.slow
-def test_words_without_a_vector_of_their_own_are_not_known(train_toy, data):
-    text = CONFIG.replace("[model]", "min_count = 12\n[model]").replace("max_steps = 44", "max_steps = 1")
-    run = open_run(train_toy(text).folder)
-    frequent = {run.vocabulary.tokens[number] for number in run.language_ids["en"]}
-    system = score_sts(run, read_sts(data), tokenize)
-    words = {word for pairs in read_sts(data) for sentence in pairs.sentences for word in sentence.lower().split()}
-    assert set(system.coverage.unknown) == words - frequent
-    assert set(system.coverage.unknown) & set(run.vocabulary.tokens)
-
-
 def test_unsuitable_runs_are_refused_with_a_reason(write_run, data, monkeypatch):
     folder = write_run()
     job = StsJob((data, folder), device="cpu")
     with pytest.raises(UsageError, match=r"the sentences are text.*pip install 'imagepivot\[text\]'.*--tokenized"):
         sts(job)
-    with pytest.raises(UsageError, match=r"--language is 'fr', but '.*run' knows only en, de: give --language"):
-        sts(replace(job, language="fr"), tokenize)
     with pytest.raises(UsageError, match=r"run' knows no word of the sentences in de, such as 'en"):
         sts(replace(job, language="de"), lambda *_: ["cats", "and", "dogs"])
-    third = write_run("third", languages=("de", "fr"))
-    with pytest.raises(UsageError, match=r"language of the sentences is not given, but '.*third' knows only de, fr"):
-        sts(replace(job, places=(data, third)), tokenize)
-
-    def failing(*_):
-        raise UsageError("no truecaser")
-
-    with pytest.raises(UsageError, match=r"run': no truecaser"):
-        sts(job, failing)
     monkeypatch.setattr("train.models.vse.JointEmbedding.vectors", False)
     with pytest.raises(UsageError, match=r"run' holds a model of the kind 'vse', which .*part by part.* compare sentences by"):
         sts(job, tokenize)
@@ -208,11 +176,6 @@ def test_word_vectors_are_averaged(tmp_path, data):
 
 
 # --- jobs and results ------------------------------------------------------------------------------------------------
-
-
-def test_sts_without_sentence_pairs_is_refused():
-    with pytest.raises(UsageError, match="there are no sentence pairs: give files or folders"):
-        sts(StsJob(()))
 
 
 def test_sts_made_from_with_other_gold_scores_beside_the_named_file_is_not_current(tmp_path):

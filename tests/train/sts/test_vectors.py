@@ -1,7 +1,5 @@
 import numpy as np
-import pytest
 
-from schemas.errors import InputError
 from train.sts.vectors import WORD, Coverage, coverage_of, mean_vectors, read_word_vectors
 
 LINES = [
@@ -40,11 +38,3 @@ def test_vector_of_a_sentence_is_the_mean_of_those_of_its_words():
 
 def test_coverage_counts_words_and_blind_sentences():
     assert coverage_of([["a", "x", "x"], ["y"], ["a", "z"], []], {"a"}) == Coverage(6, 2, 2, {"x": 2, "y": 1, "z": 1})
-
-
-def test_files_without_word_vectors_are_refused(tmp_path):
-    (tmp_path / "a.vec").write_text("one sentence\n")
-    with pytest.raises(InputError, match=r"line 1: expected a word and its numbers with spaces .*--vectors takes word vectors"):
-        read_word_vectors(str(tmp_path / "a.vec"), {"dog"})
-    with pytest.raises(InputError, match=str(tmp_path)):
-        read_word_vectors(str(tmp_path), {"dog"})
