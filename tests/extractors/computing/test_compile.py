@@ -11,7 +11,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import extractors
-from extractors.computing.compile import check_compile, set_compile_cache, warm_up_compile
+from extractors.computing.compile import check_compile, set_compile_cache
 from schemas.errors import UsageError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -86,11 +86,3 @@ def test_check_compile_without_compiler_raises_on_cpu(monkeypatch):
     with pytest.raises(UsageError, match=r"but g\+\+ or clang\+\+ or c\+\+ is not installed"):
         check_compile(CPU)
     check_compile(GPU)
-
-
-def test_warm_up_compile_failure_raises_usage_error():
-    def forward(values):
-        raise RuntimeError("\nCppCompileError: C++ compile error\n\nCommand: g++")
-
-    with pytest.raises(UsageError, match=r"cannot compile the model on this machine \(CppCompileError: C\+\+ compile error\)"):
-        warm_up_compile(forward, torch.zeros(1))

@@ -61,16 +61,6 @@ def test_single_threaded_pool_limits_own_threads_only(threads):
     assert torch.get_num_threads() == threads
 
 
-def test_run_single_threaded_uses_all_threads(threads):
-    barrier = threading.Barrier(threads, timeout=20)
-
-    def wait(item):
-        barrier.wait()
-        return item
-
-    assert len(run_single_threaded(wait, [torch.zeros(1)] * threads * 3)) == threads * 3
-
-
 def test_run_single_threaded_callers_share_threads(threads):
     assert passes_share_threads() == (threads > 1)
     names: set[str] = set()

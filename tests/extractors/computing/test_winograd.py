@@ -102,12 +102,6 @@ def test_winograd_tile_amd_with_avx512_uses_onednn(capabilities, sides, processo
     assert type(layer) is (GroupedWinogradConv2d if capabilities is AMD else WinogradConv2d)
 
 
-def test_make_winograd_compiled_layer_stays_conv2d(processor):
-    processor(AMD)
-    layers = [make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=one) for one in (True, False)]
-    assert [[type(part) for part in layer.children()] for layer in layers] == [[nn.Conv2d], [FusedConv2d]]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -116,17 +110,13 @@ def test_make_winograd_compiled_layer_stays_conv2d(processor):
         {"dilation": 2, "padding": 2},
         {"groups": 64},
         {"padding_mode": "reflect"},
-        {"padding": "same"},
         {"dtype": torch.bfloat16},
-        {"inputs": 32},
-        {"outputs": 63},
     ],
     ids=str,
 )
 def test_winograd_tile_unsupported_convolution_is_none(other, processor):
     processor(INTEL)
-    inputs, outputs = other.pop("inputs", 64), other.pop("outputs", 64)
-    assert winograd_tile(convolution(inputs, outputs, **other), (1, inputs, 56, 56)) is None
+    assert winograd_tile(convolution(64, 64, **other), (1, 64, 56, 56)) is None
 
 
 class Block(nn.Module):
