@@ -87,22 +87,6 @@ def test_describe_changed_file_with_old_mtime_hashes_again(cache, weights, hashe
 
 
 @pytest.mark.slow
-def test_describe_deleted_file_raises(cache, weights):
-    request(weights).describe()
-    weights.unlink()
-    with pytest.raises(resolve.InputError, match="there is no weights file"):
-        request(weights).describe()
-
-
-@pytest.mark.slow
-def test_describe_path_of_invalid_utf8_is_cached(cache):
-    regions = extractors.RegionOptions(class_names="names-\udcff.txt")
-    request = ExtractorRequest("faster-rcnn-36", weights="random:0", regions=regions)
-    assert request.describe() == request.describe()
-    assert len(list((cache / "descriptions").iterdir())) == 1
-
-
-@pytest.mark.slow
 def test_describe_relative_path_is_resolved_in_working_directory(cache, tmp_path, monkeypatch, hashed):
     found = []
     for seed in (1, 2):

@@ -80,15 +80,6 @@ def processor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "side"),
-    [((1, 64, 224, 224), 4), ((2, 64, 14, 14), 4), ((1, 64, 14, 14), 2), ((2, 64, 7, 7), 2), ((1, 64, 7, 7), None)],
-)
-def test_winograd_tile_depends_on_number_of_tiles(shape, side, processor):
-    processor(INTEL)
-    assert winograd_tile(convolution(64, 64), shape) == side
-
-
-@pytest.mark.parametrize(
     ("capabilities", "sides"),
     [(AMD, (None, None, 4, None)), (INTEL, (4, 4, 4, 2)), (OLDER, (4, 4, 4, 2)), ({}, (4, 4, 4, 2))],
     ids=["AMD with AVX-512", "Intel with AVX-512", "AMD without", "unknown"],

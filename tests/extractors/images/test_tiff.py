@@ -9,7 +9,7 @@ import pytest
 
 from extractors.images.decoding import DecodeError, decode_image
 
-BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES, PLANES = 258, 259, 262, 266, 277, 284
+BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANES = 258, 259, 262, 277, 284
 COLOR_MAP, SUBSAMPLING, EXTRA_SAMPLES, SAMPLE_FORMAT = 320, 530, 338, 339
 RAMP = np.arange(16) * 17  # 0 17 34 ... 255
 ORDERS = ["<", ">"]
@@ -69,11 +69,6 @@ def test_tiff_white_is_zero_is_inverted(order, kind, options):
     expected = [255, 238, 221, 204, 187, 170, 153, 136, 119, 102, 85, 68, 51, 34, 17, 0]
     assert row_of(grey(order, values, kind, t262=0, **options)) == expected
     assert row_of(grey(order, values, kind, **options)) == expected[::-1]
-
-
-def test_tiff_white_is_zero_with_reversed_bits_is_inverted():
-    row = bytes(int(f"{byte:08b}"[::-1], 2) for byte in samples("<", RAMP * 257, "u2"))
-    assert row_of(tiff("<", [row], {BITS: 16, PHOTOMETRIC: 0, SAMPLES: 1, FILL_ORDER: 2})) == (255 - RAMP).tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS)

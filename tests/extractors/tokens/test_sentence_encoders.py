@@ -109,9 +109,7 @@ def test_bytes_do_not_depend_on_batches(bert, tmp_path):
             {"kinds": ("WordWeights",)},
             r"module 2 of .* is 'sentence_transformers.models.WordWeights', expected Dense or Normalize",
         ),
-        ({"library": "my_code"}, r"module 0 of .* is 'my_code.Transformer', expected Transformer"),
         ({"pooling": {"pooling_mode": "lasttoken"}}, r"pools 'lasttoken', expected one of mean, cls, max"),
-        ({"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, r"pools 'mean,cls', expected one of"),
     ],
 )
 def test_load_unsupported_module_raises_by_name(bert, tmp_path, change, message):
@@ -125,9 +123,6 @@ def test_load_other_dense_layers_raise(bert, tmp_path, monkeypatch):
     weights, config = folder / "2_Dense" / "model.safetensors", folder / "2_Dense" / "config.json"
     config.write_text(json.dumps(DENSE | {"activation_function": "my_code.Sine"}))
     with pytest.raises(InputError, match=r"my_code\.Sine"):
-        TextRequest(f"sentence:{folder}").load()
-    config.write_text(json.dumps(DENSE | {"out_features": 7}))
-    with pytest.raises(InputError, match=r"linear\.bias"):
         TextRequest(f"sentence:{folder}").load()
     weights.unlink()
     with pytest.raises(InputError, match="has no weights"):
@@ -145,13 +140,6 @@ def test_describe_is_cached_until_a_subfolder_changes(bert, tmp_path, monkeypatc
     assert request.describe().fingerprint != first.fingerprint
 
 
-def test_models_that_are_missing_raise(bert, tmp_path):
-    with pytest.raises(InputError, match=r"has no modules\.json"):
-        TextRequest(f"sentence:{bert}").load()
-    with pytest.raises(InputError, match="there is no model 'nobody/nothing'"):
-        TextRequest("sentence:nobody/nothing").load()
-
-
 # --- names of open_clip ----------------------------------------------------------------------------------------------
 
 
@@ -159,7 +147,6 @@ def test_models_that_are_missing_raise(bert, tmp_path):
     ("name", "message"),
     [
         ("ViT-B-33", r"has no model 'ViT-B-33'.*did you mean .*ViT-B-32"),
-        ("ViT-B-32.webli", r"'ViT-B-32' has no weights 'webli' for its activation, expected one of laion2b_e16"),
         ("ViT-B-32.openai", r"models with QuickGELU have names that end in -quickgelu"),
     ],
 )

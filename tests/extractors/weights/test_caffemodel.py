@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from extractors.weights import caffemodel
 from extractors.weights.caffemodel import read_layers
 from schemas.errors import InputError
 
@@ -79,14 +78,6 @@ def test_read_layers_reads_all_encodings(tmp_path, old, legacy, packed, double):
             np.testing.assert_array_equal(array, expected)
 
 
-def test_read_layers_joins_pieces_of_a_blob(tmp_path):
-    values = np.arange(5, dtype="<f4")
-    pieces = message(5, values[:3].tobytes()) + number(1, 1) + message(5, values[3:].tobytes())
-    shape = message(7, number(1, 5))
-    found = read(tmp_path, layer("x", [pieces + shape]))
-    np.testing.assert_array_equal(found["x"][0], values)
-
-
 # --- refusing ----------------------------------------------------------------------------------------------------------
 
 
@@ -125,9 +116,3 @@ SHAPE_OF_FOUR = message(7, number(1, 4))
 def test_read_layers_malformed_file_raises(tmp_path, data, problem):
     with pytest.raises(InputError, match=problem):
         read(tmp_path, data)
-
-
-def test_read_layers_too_large_file_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(caffemodel, "MAX_BYTES", 100)
-    with pytest.raises(InputError, match=r"bytes, expected a \.caffemodel of 1 to 100"):
-        read(tmp_path, net(LAYERS))

@@ -62,9 +62,3 @@ def test_extract_preserves_global_state_of_torch(extractor, crops):
     extractor.extract(crops[:1])
     assert state() == before
     assert torch.equal(torch.random.get_rng_state(), generator)
-
-
-@pytest.mark.parametrize("batch", [torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 256, 256, dtype=torch.uint8)])
-def test_extract_other_batch_raises(extractor, batch):
-    with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 224, 224\]"):
-        extractor.extract(batch)

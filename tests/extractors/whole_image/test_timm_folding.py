@@ -116,12 +116,6 @@ merges_bf16 = pytest.mark.skipif(
 )
 
 
-@merges_bf16
-def test_load_bf16_with_fusion_has_fused_layers():
-    model = loaded_in_bf16()
-    assert [count(model, kind) for kind in (nn.BatchNorm2d, nn.Conv2d)] == [0, 0]
-
-
 @pytest.mark.slow
 @merges_bf16
 @pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d", "seresnet50", "efficientnet_b0", "densenet121", "dla34"])
@@ -137,24 +131,6 @@ def test_fuse_onednn_bf16_is_as_exact_as_autocast(name):
         found = graph(images()).float()
     assert 0 < error(found, exact) < 1.5 * own
     assert count(graph, FusedConv2d) >= 20
-
-
-class Branching(nn.Module):
-    """A network that cannot be traced, because what it does depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.norm(self.conv(values)) if values.sum() > 0 else values
-
-
-def test_fold_timm_norms_untraceable_model_is_none():
-    model = with_statistics(Branching())
-    expected = model(images())
-    assert fold_timm_norms(model) is None
-    assert torch.equal(model(images()), expected)
 
 
 class Twice(nn.Module):

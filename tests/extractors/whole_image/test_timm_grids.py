@@ -5,7 +5,6 @@ from PIL import Image
 
 import extractors
 from extractors import ExtractorRequest
-from schemas.errors import UsageError
 from tests.extractors.images.test_preprocessing import noise
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
@@ -81,15 +80,3 @@ def test_unpooled_changes_spec_and_fingerprint():
     assert grid.spec.source.endswith("not pooled, 10x10 in row-major order")
     assert grid == extractors.load_extractor(name, weights="random:0", unpooled=True).description
     assert ExtractorRequest(name, unpooled=True).spec() == grid.spec
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [("hiera_tiny_224", r"\[1, 49, 768\]"), ("twins_pcpvt_small", r"\[1, 49, 512\]"), ("crossvit_tiny_240", "a list")],
-)
-def test_unpooled_model_without_grid_raises(name, made):
-    with pytest.raises(
-        UsageError, match=rf"timm's model '{name}\..*' returns {made} before its pooling, expected a feature map, or one"
-    ):
-        ExtractorRequest(f"timm:{name}", unpooled=True).spec()
