@@ -39,18 +39,6 @@ def test_request_dtype_changes_spec_and_fingerprint(name):
     assert ExtractorRequest(name, dtype="float16").spec() == half.spec == ExtractorRequest(name, dtype="float16").spec()
 
 
-@pytest.mark.parametrize("name", [*ENTRIES])
-def test_load_unavailable_precision_or_device_raises_before_reading(name, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for precision in ("tf32", "fp16"):
-        with pytest.raises(UsageError, match=f"precision '{precision}' needs a GPU"):
-            extractors.load_extractor(name, weights="/no/such", precision=precision)
-    with pytest.raises(
-        UsageError, match=r"device 'cuda' is not on this host: .* or pass --device cpu, which is many times slower"
-    ):
-        extractors.load_extractor(name, weights="/no/such", device="cuda")
-
-
 @pytest.mark.parametrize("regions", [extractors.RegionOptions(10, 100), extractors.RegionOptions(50, 50)])
 def test_request_regions_keep_dtype(regions):
     assert described("faster-rcnn-36", dtype="float16", regions=regions).spec.dtype == "float16"

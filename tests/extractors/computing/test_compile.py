@@ -81,8 +81,4 @@ def test_check_compile_without_compiler_raises_on_cpu(monkeypatch):
         UsageError, match=r"needs a C\+\+ compiler, but /no/such/compiler is not installed.*leave --compile out"
     ):
         extractors.load_extractor("resnet50-pool", weights="/no/such/weights", compile=True)
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"but g\+\+ or clang\+\+ or c\+\+ is not installed"):
-        check_compile(CPU)
     check_compile(GPU)

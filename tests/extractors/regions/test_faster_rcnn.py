@@ -215,23 +215,17 @@ def test_extract_launches_per_image_fall_with_batch_size(weights, precision):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool_regions", "head", "gather_regions"])
-def test_out_of_memory_in_each_stage_halves_the_images(extractor, monkeypatch, stage):
+def test_out_of_memory_in_last_stage_halves_the_images(extractor, monkeypatch):
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
     expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])
-    holder, name = {
-        "backbone": (extractor._model.backbone, "forward"),
-        "propose": (extractor._model.rpn, "propose"),
-        "head": (extractor, "_head"),
-    }.get(stage, (faster_rcnn, stage))
-    run, most = getattr(holder, name), PROPOSALS if stage == "head" else 1
+    run = extractor._head
 
-    def runs_out(first, *rest):
-        if len(first.boxes if stage == "gather_regions" else first) > most:
+    def runs_out(pooled):
+        if len(pooled) > PROPOSALS:
             raise torch.cuda.OutOfMemoryError("out of memory")
-        return run(first, *rest)
+        return run(pooled)
 
-    monkeypatch.setattr(holder, name, runs_out)
+    monkeypatch.setattr(extractor, "_head", runs_out)
     assert torch.equal(extractor._detect_on_gpu(images), expected)
 
 

@@ -165,9 +165,6 @@ def test_resolve_weights_several_unusual_sets_need_a_name(tmp_path, state):
     assert resolve_weights(f"{path}#teacher", ARCHITECTURE).remark.endswith(f"choose another with --weights {path}#student")
     with pytest.raises(InputError, match="has no set of weights 'other', but student, teacher: pass one of these after #"):
         resolve_weights(f"{path}#other", ARCHITECTURE)
-    plain = saved(tmp_path / "plain.pth", state)
-    with pytest.raises(InputError, match="has no set of weights 'model', but a single one without a name"):
-        resolve_weights(f"{plain}#model", ARCHITECTURE)
 
 
 @pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: OrderedDict(s)])

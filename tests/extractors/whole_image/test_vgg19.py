@@ -15,7 +15,6 @@ from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
 from extractors.whole_image import vgg19
 from extractors.whole_image.vgg19 import VARIANTS, VGG19TenCrop
-from schemas.errors import InputError
 from tests.extractors.images.test_preprocessing import bilinear
 from tests.extractors.weights.test_caffemodel import net
 from tests.threads import threads_of_torch
@@ -272,12 +271,3 @@ def test_read_caffemodel_renames_layers(tmp_path, old, last):
         del layers["fc8"]
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=old))
     assert_same(VARIANTS["vgg19-10crop-caffe"].architecture.read(tmp_path / "w.caffemodel"), without_last(state))
-
-
-def test_read_caffemodel_of_other_network_raises(tmp_path):
-    layers = {name: [np.zeros(1), np.zeros(1)] for name in CAFFE_NAMES if name not in ("conv3_4", "conv4_4", "conv5_4")}
-    (tmp_path / "w.caffemodel").write_bytes(net(layers, old=False))
-    with pytest.raises(
-        InputError, match=r"lacks weight and bias of 3 layers of VGG19 \(conv3_4, conv4_4, conv5_4\), it has conv1_1"
-    ):
-        ExtractorRequest("vgg19-10crop-caffe", weights=str(tmp_path / "w.caffemodel")).describe()
