@@ -14,7 +14,7 @@ import extractors
 from extractors.computing.compile import check_compile, set_compile_cache
 from schemas.errors import UsageError
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[3]
 
 # Extracts five images in batches and threads of a number, and prints the digest, and the operations by which torch convolves.

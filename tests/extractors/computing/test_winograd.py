@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.computing import winograd
 from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, replace_with_winograd, trace
-from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_tile
+from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, winograd_tile
 from tests.extractors.computing.test_fusion import images
 
 
@@ -64,7 +64,6 @@ def test_winograd_conv2d_several_strips_equal_convolution(kind):
 
 AMD = {"avx512_f": True, "cpu_name": "AMD EPYC"}
 INTEL = {"avx512_f": True, "cpu_name": "Intel Xeon Platinum"}
-OLDER = {"avx512_f": False, "cpu_name": "AMD EPYC"}
 
 
 @pytest.fixture
@@ -77,20 +76,6 @@ def processor(monkeypatch):
 
     yield named
     winograd.prefers_onednn.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "sides"),
-    [(AMD, (None, None, 4, None)), (INTEL, (4, 4, 4, 2)), (OLDER, (4, 4, 4, 2)), ({}, (4, 4, 4, 2))],
-    ids=["AMD with AVX-512", "Intel with AVX-512", "AMD without", "unknown"],
-)
-def test_winograd_tile_amd_with_avx512_uses_onednn(capabilities, sides, processor):
-    """On an AMD EPYC with AVX-512, products of MKL reach 60 GFLOP/s a core where convolutions of oneDNN reach 110."""
-    processor(capabilities)
-    layers = ((64, 64, 56), (64, 128, 56), (128, 128, 56), (128, 128, 7))
-    assert tuple(winograd_tile(convolution(i, o), (2, i, side, side)) for i, o, side in layers) == sides
-    layer = make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=False)
-    assert type(layer) is (GroupedWinogradConv2d if capabilities is AMD else WinogradConv2d)
 
 
 @pytest.mark.parametrize(

@@ -98,17 +98,9 @@ def test_timm_features_do_not_depend_on_threads_and_batch(name, unpooled, images
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "name", "width"),
-    [
-        ("resnet18", "resnet18.a1_in1k", 512),
-        ("vit_base_patch16_clip_224.openai", "vit_base_patch16_clip_224.openai", 768),
-        ("mobilenetv3_small_050.lamb_in1k", "mobilenetv3_small_050.lamb_in1k", 1024),
-    ],
-)
-def test_timm_spec_has_full_name_and_output_width(model, name, width):
-    spec = ExtractorRequest(f"timm:{model}").spec()
-    assert (spec.name, spec.shape, spec.dtype) == (f"timm:{name}", (width,), "float32")
+def test_timm_spec_has_full_name_and_output_width():
+    spec = ExtractorRequest("timm:mobilenetv3_small_050").spec()
+    assert (spec.name, spec.shape, spec.dtype) == ("timm:mobilenetv3_small_050.lamb_in1k", (1024,), "float32")
     assert ExtractorRequest(spec.name).spec() == spec
 
 
@@ -150,13 +142,6 @@ def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
     assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
 
 
-@pytest.mark.parametrize("name", MODELS[:2])
-def test_load_weights_of_other_model_raise(tmp_path, name):
-    torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
-    with pytest.raises(InputError, match=r"are not this model's|is of another model than"):
-        extractors.load_extractor(f"timm:{name}", weights=str(tmp_path / "w.pth"))
-
-
 def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     trained, original = seeded(MODELS[1], seed=7), timm.create_model
 
@@ -170,9 +155,6 @@ def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     assert parameters["untrained"] is False
     save_file(trained.state_dict(), tmp_path / "model.safetensors")
     assert ExtractorRequest(TINY, weights=str(tmp_path / "model.safetensors")).describe().parameters == parameters
-
-
-# --- limits ------------------------------------------------------------------------------------------------------------
 
 
 def test_trained_efficientnet_in_another_order_is_the_same_and_no_other_model(tmp_path):

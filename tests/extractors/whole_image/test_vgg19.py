@@ -208,19 +208,6 @@ def test_crops_equal_references(name, size_wh, loaded, recorded):
     assert (found - expected).abs().max() < 1.001
 
 
-# --- batches -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_extract_images_of_several_sizes(name, loaded, pixels, recorded):
-    extractor = loaded[name]
-    batch = extractor.collate(pixels[name])
-    assert [tuple(image.shape) for image in batch] == [(3, 256, 384), (3, 256, 259)]
-    together = recorded(name, batch)
-    assert torch.equal(together, torch.cat([recorded(name, [image]) for image in batch]))
-
-
 # --- weights -----------------------------------------------------------------------------------------------------------
 
 
