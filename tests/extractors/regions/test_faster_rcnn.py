@@ -215,6 +215,13 @@ def test_extract_launches_per_image_fall_with_batch_size(weights, precision):
 
 
 @pytest.mark.cluster
+def test_extract_many_shared_bins_are_split(extractor, thin, monkeypatch):
+    monkeypatch.setattr(faster_rcnn, "_SHARED_BINS", 1)
+    for name, values in regions(extractor, picture(*THIN)).items():
+        np.testing.assert_allclose(values, thin[name], rtol=0, atol=1e-6 * max(1, abs(values).max()), err_msg=name)
+
+
+@pytest.mark.cluster
 def test_out_of_memory_in_last_stage_halves_the_images(extractor, monkeypatch):
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
     expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])

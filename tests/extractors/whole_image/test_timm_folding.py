@@ -124,6 +124,24 @@ def test_fuse_onednn_bf16_is_as_exact_as_autocast(name):
     assert count(graph, FusedConv2d) >= 20
 
 
+class Branching(nn.Module):
+    """A network that cannot be traced, because what it does depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.norm(self.conv(values)) if values.sum() > 0 else values
+
+
+def test_fold_timm_norms_untraceable_model_is_none():
+    model = with_statistics(Branching())
+    expected = model(images())
+    assert fold_timm_norms(model) is None
+    assert torch.equal(model(images()), expected)
+
+
 class Twice(nn.Module):
     """A norm with an activation that is used twice, and one that is used once, by which the network folds."""
 

@@ -5,6 +5,7 @@ from PIL import Image
 
 import extractors
 from extractors import ExtractorRequest
+from schemas.errors import UsageError
 from tests.extractors.images.test_preprocessing import noise
 
 timm = pytest.importorskip("timm", reason="needs timm: pip install 'imagepivot[timm]'")
@@ -80,3 +81,9 @@ def test_unpooled_changes_spec_and_fingerprint():
     assert grid.spec.source.endswith("not pooled, 10x10 in row-major order")
     assert grid == extractors.load_extractor(name, weights="random:0", unpooled=True).description
     assert ExtractorRequest(name, unpooled=True).spec() == grid.spec
+
+
+@pytest.mark.slow
+def test_unpooled_model_with_unknown_order_of_tokens_raises():
+    with pytest.raises(UsageError, match=r"timm's model 'hiera_tiny_224\..*' returns \[1, 49, 768\] before its pooling"):
+        ExtractorRequest("timm:hiera_tiny_224", unpooled=True).spec()
