@@ -1,4 +1,4 @@
-"""Every extractor on a fake GPU: nothing mixes devices, and what a batch may cost is bounded, in every precision.
+"""Extractors of whole images and tokens on a fake GPU: nothing mixes devices, and what a batch may cost is bounded.
 
 The budgets are what is reached now: operations that start kernels, for a batch and for each image in it, and waits of the host.
 Where one is exceeded, the message names the operations and lines.
