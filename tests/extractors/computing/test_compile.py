@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-import extractors
-from extractors.computing.compile import check_compile, set_compile_cache
-from schemas.errors import UsageError
+from extractors.computing.compile import set_compile_cache
 
-GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[3]
 
 # Extracts five images in batches and threads of a number, and prints the digest, and the operations by which torch convolves.
@@ -73,12 +69,3 @@ def test_set_compile_cache_respects_environment(named, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
     set_compile_cache(tmp_path / "ours")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
-
-
-def test_check_compile_without_compiler_raises_on_cpu(monkeypatch):
-    monkeypatch.setenv("CXX", "/no/such/compiler")
-    with pytest.raises(
-        UsageError, match=r"needs a C\+\+ compiler, but /no/such/compiler is not installed.*leave --compile out"
-    ):
-        extractors.load_extractor("resnet50-pool", weights="/no/such/weights", compile=True)
-    check_compile(GPU)
