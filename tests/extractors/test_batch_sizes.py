@@ -1,14 +1,11 @@
 """The search for the size of batches, on a GPU of which only the answers to questions are faked."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from extractors import batch_sizes
 from extractors.base import Description, Extractor
 from extractors.batch_sizes import find_batch_size
 from schemas.features import FeatureSpec
@@ -78,10 +75,6 @@ def test_find_batch_size_tries_at_most_half_of_free_memory(find, free, expected)
     assert max(extractor.sizes) == expected
 
 
-def test_find_batch_size_is_limited_by_host_memory(find):
-    assert find(Timed(width=2**18)) == 32  # A MiB, and 3 KiB of pixels: 64 would be more than 64 MiB.
-
-
 @pytest.mark.parametrize(
     "extractor", [{"device": "cpu"}, {"kind": "regions"}, {"compiled": True}], ids=["cpu", "regions", "compiled"]
 )
@@ -101,20 +94,3 @@ def test_find_batch_size_caches_by_gpu_extractor_and_precision(find, monkeypatch
     assert find(Timed(seconds=lambda size: float(size), precision="bf16")) == 16
     assert find(Timed(seconds=lambda size: float(size), width=9)) == 16
     assert find(again) == 256
-
-
-@pytest.mark.parametrize("content", ["", "[", "0", "-4", "1000000", '"64"', "null"])
-def test_find_batch_size_invalid_cache_entry_is_replaced(find, content, monkeypatch, tmp_path):
-    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path))
-    assert find(Timed(seconds=lambda size: float(size))) == 16
-    (file,) = Path(tmp_path / "batch-sizes").iterdir()
-    assert json.loads(file.read_text()) == 16
-    file.write_text(content)
-    assert find(Timed()) == 256
-
-
-def test_find_batch_size_unwritable_cache_succeeds(find, monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("IMAGEPIVOT_CACHE", str(tmp_path / "file"))
-    assert find(Timed()) == 256
-    assert batch_sizes.load_json("batch-sizes", {}) is None

@@ -15,15 +15,6 @@ from schemas.errors import UsageError
 from schemas.features import FeatureSpec
 
 
-def test_names_are_sorted_and_have_specs():
-    assert "resnet50-pool" in extractors.extractor_names()
-    assert list(extractors.extractor_names()) == sorted(extractors.extractor_names())
-    for name in extractors.extractor_names():
-        assert ExtractorRequest(name).spec().name == name
-        assert ExtractorRequest(name).spec() == ExtractorRequest(name).spec()
-    assert ExtractorRequest("resnet50-pool").spec().shape == (2048,)
-
-
 @pytest.mark.parametrize("method", [ExtractorRequest.spec, ExtractorRequest.describe, ExtractorRequest.load])
 def test_extractor_request_is_pickled_and_unknown_name_raises(method):
     request = ExtractorRequest("resnet", weights="/no/such.pth", regions=extractors.RegionOptions(10, 20))
@@ -79,13 +70,6 @@ def test_entries_match_loaded_extractors(name):
     assert json.loads(json.dumps(entry.to_json())) == entry.to_json()
 
 
-@pytest.mark.slow
-def test_entries_have_all_names_and_families():
-    entries, families = extractors.list_extractors(), ["timm:NAME", "open_clip:NAME", "detectron2:CONFIG+WEIGHTS"]
-    assert [entry.name for entry in entries] == [*extractors.extractor_names(), *families]
-    assert [entry.name for entry in entries if entry.shape is None] == families
-
-
 # --- on other machines -----------------------------------------------------------------------------------------------
 
 
@@ -93,10 +77,8 @@ def test_entries_have_all_names_and_families():
     ("name", "weights", "files", "sent"),
     [
         ("resnet50-pool", "default", (), ("resnet50-pool", "default")),
-        ("resnet50-pool", "random:0", (), ("resnet50-pool", "random:0")),
         ("resnet50-pool", "w.pth", ("w.pth",), ("resnet50-pool", "{}/w.pth")),
         ("resnet50-pool", "gs://b/w.pth", ("gs://b/w.pth",), ("resnet50-pool", "gs://b/w.pth")),
-        ("timm:a.b", "x/../w.pth", ("x/../w.pth",), ("timm:a.b", "{}/w.pth")),
         ("detectron2:a+b/c.yaml+w.pkl", "default", ("a+b/c.yaml", "w.pkl"), ("detectron2:{}/a+b/c.yaml+{}/w.pkl", "default")),
         ("detectron2:c.yml+random:1", "default", ("c.yml",), ("detectron2:{}/c.yml+random:1", "default")),
         ("detectron2:c.yaml", "default", ("c.yaml",), ("detectron2:{}/c.yaml", "default")),

@@ -1,9 +1,6 @@
 """The networks have the layers, names, random weights and values of torchvision's, which they stand for."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,15 +43,6 @@ def assert_equal(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> 
         assert torch.equal(last(theirs.avgpool(maps(pixels)).flatten(1)), theirs(pixels))
 
 
-@pytest.mark.parametrize("build", [resnet50, resnet152, VGG19])
-def test_networks_on_meta_device_draw_no_weights(build):
-    before = torch.random.get_rng_state()
-    with torch.device("meta"):
-        model = build()
-    assert all(values.is_meta for values in model.state_dict().values())
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 @pytest.mark.parametrize(
     ("architecture", "theirs", "refused"),
     [
@@ -72,19 +60,3 @@ def test_default_weights_equal_torchvision(architecture, theirs, refused):
     for prefix, reason in refused.items():
         assert reason in architecture.refused[prefix]
         assert reason != "IMAGENET1K_V2" or f"-{prefix}.pth" in weights.IMAGENET1K_V2.url
-
-
-@pytest.mark.cluster
-def test_extract_imports_neither_torchvision_nor_compiler():
-    """Importing torchvision loads torch's compiler, and so does an operation on the meta device: a second each."""
-    script = """
-import sys
-import extractors
-extractor = extractors.load_extractor("resnet50-pool", weights="random:0")
-import torch
-extractor.extract(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
-print([name for name in ("torch", "torchvision", "torch._dynamo", "sympy") if name in sys.modules])
-"""
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout == "['torch']\n"

@@ -1,4 +1,4 @@
-"""Every extractor on a fake GPU: nothing mixes devices, and what a batch may cost is bounded, in every precision.
+"""Extractors of whole images and tokens on a fake GPU: nothing mixes devices, and what a batch may cost is bounded.
 
 The budgets are what is reached now: operations that start kernels, for a batch and for each image in it, and waits of the host.
 Where one is exceeded, the message names the operations and lines.
@@ -7,7 +7,6 @@ Where one is exceeded, the message names the operations and lines.
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from extractors import ExtractorRequest
@@ -15,7 +14,6 @@ from extractors.base import Description, Extractor
 from extractors.images.preprocessing import Normalizer
 from extractors.options import ExtractorOptions
 from extractors.regions import faster_rcnn
-from extractors.regions.bottom_up import network
 from extractors.regions.bottom_up.preprocessing import send
 from extractors.tokens.request import TextRequest
 from extractors.weights.resolve import Weights
@@ -41,9 +39,6 @@ SIDES_HW = {
     "vgg19-grid": (448, 448),
     "resnet152-grid": (448, 448),
 }
-# Launches and waits of a batch of two images of two sizes, one of twelve proposals and one of none.
-REGIONS = ({"fp32": 716, "tf32": 692, "bf16": 693, "fp16": 693}, 3)
-THIN = (2000, 20)
 
 
 def pixels(count, height, width):
@@ -135,37 +130,6 @@ def scaled_boxes(device):
 def test_divisions_equal_cpu(compute):
     """CUDA divides by a number of the host as it multiplies by its reciprocal, which gives other last bits."""
     assert torch.equal(compute(GPU).cpu(), compute(CPU))
-
-
-@pytest.fixture(scope="module")
-def detector_weights():
-    return faster_rcnn.find_weights(ExtractorRequest("faster-rcnn-36").spec(), "random:0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(each, marks=pytest.mark.cluster) for each in ("tf32", "bf16", "fp16"))]
-)
-def test_regions_stay_within_budget_and_equal_cpu(precision, detector_weights, monkeypatch):
-    monkeypatch.setattr(network, "PROPOSALS", 12)
-    coarse = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
-    image = Image.fromarray(coarse).resize(THIN, Image.Resampling.BICUBIC)
-    spec = ExtractorRequest("faster-rcnn-36").spec()
-    on_cpu = faster_rcnn.load(ExtractorOptions(spec), detector_weights, CPU)
-    batch = [on_cpu.preprocess(image), torch.zeros(3, 16, 2000, dtype=torch.uint8)]  # The second has no proposals.
-    expected = on_cpu.extract_columns(batch)
-    with fake_gpu() as gpu:
-        extractor = faster_rcnn.load(ExtractorOptions(spec, precision), detector_weights, GPU)
-        gpu.reset()
-        found = extractor.extract_columns(batch)
-        launches, waits = REGIONS
-        assert gpu.launches.total() <= launches[precision], gpu.report()
-        assert gpu.waits.total() <= waits, gpu.report()
-        assert len(extractor.extract_columns([])["features"]) == 0
-    assert found["num_regions"].tolist() == expected["num_regions"].tolist() == [12, 0]
-    np.testing.assert_array_equal(found["boxes"], expected["boxes"])
-    tolerance = 1e-5 if precision.endswith("32") else 0.02
-    np.testing.assert_allclose(found["features"], expected["features"], rtol=0, atol=tolerance * expected["features"].max())
 
 
 @pytest.mark.slow

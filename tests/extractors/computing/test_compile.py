@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-import extractors
-from extractors.computing.compile import check_compile, set_compile_cache, warm_up_compile
-from schemas.errors import UsageError
+from extractors.computing.compile import set_compile_cache
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 ROOT = Path(__file__).parents[3]
 
 # Extracts five images in batches and threads of a number, and prints the digest, and the operations by which torch convolves.
@@ -73,24 +69,3 @@ def test_set_compile_cache_respects_environment(named, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
     set_compile_cache(tmp_path / "ours")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
-
-
-def test_check_compile_without_compiler_raises_on_cpu(monkeypatch):
-    monkeypatch.setenv("CXX", "/no/such/compiler")
-    with pytest.raises(
-        UsageError, match=r"needs a C\+\+ compiler, but /no/such/compiler is not installed.*leave --compile out"
-    ):
-        extractors.load_extractor("resnet50-pool", weights="/no/such/weights", compile=True)
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"but g\+\+ or clang\+\+ or c\+\+ is not installed"):
-        check_compile(CPU)
-    check_compile(GPU)
-
-
-def test_warm_up_compile_failure_raises_usage_error():
-    def forward(values):
-        raise RuntimeError("\nCppCompileError: C++ compile error\n\nCommand: g++")
-
-    with pytest.raises(UsageError, match=r"cannot compile the model on this machine \(CppCompileError: C\+\+ compile error\)"):
-        warm_up_compile(forward, torch.zeros(1))

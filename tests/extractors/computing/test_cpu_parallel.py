@@ -5,7 +5,6 @@ import torch
 
 from extractors.computing.cpu_parallel import (
     FORWARD_IMAGES,
-    passes_share_threads,
     run_in_chunks,
     run_single_threaded,
     single_threaded_pool,
@@ -59,33 +58,6 @@ def test_single_threaded_pool_limits_own_threads_only(threads):
         caller.join(60)
     assert seen == [({1}, threads)] * 8
     assert torch.get_num_threads() == threads
-
-
-def test_run_single_threaded_uses_all_threads(threads):
-    barrier = threading.Barrier(threads, timeout=20)
-
-    def wait(item):
-        barrier.wait()
-        return item
-
-    assert len(run_single_threaded(wait, [torch.zeros(1)] * threads * 3)) == threads * 3
-
-
-def test_run_single_threaded_callers_share_threads(threads):
-    assert passes_share_threads() == (threads > 1)
-    names: set[str] = set()
-
-    def note(item):
-        names.add(threading.current_thread().name)
-        return item
-
-    callers = [threading.Thread(target=run_single_threaded, args=(note, range(50)), name=f"caller{n}") for n in range(2)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert len(names) <= max(2, threads)
-    assert {name.startswith("extractor") for name in names} == {threads > 1}
 
 
 def test_run_single_threaded_disables_gradients_and_raises_errors(threads):

@@ -6,10 +6,8 @@ import torch
 from torch import nn
 
 import extractors
-from extractors.base import warn_once
-from extractors.computing.devices import cache_casts, cast_layers, check_request, precision_context
+from extractors.computing.devices import cache_casts, cast_layers, precision_context
 from schemas.errors import UsageError
-from schemas.process import resources
 from schemas.process.devices import check_precision, resolve_device
 from tests.fake_gpu import fake_gpu
 
@@ -53,29 +51,12 @@ def test_resolve_device_invalid_name_raises(device):
         resolve_device(device)
 
 
-@pytest.mark.parametrize("device", ["mps", "mps:0"])
-def test_resolve_device_of_apple_is_unsupported(device):
-    with pytest.raises(UsageError, match=f"device is '{device}', and GPUs of Apple are unsupported"):
-        resolve_device(device)
-
-
 def test_check_precision_on_cpu():
     for precision in ("tf32", "fp16"):
         check_precision(precision, GPU)
     check_precision("fp32", CPU)
     with pytest.raises(UsageError, match="precision 'fp16' needs a GPU, but the device is 'cpu'"):
         check_precision("fp16", CPU)
-
-
-def test_check_precision_emulated_bfloat16_warns_once(monkeypatch, tmp_path, caplog):
-    (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
-    monkeypatch.setattr(resources, "_CPU", tmp_path / "cpuinfo")
-    warn_once.cache_clear()
-    for precision in ("fp32", "bf16", "bf16"):
-        check_request("cpu", precision)
-    assert [record.message.partition(" (")[0] for record in caplog.records] == [
-        "this processor has no instructions for bfloat16"
-    ]
 
 
 @pytest.fixture
@@ -116,21 +97,6 @@ def test_precision_context_switches_tf32_inside_only(gpu, precision, tf32):
     assert switches() == before
 
 
-@pytest.mark.parametrize("name", ["conv", "rnn", "matmul"])
-def test_precision_context_restores_contradicting_switches(gpu, name):
-    """A program may have set one of the new switches, after which torch refuses to tell the old ones."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    owner = {"conv": cudnn.conv, "rnn": cudnn.rnn, "matmul": matmul}[name]
-    before = owner.fp32_precision
-    value = owner.fp32_precision = "tf32" if name == "matmul" else "ieee"
-    try:
-        with precision_context("fp32", GPU):
-            assert {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision} == {"ieee"}
-        assert owner.fp32_precision == value
-    finally:
-        owner.fp32_precision = before
-
-
 def test_precision_context_sets_gpu_of_thread_and_restores_after_error(gpu):
     """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
     before = switches()
@@ -163,18 +129,6 @@ def test_precision_context_waits_for_other_switches_only(gpu, precision, waits):
     leave.set()
     thread.join(30)
     assert switches() == before != inside
-
-
-def test_cast_layers_skips_nested_norm():
-    layer = nn.Conv2d(3, 8, 3)
-    layer.norm = nn.BatchNorm2d(8)
-    assert cast_layers(layer, "bf16") == torch.bfloat16
-    assert {name: values.dtype for name, values in layer.state_dict().items()} == {
-        "weight": torch.bfloat16,
-        "bias": torch.bfloat16,
-        **{f"norm.{name}": torch.float32 for name in ("weight", "bias", "running_mean", "running_var")},
-        "norm.num_batches_tracked": torch.int64,
-    }
 
 
 def test_cast_layers_equals_autocast():
@@ -236,16 +190,3 @@ def test_cache_casts_preserves_results_and_weights(dtype):
     assert model.state_dict().keys() == state.keys()
     assert all(tensor.equal(state[name]) and tensor.dtype == torch.float32 for name, tensor in model.state_dict().items())
     assert model(values).equal(plain(values))
-
-
-def test_cache_casts_launches_fewer_kernels():
-    with fake_gpu() as gpu, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2)).to("cuda")
-        values = torch.randn(2, 3, 2, 2).to("cuda")
-        counts = []
-        for dtype in (None, torch.bfloat16):
-            cache_casts(model, dtype)
-            gpu.reset()
-            model(values)
-            counts.append(gpu.launches.total())
-    assert counts == [7, 3]  # Two weights and two biases fewer.

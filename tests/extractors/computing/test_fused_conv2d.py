@@ -221,10 +221,3 @@ def test_fuse_cudnn_in_place_residual_is_not_fused(is_other_first):
 def test_fuse_cudnn_broadcast_sum_is_not_fused():
     graph = fuse_cudnn(trace_and_fold(Spread(3, SHAPE[2:])), SHAPE)
     assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in graph.modules())
-
-
-def test_optimize_compiled_network_is_not_fused(copies, monkeypatch):
-    with fake_gpu():
-        monkeypatch.setattr(nn.Module, "compile", lambda *arguments, **options: None)
-        network = optimize_for_inference(trace_and_fold(copies()), SHAPE, GPU, precision="fp32", compile=True)
-    assert not any(isinstance(layer, fused_conv2d.CudnnFusedConv2d) for layer in network.modules())

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
 from extractors.computing import fusion
-from extractors.computing.fusion import fuse_onednn, infer_shapes, trace, trace_and_fold
+from extractors.computing.fusion import fuse_onednn, infer_shapes, trace_and_fold
 
 SHAPE = (2, 8, 9, 7)
 
@@ -173,29 +173,6 @@ def test_fuse_onednn_torchvision_networks_are_fused_entirely(name):
             assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
 
 
-def test_trace_drops_identity_layers():
-    class Stem(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.Identity()
-
-        def forward(self, values: Tensor) -> Tensor:
-            return nn.functional.relu(self.norm(self.conv(values)), inplace=True)
-
-    model = Stem().eval().requires_grad_(False)
-    with torch.inference_mode():
-        expected = model(images())
-        graph = with_merged_layers(trace(model).to(memory_format=torch.channels_last))
-        assert_close(graph(images()), expected)
-    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
-
-
-def test_fuse_onednn_unsupported_dtype_is_unchanged(monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
-    model = trace_and_fold(with_statistics(Residual(torch.add))).to(torch.bfloat16)
-    assert counts(with_merged_layers(model))["Conv2d"] == 2
-
-
 def traced(model: nn.Module) -> fx.GraphModule:
     return fx.symbolic_trace(model.eval())
 
@@ -232,16 +209,6 @@ class Sums(nn.Module):
         return self.pool(maps + maps)
 
 
-class Broadcast(nn.Module):
-    def forward(self, values: Tensor) -> Tensor:
-        return values + values[:, :1]
-
-
-class ByName(nn.Sequential):
-    def forward(self, values: Tensor) -> Tensor:
-        return self[0](input=values)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "is_known"),
@@ -251,13 +218,10 @@ class ByName(nn.Sequential):
         pytest.param(
             lambda: nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-2]), True, id="resnet18"
         ),
-        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU()), False, id="padding in words"),
         pytest.param(lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), False, id="rounded up"),
         pytest.param(
             lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), False, id="other layers"
         ),
-        pytest.param(lambda: ByName(nn.Conv2d(3, 4, 3)), False, id="an input by its name"),
-        pytest.param(Broadcast, False, id="a broadcast sum"),
     ],
 )
 def test_infer_shapes_equal_computed_and_known_layers_are_not_run(build: Callable[[], nn.Module], is_known, monkeypatch):

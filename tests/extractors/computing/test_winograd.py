@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from extractors.computing import winograd
 from extractors.computing.fused_conv2d import FusedConv2d
 from extractors.computing.fusion import fuse_onednn, infer_shapes, replace_with_winograd, trace
-from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, make_winograd, winograd_tile
+from extractors.computing.winograd import GroupedWinogradConv2d, WinogradConv2d, winograd_tile
 from tests.extractors.computing.test_fusion import images
 
 
@@ -64,7 +64,6 @@ def test_winograd_conv2d_several_strips_equal_convolution(kind):
 
 AMD = {"avx512_f": True, "cpu_name": "AMD EPYC"}
 INTEL = {"avx512_f": True, "cpu_name": "Intel Xeon Platinum"}
-OLDER = {"avx512_f": False, "cpu_name": "AMD EPYC"}
 
 
 @pytest.fixture
@@ -80,35 +79,6 @@ def processor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "side"),
-    [((1, 64, 224, 224), 4), ((2, 64, 14, 14), 4), ((1, 64, 14, 14), 2), ((2, 64, 7, 7), 2), ((1, 64, 7, 7), None)],
-)
-def test_winograd_tile_depends_on_number_of_tiles(shape, side, processor):
-    processor(INTEL)
-    assert winograd_tile(convolution(64, 64), shape) == side
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "sides"),
-    [(AMD, (None, None, 4, None)), (INTEL, (4, 4, 4, 2)), (OLDER, (4, 4, 4, 2)), ({}, (4, 4, 4, 2))],
-    ids=["AMD with AVX-512", "Intel with AVX-512", "AMD without", "unknown"],
-)
-def test_winograd_tile_amd_with_avx512_uses_onednn(capabilities, sides, processor):
-    """On an AMD EPYC with AVX-512, products of MKL reach 60 GFLOP/s a core where convolutions of oneDNN reach 110."""
-    processor(capabilities)
-    layers = ((64, 64, 56), (64, 128, 56), (128, 128, 56), (128, 128, 7))
-    assert tuple(winograd_tile(convolution(i, o), (2, i, side, side)) for i, o, side in layers) == sides
-    layer = make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=False)
-    assert type(layer) is (GroupedWinogradConv2d if capabilities is AMD else WinogradConv2d)
-
-
-def test_make_winograd_compiled_layer_stays_conv2d(processor):
-    processor(AMD)
-    layers = [make_winograd(convolution(128, 128), (2, 128, 56, 56), relu=True, compile=one) for one in (True, False)]
-    assert [[type(part) for part in layer.children()] for layer in layers] == [[nn.Conv2d], [FusedConv2d]]
-
-
-@pytest.mark.parametrize(
     "other",
     [
         {"stride": 2},
@@ -116,17 +86,13 @@ def test_make_winograd_compiled_layer_stays_conv2d(processor):
         {"dilation": 2, "padding": 2},
         {"groups": 64},
         {"padding_mode": "reflect"},
-        {"padding": "same"},
         {"dtype": torch.bfloat16},
-        {"inputs": 32},
-        {"outputs": 63},
     ],
     ids=str,
 )
 def test_winograd_tile_unsupported_convolution_is_none(other, processor):
     processor(INTEL)
-    inputs, outputs = other.pop("inputs", 64), other.pop("outputs", 64)
-    assert winograd_tile(convolution(inputs, outputs, **other), (1, inputs, 56, 56)) is None
+    assert winograd_tile(convolution(64, 64, **other), (1, 64, 56, 56)) is None
 
 
 class Block(nn.Module):

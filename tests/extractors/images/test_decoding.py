@@ -3,16 +3,15 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-import sys
 import zlib
 
 import cv2
 import numpy as np
 import pillow_heif
 import pytest
-from PIL import Image, ImageFile, features
+from PIL import Image, ImageFile
 
-from extractors.images import decoding, formats
+from extractors.images import decoding
 from extractors.images.decoding import DecodeError, decode_image
 from extractors.images.formats import FORMATS, image_format
 
@@ -36,14 +35,12 @@ def replicated(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[:, :, None], 3, axis=2)
 
 
-def png(width: int, height: int, depth: int, color: int, rows: bytes, **chunks: bytes) -> bytes:
+def png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
-    data = chunk(b"IDAT", zlib.compress(rows))
-    more = b"".join(chunk(name.encode(), body) for name, body in chunks.items())
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more + data + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def noise(height: int = 64, width: int = 48) -> Image.Image:
@@ -100,41 +97,12 @@ def test_16_bit_rgb_and_grey_with_alpha_give_the_high_byte():
     assert pixels(grey_alpha).tolist() == [[[0x42] * 3]]
 
 
-@pytest.mark.parametrize("chunk", [{"tRNS": b"\x42\x42"}, {"gAMA": b"\x00\x01\x86\xa0"}, {"sBIT": b"\x0c"}])
-def test_decode_image_png_ignores_transparency_gamma_and_significant_bits(chunk):
-    """Samples of fewer significant bits are scaled to all bits by who writes the file (PNG 13.12)."""
-    values = np.arange(16) * 0x111  # 12 bits
-    row = b"\x00" + (values << 4 | values >> 8).astype(">u2").tobytes()
-    assert pixels(png(16, 1, 16, 0, row, **chunk))[0, :, 0].tolist() == [17 * value for value in range(16)]
-
-
-def test_decode_image_32_bit_grey_within_16_bits_is_scaled():
-    fitting = Image.fromarray(np.array([[0, 257, 65535]], dtype=np.int32))
-    assert pixels(encode(fitting, "TIFF")).tolist() == [[[0] * 3, [1] * 3, [255] * 3]]
-
-
-def test_decode_image_cmyk_jpeg_is_inverted_with_and_without_adobe_marker():
-    data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
-    at = data.index(b"\xff\xee")
-    (length,) = struct.unpack_from(">H", data, at + 2)
-    np.testing.assert_array_equal(pixels(data[:at] + data[at + 2 + length :]), pixels(data))
-
-
 def test_decode_image_cmyk_tiff_and_adobe_inverted_jpeg_have_intended_colour():
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     assert pixels(encode(red, "TIFF")).tolist() == [[[255, 0, 0]] * 16] * 16
     jpeg = encode(red, "JPEG", quality=100)
     assert b"Adobe" in jpeg  # Pillow writes CMYK as Photoshop does: inverted, with Adobe's marker
     assert np.abs(pixels(jpeg).astype(int) - [255, 0, 0]).max() <= 2
-
-
-def test_ycck_jpeg_is_converted():
-    red = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
-    at = red.index(b"Adobe") + 11
-    assert red[at] == 0
-    ycck = red[:at] + b"\x02" + red[at + 1 :]  # the same samples, announced as YCCK
-    assert Image.open(io.BytesIO(ycck)).mode == "CMYK"
-    np.testing.assert_array_equal(pixels(ycck), np.asarray(Image.open(io.BytesIO(ycck)).convert("RGB")))
 
 
 # --- the other formats -----------------------------------------------------------------------------------------------
@@ -160,11 +128,8 @@ def test_decode_image_lossy_formats_are_near_original(format):  # noqa: A002
     ("data", "expected"),
     [
         (b"P2\n3 1\n100\n0 50 100\n", [0, 128, 255]),
-        (b"P5\n3 1\n100\n\x00\x32\x64", [0, 128, 255]),
-        (b"P5 2 1 65535\n" + struct.pack(">HH", 20000, 65535), [78, 255]),
         (b"P5 2 1 4095\n" + struct.pack(">HH", 1250, 4095), [78, 255]),
         (b"P1 2 1\n1 0\n", [0, 255]),  # Bitmaps are black where they have ones.
-        (b"P4 2 1\n\x80", [0, 255]),
     ],
 )
 def test_pgm_and_pbm_are_scaled_to_their_maximum(data, expected):
@@ -176,18 +141,6 @@ def test_ppm_is_scaled_to_its_maximum():
     colours = np.stack([RAMP_16, RAMP_16[::-1], RAMP_16.T], axis=-1)
     data = b"P6 64 64 65535\n" + colours.astype(">u2").tobytes()
     np.testing.assert_array_equal(pixels(data), np.round(colours / 257))
-
-
-def test_decode_image_15_bit_tga_begins_at_the_bottom():
-    header = struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 16, 0)
-    rows = struct.pack("<HHHH", 0x7C00, 0x03E0, 0x001F, 0x7FFF)  # Red and green, above them blue and white.
-    assert pixels(header + rows + bytes(26)).tolist() == [[[0, 0, 255], [255, 255, 255]], [[255, 0, 0], [0, 255, 0]]]
-
-
-def test_decode_image_tga_palette_is_applied():
-    header = struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 8, 0x20)
-    palette = b"\x00\x00\xff" + b"\x00\x80\x00"  # Blue, green, red.
-    assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
 
 
 @pytest.mark.parametrize("bitmap_format", ["png", "bmp"])
@@ -263,14 +216,6 @@ def test_orientation_of_avif_and_heic_is_part_of_the_format(format, orientation)
     assert np.abs(found.astype(int) - turned).mean() < 3
 
 
-@pytest.mark.parametrize("depth", [10, 12])
-def test_deep_colours_of_avif_become_8_bits(depth):
-    grey = np.full((64, 64, 3), 700 << (depth - 10), np.uint16)
-    encoded, data = cv2.imencode(".avif", grey, [cv2.IMWRITE_AVIF_DEPTH, depth, cv2.IMWRITE_AVIF_QUALITY, 100])
-    assert encoded
-    assert np.abs(pixels(data.tobytes()).astype(float) - 700 / 1023 * 255).max() <= 1
-
-
 @pytest.mark.parametrize(("mode", "bands"), [("RGB;16", 3), ("I;16", 1)])
 def test_deep_colours_and_grey_of_heic_become_8_bits(mode, bands):
     data = io.BytesIO()
@@ -281,22 +226,11 @@ def test_deep_colours_and_grey_of_heic_become_8_bits(mode, bands):
 # --- whole files of kinds that are not decoded --------------------------------------------------------------------------
 
 
-def bmp(bits: int, compression: int, masks: bytes = b"") -> bytes:
-    header = struct.pack("<IiiHHIIiiII", 40, 4, 2, 1, bits, compression, 0, 0, 0, 0, 0) + masks
-    return b"BM" + struct.pack("<IHHI", 14 + len(header) + 64, 0, 0, 14 + len(header)) + header + bytes(64)
-
-
 @pytest.mark.parametrize(
     "data",
     [
-        bmp(16, 3, struct.pack("<III", 0xF00, 0xF0, 0xF)),
-        bmp(32, 3, struct.pack("<III", 0x3FF00000, 0xFFC00, 0x3FF)),
-        bmp(64, 0),
-        bmp(2, 0),
-        bmp(0, 4),  # a JPEG in it
-        # A palette of four bytes each, and indices of two.
-        struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 32, 0, 0, 2, 1, 8, 0x20) + bytes(16),
-        struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 16, 0x20) + bytes(18) + b"TRUEVISION-XFILE.\x00",
+        b"BM" + struct.pack("<IHHIIiiHHIIiiII", 118, 0, 0, 54, 40, 4, 2, 1, 64, 0, 0, 0, 0, 0, 0) + bytes(64),
+        struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 32, 0, 0, 2, 1, 8, 0x20) + bytes(16),  # a palette of four bytes each
     ],
 )
 def test_decode_image_bmp_and_tga_variants_without_pillow_support_are_unsupported(data):
@@ -336,11 +270,6 @@ def test_decode_image_other_bytes_are_not_an_image(data):
     assert reason_of(data) == ("not_an_image" if data else "empty")
 
 
-@pytest.mark.parametrize("format", ["EPS", "PDF", "PCX", "SGI", "DDS"])
-def test_decode_image_other_formats_are_not_an_image(format):  # noqa: A002
-    assert reason_of(encode(noise(), format)) == "not_an_image"
-
-
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("part", [0.5, 0.9])
 def test_decode_image_cut_file_fails(format, part):  # noqa: A002
@@ -369,11 +298,8 @@ def test_decode_image_max_pixels_are_counted_in_the_header():
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("is_icon", [False, True])
-def test_decode_image_default_limit_equals_pillow_limit(is_icon, monkeypatch):
+def test_decode_image_default_limit_equals_pillow_limit(monkeypatch):
     bomb = png(20_000, 20_000, 8, 2, b"")
-    if is_icon:
-        bomb = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(bomb), 22) + bomb
     assert reason_of(bomb) == "too_large"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert reason_of(bomb) == "too_large"
@@ -392,11 +318,6 @@ def test_decode_error_can_be_pickled_and_has_a_known_reason():
         DecodeError("other", "")
 
 
-def test_decode_image_jpeg_closes_its_file():
-    image = decode_image(encode(Image.new("RGB", (40, 30), (200, 30, 90)), "JPEG"))
-    assert (image.mode, image.size, getattr(image, "fp", None)) == ("RGB", (40, 30), None)
-
-
 def encode_as(format: str, mode: str = "RGB", **options) -> bytes:  # noqa: A002
     return encode(Image.linear_gradient("L").resize((32, 32)).convert(mode), format, **options)
 
@@ -405,11 +326,6 @@ def encode_as(format: str, mode: str = "RGB", **options) -> bytes:  # noqa: A002
 def test_image_format_of_files_from_pillow_is_detected(name):
     assert image_format(encode_as(name)) == name
     assert Image.open(io.BytesIO(encode_as(name))).format == name
-
-
-@pytest.mark.parametrize("data", [encode_as("PPM", "1"), encode_as("PPM", "L"), b"P1\n# by hand\n1 1\n0\n"])
-def test_image_format_of_ppm_variants_is_ppm(data):
-    assert image_format(data) == "PPM"
 
 
 @pytest.mark.parametrize("compression", [None, "tga_rle"])
@@ -427,12 +343,7 @@ def test_image_format_of_tga_needs_no_footer(mode, compression):
         b"P",
         b"P5",
         b"P9\n1 1\n255\n",
-        b"PK\x03\x04" + bytes(40),
-        bytes(100),
-        b"<!DOCTYPE html><html>",
         b"\x00\x00\x02\x00\x01\x00\x20\x20\x00\x00\x01\x00\x01\x00\xa8\x10\x00\x00\x16\x00",  # a cursor
-        b"\x00\x00\x02\x00\x06\x04\x06\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00",  # Lotus 1-2-3
-        b"\x00\x00\x01\xba" + bytes(range(40)),  # an MPEG program stream
         b"\x00\x01\x00\x00\x00\x0f\x00\x80" + bytes(30),  # a TrueType font
         b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom",  # a film
         struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 0, 5, 24, 0),  # TGA of width 0
@@ -452,35 +363,6 @@ def test_image_format_of_container_reads_all_brands():
     assert image_format(box(b"mif1", b"miaf", b"heic")) == "HEIF"
     assert image_format(box(b"mif1")) == "HEIF"
     assert image_format(box(b"isom", b"mp42") + b"avif") is None
-
-
-def test_decode_image_heic_without_the_extra_names_it(monkeypatch):
-    data = encode_as("HEIF")
-    assert decode_image(data).size == (32, 32)
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    formats._register_heif.cache_clear()
-    try:
-        reason = reason_of(data, r"bytes are HEIF, and .* not installed: pip install 'imagepivot\[heif\]'")
-    finally:
-        formats._register_heif.cache_clear()
-    assert reason == "unsupported"
-
-
-@pytest.mark.parametrize("name", ["AVIF", "WEBP"])
-def test_decode_image_pillow_without_codec_is_unsupported(monkeypatch, name):
-    supported = [feature for feature in features.get_supported() if feature != name.lower()]
-    monkeypatch.setattr(features, "get_supported", lambda: supported)
-    assert reason_of(encode_as(name), rf"bytes are {name}, and this build of Pillow has no decoder for it") == "unsupported"
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "codec"),
-    [("JPEG2000", {}, "jpeg2k"), ("TIFF", {"compression": "tiff_lzw"}, "libtiff")],
-)
-def test_decode_image_missing_codec_is_unsupported(monkeypatch, name, options, codec):
-    data = encode_as(name, **options)
-    monkeypatch.delattr(Image.core, f"{codec}_decoder")
-    assert reason_of(data, rf"cannot decode the {name} file .*decoder {codec} not available") == "unsupported"
 
 
 def test_decode_image_jpeg_2000_with_a_box_of_64_bits_is_decode_error():

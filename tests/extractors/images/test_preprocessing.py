@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from PIL import Image
 from torchvision import transforms
 
 from extractors.images.decoding import DecodeError, decode_image
-from extractors.images.preprocessing import check_resized, cropped_pixels, resize
+from extractors.images.preprocessing import cropped_pixels, resize
 from extractors.whole_image.resnet50 import PREPROCESSING
 
 CPU = torch.device("cpu")
@@ -63,53 +62,10 @@ def test_normalizer_equals_torchvision():
     assert torch.equal(PREPROCESSING.normalizer(CPU)(crop[None])[0], expected)
 
 
-@pytest.mark.parametrize("order", ["RGB", "BGR"])
-@pytest.mark.parametrize("size_hw", [(224, 224), (5, 1), (1, 1), (2, 3)])
-def test_normalizer_memory_layouts_give_equal_values(size_hw, order):
-    normalize = dataclasses.replace(PREPROCESSING, channel_order=order).normalizer(CPU)
-    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *size_hw, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
-    ordered = (pixels if order == "RGB" else pixels.flip(1)).numpy().astype(np.float32)
-    mean, std = (np.float32(values)[:, None, None] for values in (PREPROCESSING.mean, PREPROCESSING.std))
-    expected = (ordered / np.float32(255) - mean) / std
-    for laid_out in (pixels, pixels.contiguous()):
-        before = laid_out.clone()
-        np.testing.assert_array_equal(normalize(laid_out).numpy(), expected)
-        assert torch.equal(laid_out, before)
-
-
-def test_cropped_pixels_copies_pixels():
-    image = noise(256, 256)
-    before = np.asarray(image).copy()
-    resize_and_crop(image, PREPROCESSING).zero_()
-    np.testing.assert_array_equal(np.asarray(image), before)
-
-
 def test_cropped_pixels_too_thin_image_raises_decode_error():
     with pytest.raises(DecodeError, match="60000×1 pixels would be resized to 15360000×256") as caught:
         resize_and_crop(Image.new("RGB", (60_000, 1)), PREPROCESSING)
     assert caught.value.reason == "too_large"
-
-
-def test_cropped_pixels_other_mode_raises():
-    with pytest.raises(ValueError, match="mode 'L', expected 'RGB'"):
-        resize_and_crop(Image.new("L", (9, 9)), PREPROCESSING)
-
-
-def test_preprocessing_parameters_are_json_values():
-    parameters = PREPROCESSING.parameters()
-    assert json.loads(json.dumps(parameters)) == parameters
-    assert parameters == {
-        "resize_short": 256,
-        "crop": 224,
-        "mean": [0.485, 0.456, 0.406],
-        "std": [0.229, 0.224, 0.225],
-        "divisor": 255.0,
-        "channel_order": "RGB",
-        "interpolation": "bilinear",
-        "antialias": True,
-        "resize_with": "pillow",
-    }
-    assert ALIASED.parameters() == parameters | {"antialias": False, "resize_with": "imagepivot"}
 
 
 ALIASED = dataclasses.replace(PREPROCESSING, antialias=False)
@@ -143,18 +99,6 @@ def test_resize_without_antialias_does_not_depend_on_strips(monkeypatch):
     for values in (1, 10_000, 2**40):
         monkeypatch.setattr("extractors.images.preprocessing._STRIP_VALUES", values)
         np.testing.assert_array_equal(np.asarray(resize(noise(500, 333), ALIASED)), whole)
-
-
-def test_resize_image_of_target_size_is_returned():
-    image = noise(256, 300)
-    assert resize(image, ALIASED) is image
-    assert resize(image, PREPROCESSING) is image
-
-
-def test_check_resized_zero_side_raises_decode_error():
-    with pytest.raises(DecodeError, match="1000×1 pixels would be resized to 100×0") as caught:
-        check_resized(Image.new("RGB", (1000, 1)), (100, 0))
-    assert caught.value.reason == "unsupported"
 
 
 @pytest.mark.parametrize("size_wh", SIZES_WH)

@@ -10,11 +10,10 @@ import extractors
 from extractors import DecodeError, ExtractorRequest, decode_image
 from extractors.options import ExtractorOptions, RegionOptions
 from extractors.regions import faster_rcnn
-from extractors.regions.bottom_up import network, res5_head
+from extractors.regions.bottom_up import network
 from extractors.regions.bottom_up.preprocessing import send
 from extractors.regions.faster_rcnn import ARCHITECTURE, FasterRCNNRegions
 from extractors.weights.resolve import resolve_weights
-from schemas.errors import InputError, UsageError
 from tests.extractors.regions import reference_detector
 from tests.fake_gpu import fake_gpu
 from tests.threads import threads_of_torch
@@ -216,62 +215,24 @@ def test_extract_launches_per_image_fall_with_batch_size(weights, precision):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("precision", "is_supported", "kinds"),
-    [
-        ("bf16", False, res5_head.PlainStage),
-        ("bf16", True, res5_head.MergedStage),
-        ("fp32", True, (res5_head.ProductStage, res5_head.GroupedStage)),
-    ],
-)
-def test_load_bf16_uses_merged_stage_if_supported(precision, is_supported, kinds, weights, monkeypatch):
-    monkeypatch.setattr(faster_rcnn, "can_fuse_in", lambda dtype: is_supported)
-    if precision == "bf16":  # Not every processor has merged convolutions in bfloat16.
-        monkeypatch.setattr(res5_head, "FusedConv2d", lambda conv, shape, relu: conv)
-    assert isinstance(FasterRCNNRegions(settings(precision), weights, torch.device("cpu"))._stage, kinds)
+def test_extract_many_shared_bins_are_split(extractor, thin, monkeypatch):
+    monkeypatch.setattr(faster_rcnn, "_SHARED_BINS", 1)
+    for name, values in regions(extractor, picture(*THIN)).items():
+        np.testing.assert_allclose(values, thin[name], rtol=0, atol=1e-6 * max(1, abs(values).max()), err_msg=name)
 
 
 @pytest.mark.cluster
-def test_extract_many_shared_bins_are_split(extractor, monkeypatch):
-    image = extractor.preprocess(picture(*THIN))
-    expected = extractor.extract_columns([image])
-    shared: list[int] = []
-    finish = extractor._stage.finish
-
-    def watched(tables, index):
-        shared.append(len(tables[0]))
-        return finish(tables, index)
-
-    monkeypatch.setattr(extractor._stage, "finish", watched)
-    extractor.extract_columns([image])
-    (together,) = set(shared)
-    monkeypatch.setattr(faster_rcnn, "_SHARED_BINS", together - 1)
-    shared.clear()
-    found = extractor.extract_columns([image])
-    assert len(shared) == 2  # Twelve proposals in halves.
-    assert max(shared) < together
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6 * max(1, abs(values).max()), err_msg=name)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("stage", ["backbone", "propose", "suppress", "pool_regions", "head", "gather_regions"])
-def test_out_of_memory_in_each_stage_halves_the_images(extractor, monkeypatch, stage):
+def test_out_of_memory_in_last_stage_halves_the_images(extractor, monkeypatch):
     images = [extractor.preprocess(picture(*THIN, seed=seed)) for seed in range(3)]
     expected = torch.cat([extractor._detect_on_gpu([image]) for image in images])
-    holder, name = {
-        "backbone": (extractor._model.backbone, "forward"),
-        "propose": (extractor._model.rpn, "propose"),
-        "head": (extractor, "_head"),
-    }.get(stage, (faster_rcnn, stage))
-    run, most = getattr(holder, name), PROPOSALS if stage == "head" else 1
+    run = extractor._head
 
-    def runs_out(first, *rest):
-        if len(first.boxes if stage == "gather_regions" else first) > most:
+    def runs_out(pooled):
+        if len(pooled) > PROPOSALS:
             raise torch.cuda.OutOfMemoryError("out of memory")
-        return run(first, *rest)
+        return run(pooled)
 
-    monkeypatch.setattr(holder, name, runs_out)
+    monkeypatch.setattr(extractor, "_head", runs_out)
     assert torch.equal(extractor._detect_on_gpu(images), expected)
 
 
@@ -288,14 +249,6 @@ def test_describe_equals_load_and_is_picklable(extractor, weights):
     for options in ({"min_regions": 10, "max_regions": 100}, {"score_threshold": 0.3}, {"backend": "detectron2"}):
         assert fingerprint(**options) != description.fingerprint
     assert fingerprint(class_names="names.txt") == description.fingerprint
-
-
-@pytest.mark.slow
-def test_load_invalid_request_raises():
-    with pytest.raises(InputError, match="no default weights for this extractor: no package distributes them"):
-        extractors.load_extractor("faster-rcnn-36")
-    with pytest.raises(UsageError, match="--compile needs a GPU"):
-        extractors.load_extractor("faster-rcnn-36", weights="random:0", compile=True)
 
 
 @pytest.mark.cluster

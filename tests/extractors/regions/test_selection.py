@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from extractors.options import RegionOptions
 from extractors.regions import selection
-from extractors.regions.selection import Detections, columns, empty_regions, gather_regions
+from extractors.regions.selection import Detections, columns, gather_regions
 from schemas.features import FeatureSpec
 from schemas.kinds import schema_of
 from tests.extractors.regions import reference_detector
@@ -66,7 +66,6 @@ def columns_of(images, options, spec):
     [
         ([0.3, 0.1, 0.9, 0.2, 0.5], RegionOptions(2, 4), [0, 2, 3, 4]),  # 0.2 reaches the threshold.
         ([0.3, 0.1, 0.9, 0.19, 0.5], RegionOptions(4, 5), [2, 4, 0, 3]),
-        ([0.3, 0.1, 0.9, 0.19, 0.5], RegionOptions(1, 2), [2, 4]),
         ([0.3, 0.1, 0.9, 0.19, 0.5], RegionOptions(1, 2, score_threshold=0.5), [2, 4]),
         ([0.5, 0.5, 0.5, 0.5], RegionOptions(2, 2), [0, 1]),
     ],
@@ -74,14 +73,6 @@ def columns_of(images, options, spec):
 def test_select_indices_keeps_order_within_limits_and_ranks_beyond(best, options, expected):
     classes = probabilities(best, [*range(1, len(best) + 1)])
     assert select_indices(apart(len(best)), classes, options).tolist() == expected
-
-
-def test_select_indices_ranks_by_best_surviving_class():
-    boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8], [100, 100, 109, 109]])
-    classes = torch.tensor([[0.1, 0.8, 0.1], [0.2, 0.7, 0.15], [0.3, 0.3, 0.4]])
-    # The second is covered in class 1, and counts by class 2, where it is above the first.
-    assert select_indices(boxes, classes, RegionOptions(2, 2)).tolist() == [0, 2]
-    assert select_indices(boxes, classes, RegionOptions(1, 3, score_threshold=0.15)).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -114,22 +105,6 @@ def test_columns_have_schema_names_and_zero_padding():
     assert found["attribute_ids"][0].tolist() == [2, 2, 0, 0, 0]  # none, of 0.7, does not count
     assert found["attribute_scores"][0].tolist() == pytest.approx([0.2, 0.2, 0, 0, 0])
     assert not any(values[1].any() for name, values in found.items() if name not in ("width", "height"))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_columns_have_schema_types(dtype):
-    spec = replace(SPEC, dtype=dtype)
-    schema = schema_of("regions", spec)
-    for name, values in columns_of([detections(3)], RegionOptions(1, 5), spec).items():
-        field = schema.field(name).type
-        assert values.dtype == (field.value_type if hasattr(field, "value_type") else field).to_pandas_dtype()
-
-
-def test_columns_without_images_are_empty():
-    spec = FeatureSpec("test", (36, 3))
-    found = columns([], empty_regions(spec), spec)
-    assert found["features"].shape == (0, 36, 3)
-    assert all(len(values) == 0 for values in found.values())
 
 
 def test_columns_without_attribute_have_id_0():

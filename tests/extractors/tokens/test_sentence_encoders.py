@@ -109,9 +109,7 @@ def test_bytes_do_not_depend_on_batches(bert, tmp_path):
             {"kinds": ("WordWeights",)},
             r"module 2 of .* is 'sentence_transformers.models.WordWeights', expected Dense or Normalize",
         ),
-        ({"library": "my_code"}, r"module 0 of .* is 'my_code.Transformer', expected Transformer"),
         ({"pooling": {"pooling_mode": "lasttoken"}}, r"pools 'lasttoken', expected one of mean, cls, max"),
-        ({"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, r"pools 'mean,cls', expected one of"),
     ],
 )
 def test_load_unsupported_module_raises_by_name(bert, tmp_path, change, message):
@@ -120,17 +118,10 @@ def test_load_unsupported_module_raises_by_name(bert, tmp_path, change, message)
         TextRequest(f"sentence:{folder}").load()
 
 
-def test_load_other_dense_layers_raise(bert, tmp_path, monkeypatch):
+def test_load_dense_layer_with_code_raises(bert, tmp_path):
     folder = write_model(tmp_path / "model", bert, pooling={"pooling_mode": "mean"}, kinds=("Dense",))
-    weights, config = folder / "2_Dense" / "model.safetensors", folder / "2_Dense" / "config.json"
-    config.write_text(json.dumps(DENSE | {"activation_function": "my_code.Sine"}))
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(DENSE | {"activation_function": "my_code.Sine"}))
     with pytest.raises(InputError, match=r"my_code\.Sine"):
-        TextRequest(f"sentence:{folder}").load()
-    config.write_text(json.dumps(DENSE | {"out_features": 7}))
-    with pytest.raises(InputError, match=r"linear\.bias"):
-        TextRequest(f"sentence:{folder}").load()
-    weights.unlink()
-    with pytest.raises(InputError, match="has no weights"):
         TextRequest(f"sentence:{folder}").load()
 
 
@@ -145,40 +136,18 @@ def test_describe_is_cached_until_a_subfolder_changes(bert, tmp_path, monkeypatc
     assert request.describe().fingerprint != first.fingerprint
 
 
-def test_models_that_are_missing_raise(bert, tmp_path):
-    with pytest.raises(InputError, match=r"has no modules\.json"):
-        TextRequest(f"sentence:{bert}").load()
-    with pytest.raises(InputError, match="there is no model 'nobody/nothing'"):
-        TextRequest("sentence:nobody/nothing").load()
-
-
 # --- names of open_clip ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("ViT-B-33", r"has no model 'ViT-B-33'.*did you mean .*ViT-B-32"),
-        ("ViT-B-32.webli", r"'ViT-B-32' has no weights 'webli' for its activation, expected one of laion2b_e16"),
-        ("ViT-B-32.openai", r"models with QuickGELU have names that end in -quickgelu"),
-    ],
-)
-def test_unknown_names_of_open_clip_raise(name, message):
-    pytest.importorskip("open_clip", reason="needs pip install 'imagepivot[clip]'")
-    from extractors.request import ExtractorRequest
-
-    with pytest.raises(UsageError, match=message):
-        ExtractorRequest(f"open_clip:{name}").spec()
-    with pytest.raises(UsageError, match=message):
-        TextRequest(f"open_clip:{name}").load()
-
-
-def test_open_clip_names_have_tag_and_width(tmp_path, monkeypatch):
+def test_open_clip_names_have_tag_width_and_activation(tmp_path, monkeypatch):
     pytest.importorskip("open_clip", reason="needs pip install 'imagepivot[clip]'")
     from extractors.request import ExtractorRequest
 
     spec = ExtractorRequest("open_clip:MobileCLIP2-S0").spec()
     assert (spec.name, spec.shape) == ("open_clip:MobileCLIP2-S0.dfndr2b", (512,))
+    for load in (ExtractorRequest("open_clip:ViT-B-32.openai").spec, TextRequest("open_clip:ViT-B-32.openai").load):
+        with pytest.raises(UsageError, match=r"models with QuickGELU have names that end in -quickgelu"):
+            load()
     monkeypatch.setattr("extractors.weights.open_clip_models.download_pretrained", lambda config: 1 / 0 if not config else "")
     with pytest.raises(InputError, match=r"cannot find or download the weights of 'MobileCLIP2-S0.dfndr2b'.*--weights PATH"):
         ExtractorRequest("open_clip:MobileCLIP2-S0").describe()

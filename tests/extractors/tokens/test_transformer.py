@@ -8,7 +8,7 @@ import torch
 
 from extractors.tokens.request import TextRequest
 from extractors.tokens.text_model import FORWARD_CAPTIONS
-from schemas.errors import InputError, UsageError
+from schemas.errors import InputError
 from tests.threads import threads_of_torch
 from tests.tiny_bert import make_tiny_bert
 
@@ -147,8 +147,6 @@ def test_token_request_unknown_name_raises(no_network):
         InputError, match=r"there is no model 'nobody/no-bert': .* \(command hf of huggingface_hub\), and give its folder"
     ):
         TextRequest("nobody/no-bert").load()
-    with pytest.raises(InputError, match="there is no model 'no such/folder/at all'"):
-        TextRequest("no such/folder/at all").load()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,6 @@ def test_token_request_unknown_name_raises(no_network):
     [
         ("config.json", None, r"has no config\.json, expected a model as saved by transformers"),
         ("config.json", "{ no", r"transformers cannot read the model in .*broken.* download it again"),
-        ("model.safetensors", None, r"transformers cannot read the model in .*broken.* download it again"),
         ("model.safetensors", "{ no", r"transformers cannot read the model in .*broken.* download it again"),
         ("config.json", {"num_hidden_layers": 3}, r"do not match its config\.json: 16 tensors are missing"),
     ],
@@ -170,25 +167,3 @@ def test_token_request_damaged_model_raises(folder, tmp_path, name, content, mes
         file.write_text(content)
     with pytest.raises(InputError, match=message):
         TextRequest(str(file.parent)).load()
-
-
-def test_token_request_other_architecture_raises(tmp_path):
-    from tokenizers import Tokenizer, models
-    from transformers import GPT2Config, GPT2Model, PreTrainedTokenizerFast
-
-    GPT2Model(GPT2Config(vocab_size=3, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path)
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"\(gpt2\) is not a BERT-like model"):
-        TextRequest(str(tmp_path)).load()
-
-
-def test_token_request_without_transformers_raises(monkeypatch, tmp_path):
-    import sys
-
-    (tmp_path / "config.json").write_text("{}")
-    for name in ("transformers", "huggingface_hub"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for model in (str(tmp_path), "bert"):
-        with pytest.raises(UsageError, match=r"pip install 'imagepivot\[bert\]'"):
-            TextRequest(model).load()

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from extractors.weights import caffemodel
 from extractors.weights.caffemodel import read_layers
 from schemas.errors import InputError
 
@@ -79,27 +78,6 @@ def test_read_layers_reads_all_encodings(tmp_path, old, legacy, packed, double):
             np.testing.assert_array_equal(array, expected)
 
 
-def test_read_layers_joins_pieces_of_a_blob(tmp_path):
-    values = np.arange(5, dtype="<f4")
-    pieces = message(5, values[:3].tobytes()) + number(1, 1) + message(5, values[3:].tobytes())
-    shape = message(7, number(1, 5))
-    found = read(tmp_path, layer("x", [pieces + shape]))
-    np.testing.assert_array_equal(found["x"][0], values)
-
-
-def test_read_layers_skips_gradients_and_unknown_fields(tmp_path):
-    values = np.arange(3, dtype="<f4")
-    extra = message(6, values.tobytes()) + message(9, bytes(24)) + number(1000, 5)
-    np.testing.assert_array_equal(read(tmp_path, layer("x", [extra + blob(values)]))["x"][0], values)
-
-
-def test_read_layers_arrays_outlive_the_file(tmp_path):
-    found = read(tmp_path, net(LAYERS))
-    (tmp_path / "net.caffemodel").write_bytes(b"")
-    found["fc6"][0] += 1
-    np.testing.assert_array_equal(found["fc6"][0], LAYERS["fc6"][0] + 1)
-
-
 # --- refusing ----------------------------------------------------------------------------------------------------------
 
 
@@ -127,29 +105,14 @@ SHAPE_OF_FOUR = message(7, number(1, 4))
         (b'name: "VGG"\nlayers { name: "conv1_1" }', "cannot be read as a .caffemodel"),
         (layer("x", [SHAPE_OF_FOUR + message(5, bytes(12))]), r"3 numbers for the shape \[4\]"),
         (layer("x", [SHAPE_OF_FOUR + message(5, bytes(15))]), "cannot be read as a .caffemodel"),
-        (layer("x", [SHAPE_OF_FOUR * 2 + message(5, bytes(16))]), r"4 numbers for the shape \[4, 4\]"),
         (layer("x", [message(7, number(1, -4)) + message(5, bytes(16))]), r"4 numbers for the shape \[18446744073709551612\]"),
         (layer("x", [message(7, number(1, 2**40) * 2) + message(5, bytes(16))]), "4 numbers for the shape"),
-        (layer("x", [message(7, number(1, 0) + number(1, 2**63)) + message(5, b"")]), "0 numbers for the shape"),
-        (layer("x", [message(7, message(1, b"\0" + b"\xff" * 9 + b"\x7f"))]), "0 numbers for the shape"),
-        (layer("x", [message(7, message(1, b"\xff" * 9 + b"\x01")) + message(5, bytes(4))]), "1 numbers for the shape"),
         (layer("x", [message(7, message(1, varint(1) * 10**6)) + message(5, bytes(4))]), "more than 32 sides"),
-        (layer("x", [number(5, 3) + SHAPE_OF_FOUR]), "0 numbers for the shape"),
-        (number(100, 1), "has no layer with weights"),
         (layer("x", [blob(np.ones(2))]) * 2, "two layers are named 'x'"),
         (varint(100 * 8 + 2) + varint(2**62), "cannot be read as a .caffemodel"),
-        (varint(100 * 8 + 3), "cannot be read as a .caffemodel"),
-        (b"\x00\x00", "cannot be read as a .caffemodel"),
         (b"\x80" * 11, "cannot be read as a .caffemodel"),
-        (b"\x80", "cannot be read as a .caffemodel"),
     ],
 )
 def test_read_layers_malformed_file_raises(tmp_path, data, problem):
     with pytest.raises(InputError, match=problem):
         read(tmp_path, data)
-
-
-def test_read_layers_too_large_file_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(caffemodel, "MAX_BYTES", 100)
-    with pytest.raises(InputError, match=r"bytes, expected a \.caffemodel of 1 to 100"):
-        read(tmp_path, net(LAYERS))

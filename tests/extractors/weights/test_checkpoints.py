@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import random
-import tarfile
 import warnings
 from fractions import Fraction
 from pathlib import Path
@@ -26,14 +25,6 @@ def torchscript(path: Path) -> None:
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
 
 
-def old_tar(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name in ("sys_info", "pickle", "storages", "tensors"):
-            info = tarfile.TarInfo(name)
-            info.size = 3
-            archive.addfile(info, io.BytesIO(b"abc"))
-
-
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -51,9 +42,8 @@ def old_tar(path: Path) -> None:
             lambda path: path.write_bytes(OLD_TORCH_MAGIC + b"\x80\x02X\x01"),
             r"cannot be read by torch \(ValueError: not enough data",
         ),
-        (old_tar, r"cannot be read by torch \(its format is older than 2018\): .*save it again"),
     ],
-    ids=["module", "object", "pickle", "TorchScript", "cut", "tar"],
+    ids=["module", "object", "pickle", "TorchScript", "cut"],
 )
 def test_read_torch_other_file_raises_without_torchs_advice(tmp_path, write, message, recwarn):
     write(tmp_path / "w.pth")

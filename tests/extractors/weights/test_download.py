@@ -42,12 +42,6 @@ def page(body: bytes, **headers: str):
     return lambda handler: handler.answer(200, body, **headers)
 
 
-def test_fetch_weights_file_local_path_is_returned(tmp_path, cache):
-    assert fetch_weights_file(f"file://{tmp_path}/a%20b.pth") == tmp_path / "a b.pth"
-    assert fetch_weights_file("no/such.pth") == Path("no/such.pth")
-    assert not cache.exists()
-
-
 def test_resolve_weights_address_equals_file(site, tmp_path):
     state = build().state_dict()
     torch.save(state, tmp_path / "w.pth")
@@ -92,22 +86,6 @@ def test_fetch_weights_file_missing_object_raises(site, cache):
     with pytest.raises(InputError, match=r"cannot download the weights 'http://127\.0\.0\.1:1/w\.pth' .*--weights PATH"):
         fetch_weights_file("http://127.0.0.1:1/w.pth")
     assert not cache.exists()
-
-
-def test_fetch_weights_file_unwritable_cache_raises(site, tmp_path, monkeypatch):
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
-    site.pages["/w.pth"] = page(b"one", ETag='"1"')
-    with pytest.raises(InputError, match=r"cannot store the weights '.*/w\.pth' in '.*/file/hub/checkpoints' .*TORCH_HOME"):
-        fetch_weights_file(site.address("/w.pth"))
-
-
-def test_resolve_weights_error_names_the_address(site):
-    address = site.address("/w.pth")
-    site.pages["/w.pth"] = page(b"no checkpoint", ETag='"1"')
-    with pytest.raises(InputError, match=address) as found:
-        resolve_weights(address, ARCHITECTURE)
-    assert str(weights_cache_folder()) not in str(found.value)
 
 
 @pytest.mark.cluster

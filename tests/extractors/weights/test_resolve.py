@@ -1,7 +1,6 @@
 import hashlib
 import pathlib
 import pickle
-import shutil
 import urllib.error
 from collections import OrderedDict
 
@@ -114,21 +113,14 @@ def test_resolve_weights_format_is_detected_from_content(tmp_path, state, name, 
     ("content", "kind"),
     [
         (b"\x00", r"of an unknown format \(it begins with b'\\x00'\)"),
-        (b"PK\x05\x06", r"of an unknown format \(it begins with b'PK.*\)"),
         (b"\x1f\x8b" + bytes(30), "a gzip archive"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(9), "an HDF5 file"),
-        (b"\xff\xd8\xff\xe0" + bytes(9), "a JPEG image"),
-        (
-            b"<html>\nnot found</html>",
-            r"text that begins with b'<html>\\nnot found</html>', such as an error page, a Git LFS.*",
-        ),
+        (b"<html>\nnot found</html>", r"text that begins with b'<html>\\nnot found</html>', such as an error page, .*"),
     ],
 )
 def test_resolve_weights_other_file_names_its_kind(tmp_path, content, kind):
-    name = "w.pth" if b"html" in content else "w.pth.tar"
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}' is {kind}, expected a file of torch\.save \(such as \.pth"):
-        resolve_weights(str(tmp_path / name), ARCHITECTURE)
+    (tmp_path / "w.pth.tar").write_bytes(content)
+    with pytest.raises(InputError, match=rf"w.pth.tar' is {kind}, expected a file of torch\.save \(such as \.pth"):
+        resolve_weights(str(tmp_path / "w.pth.tar"), ARCHITECTURE)
 
 
 def several(state, *names: str) -> dict[str, object]:
@@ -166,13 +158,6 @@ def test_resolve_weights_several_sets_uses_usual_or_named(tmp_path, state, names
         assert not torch.equal(resolve_weights(advised, ARCHITECTURE).state["conv1.bias"], found.state["conv1.bias"])
 
 
-def test_resolve_weights_single_set_needs_no_name(tmp_path, state):
-    for content in (several(state, "net"), {"ema": {"decay": 0.9, "shadow": state}}):
-        found = resolve_weights(saved(tmp_path / "w.ckpt", content), ARCHITECTURE)
-        assert_same(found, state)
-        assert found.remark == ""
-
-
 def test_resolve_weights_several_unusual_sets_need_a_name(tmp_path, state):
     path = saved(tmp_path / "w.pth", several(state, "student", "teacher"))
     with pytest.raises(InputError, match=r"has 2 sets of weights, student, teacher: choose one, e\.g\. --weights .*#student"):
@@ -180,9 +165,6 @@ def test_resolve_weights_several_unusual_sets_need_a_name(tmp_path, state):
     assert resolve_weights(f"{path}#teacher", ARCHITECTURE).remark.endswith(f"choose another with --weights {path}#student")
     with pytest.raises(InputError, match="has no set of weights 'other', but student, teacher: pass one of these after #"):
         resolve_weights(f"{path}#other", ARCHITECTURE)
-    plain = saved(tmp_path / "plain.pth", state)
-    with pytest.raises(InputError, match="has no set of weights 'model', but a single one without a name"):
-        resolve_weights(f"{plain}#model", ARCHITECTURE)
 
 
 @pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: OrderedDict(s)])
@@ -202,30 +184,16 @@ def test_resolve_weights_16_bit_file_is_widened(tmp_path, state):
 def test_resolve_weights_missing_file_raises(tmp_path):
     with pytest.raises(InputError, match=f"^'{tmp_path}' is a folder, expected 'default', 'random:SEED'"):
         resolve_weights(str(tmp_path), ARCHITECTURE)
-    with pytest.raises(InputError, match=r"there is no weights file '/no/such.pth'"):
-        resolve_weights("/no/such.pth", ARCHITECTURE)
     with pytest.raises(InputError, match=r"there is no weights file 'random', .*: did you mean 'random:0'\?"):
         resolve_weights("random", ARCHITECTURE)
-
-
-def test_resolve_weights_unreadable_file_raises(tmp_path, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "w.pth").touch()
-    monkeypatch.setattr(pathlib.Path, "open", refuse)
-    with pytest.raises(InputError, match=r"cannot read the weights file '.*w.pth' \(Permission denied\)"):
-        resolve_weights(str(tmp_path / "w.pth"), ARCHITECTURE)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"conv1.weight": None}, r"1 missing: conv1.weight\. These look like an unknown model's weights"),
-        ({"fc.weight": torch.zeros(2)}, r"1 unexpected: fc.weight\."),
         ({"conv1.bias": torch.zeros(5)}, r"1 of another shape: conv1.bias \[5\] for \[4\]\."),
         ({f"features.{i}.weight": torch.zeros(1) for i in range(35)}, r"35 unexpected: .*, …\. These look like VGG19 weights"),
-        ({"layer3.22.conv3.weight": torch.zeros(1)}, "These look like ResNet101 weights"),
     ],
 )
 def test_resolve_weights_other_model_raises_with_names(tmp_path, state, change, message):
@@ -309,10 +277,6 @@ def test_resolve_weights_damaged_cache_raises(monkeypatch, tmp_path, state):
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"half")
     with pytest.raises(InputError, match=f"expected one that begins with {architecture.hash_prefix}: the file is corrupt"):
-        resolve_weights("default", architecture)
-    shutil.rmtree(tmp_path / "hub")
-    (tmp_path / "hub").write_text("a file")
-    with pytest.raises(InputError, match=r"cannot store the weights .*hub/checkpoints' \(Not a directory\): set TORCH_HOME"):
         resolve_weights("default", architecture)
 
 

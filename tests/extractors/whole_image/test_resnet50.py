@@ -51,20 +51,3 @@ def test_resnet50_features_do_not_depend_on_threads_and_batch(extractor, crops, 
 @pytest.mark.slow
 def test_extract_does_not_depend_on_order_and_memory_layout(extractor, crops, features):
     assert_same_bytes(extractor, crops.flip(0).contiguous(), np.ascontiguousarray(features[::-1]), 4)
-
-
-def test_extract_preserves_global_state_of_torch(extractor, crops):
-    def state():
-        backends = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision()
-        return torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), backends
-
-    before, generator = state(), torch.random.get_rng_state()
-    extractor.extract(crops[:1])
-    assert state() == before
-    assert torch.equal(torch.random.get_rng_state(), generator)
-
-
-@pytest.mark.parametrize("batch", [torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 256, 256, dtype=torch.uint8)])
-def test_extract_other_batch_raises(extractor, batch):
-    with pytest.raises(ValueError, match=r"expected torch.uint8 \[B, 3, 224, 224\]"):
-        extractor.extract(batch)

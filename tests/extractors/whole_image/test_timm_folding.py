@@ -90,15 +90,6 @@ def test_fold_timm_norms_without_batch_norms_is_none(name, grid):
     assert "norms" not in ExtractorRequest(f"timm:{name}", weights="random:0", unpooled=grid).describe().parameters
 
 
-def test_describe_records_folded_norms():
-    name = "timm:test_resnet.r160_in1k"
-    described = ExtractorRequest(name, weights="random:0").describe()
-    assert described.parameters["norms"] == "folded"
-    extractor = extractors.load_extractor(name, weights="random:0")
-    assert extractor.description == described
-    assert (count(extractor._network, nn.BatchNorm2d), count(extractor._network, nn.Conv2d)) == (0, 0)
-
-
 def loaded_in_bf16() -> nn.Module:
     return extractors.load_extractor("timm:test_resnet.r160_in1k", weights="random:0", precision="bf16")._network
 
@@ -114,12 +105,6 @@ def test_load_bf16_without_fusion_caches_casts(monkeypatch):
 merges_bf16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a processor with instructions for bfloat16"
 )
-
-
-@merges_bf16
-def test_load_bf16_with_fusion_has_fused_layers():
-    model = loaded_in_bf16()
-    assert [count(model, kind) for kind in (nn.BatchNorm2d, nn.Conv2d)] == [0, 0]
 
 
 @pytest.mark.slow

@@ -98,17 +98,9 @@ def test_timm_features_do_not_depend_on_threads_and_batch(name, unpooled, images
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "name", "width"),
-    [
-        ("resnet18", "resnet18.a1_in1k", 512),
-        ("vit_base_patch16_clip_224.openai", "vit_base_patch16_clip_224.openai", 768),
-        ("mobilenetv3_small_050.lamb_in1k", "mobilenetv3_small_050.lamb_in1k", 1024),
-    ],
-)
-def test_timm_spec_has_full_name_and_output_width(model, name, width):
-    spec = ExtractorRequest(f"timm:{model}").spec()
-    assert (spec.name, spec.shape, spec.dtype) == (f"timm:{name}", (width,), "float32")
+def test_timm_spec_has_full_name_and_output_width():
+    spec = ExtractorRequest("timm:mobilenetv3_small_050").spec()
+    assert (spec.name, spec.shape, spec.dtype) == ("timm:mobilenetv3_small_050.lamb_in1k", (1024,), "float32")
     assert ExtractorRequest(spec.name).spec() == spec
 
 
@@ -116,10 +108,7 @@ def test_timm_spec_has_full_name_and_output_width(model, name, width):
     ("model", "hint"),
     [
         ("resnet_18", r"did you mean .*resnet18"),
-        ("resnet18.a9_in1k", r"did you mean .*resnet18\.a"),
-        ("", r"timm.list_models\(\)"),
         ("hf-hub:timm/resnet18.a1_in1k", "has no model 'hf-hub:"),
-        ("local-dir:/tmp", "has no model 'local-dir:"),
     ],
 )
 def test_spec_unknown_model_raises_with_close_names(model, hint):
@@ -153,32 +142,6 @@ def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
     assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
 
 
-@pytest.mark.slow
-def test_find_weights_original_names_are_converted(tmp_path):
-    """ConvNeXt with Facebook's names."""
-    state = seeded("convnext_atto").state_dict()
-    old = {}
-    for name, value in state.items():
-        name = name.replace("stem.", "downsample_layers.0.").replace("head.norm.", "norm.")
-        for i in range(4):
-            name = name.replace(f"stages.{i}.downsample.", f"downsample_layers.{i}.")
-            name = name.replace(f"stages.{i}.blocks.", f"stages.{i}.")
-        name = name.replace("conv_dw", "dwconv").replace("mlp.fc1", "pwconv1").replace("mlp.fc2", "pwconv2")
-        old[name] = value
-    assert "downsample_layers.1.0.weight" in old
-    torch.save({"model": old}, tmp_path / "w.pth")
-    found = timm_models.find_weights(ExtractorRequest("timm:convnext_atto").spec(), str(tmp_path / "w.pth"))
-    assert sorted(found.state) == sorted(state)
-    assert all(torch.equal(found.state[name], state[name]) for name in state)
-
-
-@pytest.mark.parametrize("name", MODELS[:2])
-def test_load_weights_of_other_model_raise(tmp_path, name):
-    torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
-    with pytest.raises(InputError, match=r"are not this model's|is of another model than"):
-        extractors.load_extractor(f"timm:{name}", weights=str(tmp_path / "w.pth"))
-
-
 def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     trained, original = seeded(MODELS[1], seed=7), timm.create_model
 
@@ -192,43 +155,6 @@ def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     assert parameters["untrained"] is False
     save_file(trained.state_dict(), tmp_path / "model.safetensors")
     assert ExtractorRequest(TINY, weights=str(tmp_path / "model.safetensors")).describe().parameters == parameters
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("An error happened while trying"), RuntimeError("No pretrained weights")])
-def test_describe_default_weights_without_network_raises(monkeypatch, error):
-    original = timm.create_model
-
-    def create(name, pretrained, num_classes):
-        if pretrained:
-            raise error
-        return original(name, pretrained=False, num_classes=num_classes)
-
-    monkeypatch.setattr(timm_models.timm, "create_model", create)
-    with pytest.raises(InputError, match=rf"cannot download timm's weights of '{MODELS[1]}' .*pass it with --weights PATH"):
-        ExtractorRequest(TINY).describe()
-
-
-# --- limits ------------------------------------------------------------------------------------------------------------
-
-
-def test_load_preserves_random_state():
-    before = torch.random.get_rng_state()
-    extractors.load_extractor(TINY, weights="random:3")
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    ("mode", "size_wh", "expected"),
-    [
-        ("center", (400, 200), (336, 168)),
-        ("squash", (400, 200), (168, 168)),
-        ("border", (400, 200), (168, 84)),
-        ("border", (60_000, 1), (168, 0)),
-    ],
-)
-def test_resized_wh_of_each_crop_mode(mode, size_wh, expected):
-    config = {"input_size": (3, 160, 160), "crop_pct": 0.95, "crop_mode": mode}
-    assert timm_models._resized_wh(size_wh, config) == expected
 
 
 def test_trained_efficientnet_in_another_order_is_the_same_and_no_other_model(tmp_path):

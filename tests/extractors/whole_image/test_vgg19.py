@@ -15,7 +15,6 @@ from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
 from extractors.whole_image import vgg19
 from extractors.whole_image.vgg19 import VARIANTS, VGG19TenCrop
-from schemas.errors import InputError
 from tests.extractors.images.test_preprocessing import bilinear
 from tests.extractors.weights.test_caffemodel import net
 from tests.threads import threads_of_torch
@@ -209,29 +208,6 @@ def test_crops_equal_references(name, size_wh, loaded, recorded):
     assert (found - expected).abs().max() < 1.001
 
 
-# --- batches -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_extract_images_of_several_sizes(name, loaded, pixels, recorded):
-    extractor = loaded[name]
-    batch = extractor.collate(pixels[name])
-    assert [tuple(image.shape) for image in batch] == [(3, 256, 384), (3, 256, 259)]
-    together = recorded(name, batch)
-    assert torch.equal(together, torch.cat([recorded(name, [image]) for image in batch]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "image",
-    [torch.zeros(3, 256, 300), torch.zeros(3, 224, 224, dtype=torch.uint8), torch.zeros(256, 256, 3, dtype=torch.uint8)],
-)
-def test_extract_other_batch_raises(loaded, image):
-    with pytest.raises(ValueError, match=r"expected torch.uint8 \[3, H, W\] with the smaller of H and W 256"):
-        loaded["vgg19-10crop"].extract([image])
-
-
 # --- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -282,44 +258,3 @@ def test_read_caffemodel_renames_layers(tmp_path, old, last):
         del layers["fc8"]
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=old))
     assert_same(VARIANTS["vgg19-10crop-caffe"].architecture.read(tmp_path / "w.caffemodel"), without_last(state))
-
-
-def test_read_caffemodel_of_other_network_raises(tmp_path):
-    layers = {name: [np.zeros(1), np.zeros(1)] for name in CAFFE_NAMES if name not in ("conv3_4", "conv4_4", "conv5_4")}
-    (tmp_path / "w.caffemodel").write_bytes(net(layers, old=False))
-    with pytest.raises(
-        InputError, match=r"lacks weight and bias of 3 layers of VGG19 \(conv3_4, conv4_4, conv5_4\), it has conv1_1"
-    ):
-        ExtractorRequest("vgg19-10crop-caffe", weights=str(tmp_path / "w.caffemodel")).describe()
-
-
-def test_describe_caffemodel_for_torchvision_extractor_raises(tmp_path):
-    (tmp_path / "w.caffemodel").write_bytes(b"\x0a\x03net")
-    with pytest.raises(InputError, match=r"is a Caffe model, .*: use it with --extractor vgg19-10crop-caffe"):
-        ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.caffemodel")).describe()
-
-
-def test_vgg19_caffe_default_weights_raise_with_sources():
-    with pytest.raises(
-        InputError, match=r"no default weights .*VGG_ILSVRC_19_layers\.caffemodel .*vgg19-d01eb7cb\.pth .*random:0"
-    ):
-        extractors.load_extractor("vgg19-10crop-caffe")
-
-
-def test_caffe_architecture_refuses_weights_of_torchvision():
-    ours, caffe = (VARIANTS[name].architecture for name in NAMES)
-    assert list(caffe.refused) == [ours.hash_prefix]
-    assert "Use the extractor vgg19-10crop with them" in caffe.refused[ours.hash_prefix]
-
-
-@pytest.mark.slow
-def test_bf16_is_close_with_other_fingerprint(weights, loaded, pixels):
-    name = "vgg19-10crop"
-    copied = Weights(dict(weights.state), random=weights.random)
-    half = VGG19TenCrop(ExtractorOptions(ExtractorRequest(name).spec(), precision="bf16"), copied, torch.device("cpu"))
-    with torch.inference_mode():
-        maps = [e._convolve(e._crops(pixels[name][0])[:1]).expand(10, -1) for e in (half, loaded[name])]
-        found, expected = half._connect(maps[0]), loaded[name]._connect(maps[1])
-    assert (maps[0].dtype, found.dtype) == (torch.bfloat16, torch.float32)
-    assert 0 < (found - expected).abs().max() < 0.05 * expected.max()
-    assert half.fingerprint != loaded[name].fingerprint

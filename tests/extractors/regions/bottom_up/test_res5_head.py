@@ -139,12 +139,3 @@ def test_pool_bins_boxes_at_and_beyond_edges_equal_torchvision():
     for near in (half, half.nextafter(torch.tensor(0.0)), half.nextafter(torch.tensor(9e9))):
         boxes = torch.stack((near - 24, torch.full_like(near, 24), near, torch.full_like(near, 200)), dim=1)
         assert torch.equal(pool_cells(maps, boxes, 14, SCALE), by_torchvision(maps, boxes, 14))
-
-
-def test_pool_bins_without_boxes_and_in_contiguous_layout():
-    maps = random_maps(8, 20, 30)
-    assert pool_cells(maps, torch.zeros(0, 4), 14, SCALE).shape == (0, 8, 14, 14)
-    boxes = random_boxes(20, 480, 320)
-    before = maps.clone()
-    assert torch.equal(pool_cells(maps.contiguous(), boxes, 14, SCALE), pool_cells(maps, boxes, 14, SCALE))
-    assert torch.equal(maps, before)

@@ -21,7 +21,6 @@ from tests.extractors.weights.test_caffemodel import blob, layer, net
 SHAPES = {"rpn.conv.weight": (5, 4, 3, 3), "rpn.scores.weight": (24, 5, 1, 1), "rpn.deltas.weight": (48, 5, 1, 1)}
 SHAPES |= {"head.classes.weight": (7, 6), "head.attribute_embedding.weight": (7, 3), "head.attribute_hidden.weight": (4, 9)}
 SHAPES |= {"head.attributes.weight": (8, 4)}
-NORM = "backbone.stem.conv1.norm.bias"
 BOXES = {"weight": (6404, 2048), "bias": (6404,)}
 
 
@@ -156,14 +155,11 @@ def test_milvlg_names_and_shapes_equal_release():
     "wrap",
     [
         lambda names: {"model": names},
-        lambda names: {"state_dict": names, "epoch": 3},
         lambda names: {"model": names, "optimizer": {"state": {0: {"momentum_buffer": torch.zeros(2)}}}, "iteration": 320000},
-        lambda names: {"model": {f"module.{name}": tensor for name, tensor in names.items()}},
         lambda names: {f"module.{name}": tensor for name, tensor in names.items()},
-        lambda names: {"model": arrays(names), "__author__": "someone", "matching_heuristics": True},
         arrays,
     ],
-    ids=["model", "state_dict", "training", "model and module", "module", "arrays in model", "arrays"],
+    ids=["model", "training", "module", "arrays"],
 )
 def test_read_detector_removes_wrappers(tmp_path, state, wrap):
     assert_same(read_detector(written(tmp_path / "bua-caffe-frcn-r101-k36.pth", wrap(milvlg(state)))), state)
@@ -189,11 +185,6 @@ def test_read_detector_other_pixel_statistics_raise(tmp_path, state):
 
 def test_read_detector_own_names(tmp_path, state):
     assert_same(read_detector(written(tmp_path / "w.safetensors", state)), state)
-
-
-def test_read_detector_keeps_16_bits(tmp_path, state):
-    read = read_detector(written(tmp_path / "w.pth", {name: tensor.half() for name, tensor in milvlg(state).items()}))
-    assert_same(read, {name: tensor if name == "rpn.anchors" else tensor.half() for name, tensor in state.items()})
 
 
 # --- airsplay and unc-nlp -----------------------------------------------------------------------------------------------
@@ -266,14 +257,6 @@ def test_read_detector_caffe_norm_of_factor_0_is_zero(tmp_path, state):
     assert torch.equal(read[f"{norm}.weight"], state[f"{norm}.weight"])
 
 
-def test_read_detector_missing_caffe_layers_are_listed(tmp_path, state):
-    layers = caffe(state)
-    del layers["res4b22_branch2c"], layers["scale5c_branch2b"]
-    (tmp_path / "w.caffemodel").write_bytes(net(layers))
-    with pytest.raises(InputError, match=r"3 missing: res4b22_branch2c\[0\], scale5c_branch2b\[0\], scale5c_branch2b\[1\]\."):
-        read_detector(tmp_path / "w.caffemodel")
-
-
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -287,30 +270,3 @@ def test_read_detector_missing_and_unexpected_names_raise(tmp_path, state):
         r"\.weight, backbone\.res3\.1\.conv2\.norm\.bias; 1 unexpected: backbone\.res4\.23\.conv1\.weight\. ",
     ):
         read_detector(written(tmp_path / "w.pth", names))
-    half = {name: value for name, value in airsplay(state).items() if "fc_attr" not in name}
-    with pytest.raises(InputError, match=r"2 missing: roi_heads\.box_predictor\.fc_attr\.weight, roi_heads"):
-        read_detector(written(tmp_path / "w.pkl", arrays(half)))
-
-
-def test_read_detector_other_model_raises(tmp_path):
-    resnet = {"conv1.weight": torch.zeros(2), "bn1.weight": torch.zeros(2)}
-    with pytest.raises(InputError, match=r"no release of the detector has tensors such as conv1\.weight, bn1\.weight\. P"):
-        read_detector(written(tmp_path / "w.pth", resnet))
-    fpn = {"backbone.bottom_up.stem.conv1.weight": torch.zeros(2), "proposal_generator.rpn_head.conv.weight": torch.zeros(2)}
-    with pytest.raises(InputError, match=r"missing: .*; 1 unexpected: backbone\.bottom_up\.stem\.conv1\.weight"):
-        read_detector(written(tmp_path / "w.pth", fpn))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        (NORM, torch.zeros(2, dtype=torch.int64), f"have type .*int64 in '{NORM}'"),
-        (NORM, np.zeros(2, dtype=np.complex64), f"have type .*complex64 in '{NORM}'"),
-        ("extra", OrderedDict.fromkeys, "OrderedDict|getattr"),
-        ("extra", np.array([None], dtype=object), "holds object, not numbers"),
-    ],
-    ids=["integers", "complex", "function", "array of objects"],
-)
-def test_read_detector_other_objects_raise(tmp_path, state, name, value, reason):
-    with pytest.raises(InputError, match=reason):
-        read_detector(written(tmp_path / "w.pth", milvlg(state) | {name: value}))

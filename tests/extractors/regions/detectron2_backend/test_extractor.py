@@ -8,7 +8,6 @@ from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from extractors.regions.bottom_up.network import build_detector
 from extractors.regions.bottom_up.weights import detectron2_names
-from schemas.errors import UsageError
 from tests.extractors.regions.test_faster_rcnn import check_agrees, used
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
@@ -103,8 +102,3 @@ def test_describe_records_backend():
     assert found.parameters == expected.parameters | {"backend": "detectron2"}
     assert (found.spec, found.kind, found.batch_size) == (expected.spec, expected.kind, expected.batch_size)
     assert found.fingerprint != expected.fingerprint
-
-
-def test_describe_compile_raises():
-    with pytest.raises(UsageError, match=r"--compile does not work with detectron2's models.*--backend torchvision"):
-        ExtractorRequest(NAME, weights="random:0", compile=True, regions=RegionOptions(backend="detectron2")).describe()

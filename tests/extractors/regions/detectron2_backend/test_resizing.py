@@ -151,10 +151,3 @@ def test_preprocess_too_thin_image_raises_before_resizing(backend):
     with pytest.raises(extractors.DecodeError, match="too thin"):
         extractor.preprocess(noise(1, 400))
     assert ResizeTransform.resized == 0
-
-
-def test_visual_genome_network_pixels_are_not_resized(backend):
-    network, image = backend("networks").VisualGenomeNetwork(Model()), noise(50, 40)
-    pixels = network.pixels(image)
-    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(image))
-    assert network.prepare(pixels, torch.device("cpu")).shape == (1, 3, 600, 750)
