@@ -68,20 +68,6 @@ def test_narrow_terminal_cuts_nothing(has_borders, width):
     assert "…" not in "".join(lines)
 
 
-def test_borders_separate_cells_and_groups_of_rows():
-    assert rendered(Table(["", "b"], [(1, "x"), (), (2, "y")], "t", has_borders=True)) == [
-        "t",
-        "┏━━━┳━━━┓",
-        "┃   ┃ b ┃",
-        "┡━━━╇━━━┩",
-        "│ 1 │ x │",
-        "├───┼───┤",
-        "│ 2 │ y │",
-        "└───┴───┘",
-    ]
-    assert rendered(Table(["", ""], [("a", "b")], has_borders=True))[1] == "│ a │ b │"  # No line of headings.
-
-
 def test_tables_without_rows():
     table, empty = Table(["a"], [("x",)]), Table(["b"], [], "empty")
     assert rendered(empty, table, empty, table) == ["a", "x", "", "a", "x"]

@@ -54,19 +54,13 @@ def test_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypa
     ("location", "path"),
     [
         ("file:///data/a%20b/%C3%BC%25.jpg", "/data/a b/ü%.jpg"),
-        ("file://localhost/data", "/data"),
         ("FILE://LocalHost/data", "/data"),
-        ("file:///a?b#c", "/a?b#c"),
         ("file:///%ff", os.fsdecode(b"/\xff")),
-        ("file:///~", "/~"),
         ("~", "/home/me"),
         ("~/a", "/home/me/a"),
         ("~root/a", f"{Path('~root').expanduser()}/a"),
-        ("~no-such-user/a", "~no-such-user/a"),
-        ("a/~/b", "a/~/b"),
         ("/data/a%20b", "/data/a%20b"),
         ("s3://bucket/~/a%20b", "s3://bucket/~/a%20b"),
-        ("gs://bucket/x", "gs://bucket/x"),
     ],
 )
 def test_plain_location(monkeypatch, location, path):
@@ -94,10 +88,8 @@ def test_file_at_an_impossible_location_is_refused(location, fault):
     ("location", "folder", "name"),
     [
         ("s3://bucket/a b/c.png", "s3://bucket/a b", "c.png"),
-        ("gs://bucket/c.png", "gs://bucket", "c.png"),
         ("s3://bucket/a/c.png?region=eu-west-1", "s3://bucket/a?region=eu-west-1", "c.png"),
         ("a/c.png", "a", "c.png"),
-        ("c.PNG", ".", "c.PNG"),
     ],
 )
 def test_file_at_is_a_folder_and_a_name(location, folder, name):
@@ -220,21 +212,13 @@ def test_file_in_place_of_a_folder_is_named(tmp_path):
     ("name", "code", "advice"),
     [
         ("file/data", None, "a part of the path is a file, not a folder"),
-        *((name, None, "the path is a file or a link to nothing, expected a folder") for name in ("file", "link")),
-        ("loop/data", None, "the path is a link that is not followed, or a loop of links: remove the link"),
-        ("x" * 300, None, "a name in the path is too long, expected at most 255 bytes"),
         *(("denied", code, "permission denied: check who owns the folder") for code in (errno.EACCES, errno.EPERM)),
-        ("read-only", errno.EROFS, "the file system is read-only"),
         ("full", errno.ENOSPC, r"the disk is full: .* run the same command again \(train with --resume\)"),
-        ("full", errno.EDQUOT, "the disk quota is used up: free some space"),
         ("broken", errno.EIO, r"OSError: .*Input/output error.*: check the disk"),
-        ("parent/missing", errno.ENOENT, "its file system, such as /proc, does not allow it"),
     ],
 )
 def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, name, code, advice):
     (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "link").symlink_to("nowhere")
     if code is not None:
 
         def fail(path, *args, **kwargs):

@@ -33,7 +33,6 @@ from tests.stores import KEYS, SETTINGS, MemoryBucket
         ("s3://b///", ("s3", "b", "", "", ()), ""),
         ("s3://b//a b/ü%20?/", ("s3", "b", "", "", ()), "/a b/ü%20?"),
         ("s3://key:s%2Fcret@b/a?region=eu-west-1", ("s3", "b", "key", "s/cret", (("region", "eu-west-1"),)), "a"),
-        ("s3://anonymous@b", ("s3", "b", "anonymous", "", ()), ""),
         ("gcs://anonymous@b/a", ("gs", "b", "anonymous", "", ()), "a"),
         ("gs://b?scheme=http&project_id=p", ("gs", "b", "", "", (("scheme", "http"), ("project_id", "p"))), ""),
     ],
@@ -46,9 +45,7 @@ def test_split_address_into_bucket_and_key(location, address, key):
     ("location", "fault"),
     [
         ("s3://b?nope=1", "option 'nope' is unknown, expected region, scheme, endpoint_override, tls_ca_file_path, tls_verify"),
-        ("gs://b?region=x", "option 'region' is unknown, expected scheme, endpoint_override, project_id, retry_limit_seconds"),
         ("s3://me:a/b@c/x", "its bucket has other characters than letters, digits, '.', '-' and '_': write / in a key as %2F"),
-        ("gs://me@b", "before '@' there is no anonymous"),
         ("s3://me@b", "before '@' there is neither ACCESS_KEY:SECRET_KEY nor anonymous"),
         ("abfs://b/x", "expected a path or an address of a store. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"),
     ],
@@ -94,7 +91,6 @@ def test_object_file_in_a_buffer_is_the_file(buffer):
         ("s3://b//a.png", "s3://b", "/a.png"),
         ("s3://b/x///a.png", "s3://b/x", "//a.png"),
         ("gs://b//x//../a b%20.png", "gs://b//x//..", "a b%20.png"),
-        ("s3://b/x/", "s3://b/x", ""),
         ("s3://b/a\n?b=c", "s3://b", "a\n?b=c"),
     ],
 )
@@ -233,17 +229,10 @@ def test_failures_of_botocore_are_errors_by_class():
     for failure, kind in (
         (answer_of_s3(404, "NoSuchBucket"), NoSuchBucketError),
         (answer_of_s3(403, "AccessDenied"), StoreAccessError),
-        (answer_of_s3(401), StoreAccessError),
-        (answer_of_s3(400, "RequestExpired"), StoreAccessError),
-        (answer_of_s3(404, "InvalidAccessKeyId"), StoreAccessError),
-        (answer_of_s3(429, "SlowDown"), BUSY),
         (answer_of_s3(503, "SlowDown"), BUSY),
         (answer_of_s3(400, "InvalidArgument"), StoreError),
         (boto.NoCredentialsError(), StoreAccessError),
-        (boto.TokenRetrievalError(provider="sso", error_msg="it has expired"), StoreAccessError),
         (boto.EndpointConnectionError(endpoint_url="x"), UNREACHABLE),
-        (boto.ReadTimeoutError(endpoint_url="x"), UNREACHABLE),
-        (boto.InvalidRegionError(region_name="x y"), StoreError),
     ):
         with pytest.raises(StoreError, match=re.escape(str(failure))) as caught, client_errors():
             raise failure
@@ -252,18 +241,15 @@ def test_failures_of_botocore_are_errors_by_class():
 
 def test_answers_of_google_are_errors_by_class():
     from google.api_core import exceptions as api
-    from google.auth.exceptions import DefaultCredentialsError, TransportError
+    from google.auth.exceptions import DefaultCredentialsError
     from requests.exceptions import ConnectTimeout
 
     for failure, kind in (
         (api.NotFound("x"), NoSuchBucketError),
         (api.Forbidden("x"), StoreAccessError),
         (DefaultCredentialsError("x"), StoreAccessError),
-        (api.RetryError("x", api.TooManyRequests("x")), BUSY),
         (api.ServiceUnavailable("x"), BUSY),
         (api.RetryError("x", ConnectTimeout("x")), UNREACHABLE),
-        (TransportError("x"), UNREACHABLE),
-        (ConnectTimeout("x"), UNREACHABLE),
         (api.BadRequest("x"), StoreError),
     ):
         with pytest.raises(StoreError, match="x") as caught, client_errors(NoSuchBucketError):
