@@ -109,24 +109,6 @@ def test_folder_is_read_by_other_tools(full, name, kind):
     assert in_order(rows) == in_order(full[kind].rows)
 
 
-def test_polars_takes_no_folder_of_mixed_files(full):
-    # Whatever they are called; the page on datasets says so, and gives the pattern instead.
-    with pytest.raises(pl.exceptions.PolarsError, match="different file extensions"):
-        pl.read_parquet(full["captions"].path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "column", "dtype"),
-    [
-        ("features", "feature", pl.Array(pl.Float32, 2048)),
-        ("regions", "boxes", pl.Array(pl.Float32, 144)),
-        ("regions", "class_ids", pl.Array(pl.Int16, 36)),
-    ],
-)
-def test_polars_reads_vectors_as_arrays(toys, kind, column, dtype):
-    assert pl.read_parquet(toys[kind].glob).schema[column] == dtype
-
-
 @pytest.mark.parametrize("folder", [False, pytest.param(True, marks=pytest.mark.cluster)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vocabulary"])
 def test_huggingface_reads_a_dataset(full, huggingface, kind, folder):

@@ -193,13 +193,6 @@ def test_each_task_names_those_to_give_again(tmp_path):
     assert told == ("20 of 40 shards are done; missing 3-5,7,11-13,15,19-21,23,27-29,31,35-37,39: run tasks 3-5,7 of 8 again")
 
 
-def test_message_separates_damaged_and_missing_shards(toy):
-    run(toy, 0)
-    run(toy, 1)
-    (toy.path / SHARD(1)).write_bytes(b"torn")
-    assert run(toy, 0) == "1 of 3 shards are done; missing 2; damaged 1: run tasks 1-2 of 3 again"
-
-
 def test_last_task_finds_every_flipped_bit(toy, plain):
     run(toy, 0)
     run(toy, 1)
@@ -260,16 +253,6 @@ def test_another_dataset_is_refused_and_its_shard_found_by_the_last_task(toy):
     with pytest.raises(DatasetError, match=r"stored 'x', now nothing\): this task has written shards 1, which stay\."):
         run(toy, 1, during=lambda: other.write_shard(2))
     assert not (toy.path / "_manifest.json").exists()
-
-
-def test_files_of_other_tools_are_left_alone(toy, remarks):
-    run(toy, 0)
-    toy.output.folder.put("index.json", b"{}")
-    for index in (1, 2):
-        run(toy, index)
-    assert (toy.path / "index.json").read_bytes() == b"{}"
-    assert remarks == [f"ignored in {str(toy.path)!r}: 'index.json', not part of the dataset"] * 2
-    assert validate(toy.path) == []
 
 
 def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_features):

@@ -107,15 +107,3 @@ def test_made_from_with_changed_user_module_differs(monkeypatch):
     before = made_from("evaluate", {}, {})
     monkeypatch.setattr("schemas.user_code._digests", {"own": "2"})
     assert differences(before, made_from("evaluate", {}, {})) == ["own changed"]
-
-
-@pytest.mark.parametrize(
-    "read", ["[]", '{"data 0": {}}', '{"data": [[]]}', '{"data": [{}, {}]}', '{"data": {"0": {}}}', '{"data": 1}']
-)
-def test_damaged_files_read_are_not_current(tmp_path, read):
-    (tmp_path / "pairs.txt").write_text("a")
-    now, output = made_from("sts", {}, {"data": (str(tmp_path / "pairs.txt"),)}), Folder(str(tmp_path / "out"))
-    write_made_from(output, now, {})
-    assert is_current(output, now)
-    output.put(MADE_FROM_NAME, f'{{"read": {read}, {output.read(MADE_FROM_NAME).decode()[1:]}'.encode())
-    assert not is_current(output, now)

@@ -120,15 +120,6 @@ def test_read_record_other_content_is_none(folder, text):
     assert read_record(folder, SHARD, whole=True) is None
 
 
-@pytest.mark.parametrize(
-    "line", ["[]", "7", "{}", "", "[", '["a"]', '["a",1,1,"",""]', '[["a"],"",1,"",""]', '["","","","","",""]']
-)
-def test_read_record_with_other_sources_is_none(folder, line):
-    rewrite(folder, f"{line}\n", sources_sha256=hashlib.sha256(f"{line}\n".encode()).hexdigest())
-    assert read_record(folder, SHARD) is not None
-    assert read_record(folder, SHARD, whole=True) is None
-
-
 def test_read_record_other_format_is_none(folder):
     rewrite(folder, "", format="imagepivot record 2")
     assert read_record(folder, SHARD) is None
