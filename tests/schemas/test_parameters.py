@@ -45,7 +45,6 @@ STORED = {
         {"min_count": 4, "count_scope": "language", "splits": ["train"], "languages": [], "portions": ["comparable"]},
     ),
     "encoded": (EncodedParameters, {"max_length": 100, "vocabulary_size": 388, "text": RECIPE}),
-    "encoded without a recipe": (EncodedParameters, {"max_length": 100, "vocabulary_size": 388, "text": {}}),
     "extracted": (
         FeaturesParameters,
         {"feature": FEATURE, "extractor": {"untrained": True, "transform": {"crop": 224}}, "extractor_fingerprint": "15a7"},
@@ -76,13 +75,6 @@ def test_parameters_typed_access():
     assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == ((), None, None)
     model = FeaturesParameters.from_json(STORED["embedded"][1]).model
     assert model == EmbeddingModel("ab", "cosine", ("en", "de"))
-
-
-@pytest.mark.parametrize("kind", [CaptionsParameters, VocabularyParameters, EncodedParameters])
-def test_parameters_missing_values_are_none_or_empty(kind):
-    parameters = kind.from_json({})
-    assert getattr(parameters, "text", None) is None
-    assert getattr(parameters, "languages", ()) == ()
 
 
 def test_remark_names_each_feature_once():

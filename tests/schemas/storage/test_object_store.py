@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import object_store, s3
+from schemas.storage import object_store
 from schemas.storage.folder import Folder, _ObjectFile, object_at, open_bucket
 from schemas.storage.google_storage import GoogleBucket
 from schemas.storage.locations import split_address
@@ -325,23 +325,6 @@ def test_process_has_one_client_for_a_bucket(no_settings):
     with ThreadPoolExecutor(8) as pool:
         clients = set(pool.map(client_of, [f"s3://key:secret@b/{number}" for number in range(8)]))
     assert len(clients) == 1
-
-
-def test_client_retries_by_itself(no_settings):
-    assert client_of("s3://key:secret@b").meta.config.retries["total_max_attempts"] == s3.ATTEMPTS
-
-
-def test_credentials_of_a_profile(no_settings, monkeypatch, tmp_path):
-    (tmp_path / "credentials").write_text(
-        "[work]\naws_access_key_id = id\naws_secret_access_key = secret\naws_session_token = t\n"
-    )
-    monkeypatch.setenv("AWS_PROFILE", "work")
-    found = client_of("s3://b")._get_credentials()
-    assert (found.access_key, found.secret_key, found.token) == ("id", "secret", "t")
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    open_bucket.cache_clear()
-    with pytest.raises(DatasetError, match=r"access denied: check the credentials .* \(nobody\)"):
-        Folder("s3://b").names()
 
 
 def test_without_credentials_access_is_denied(no_settings):
