@@ -86,20 +86,6 @@ def test_everything_from_an_index_is_checked_by_hash():
     assert copied[:2] == [f"COPY docker/{name} /opt/imagepivot/" for name in FILES]
 
 
-def test_images_run_as_root_only_for_the_launcher():
-    instructions = commands_of(ROOT / "docker" / "Dockerfile")
-    arguments = {(stage, line) for stage, line in instructions if line.startswith("ARG RUN_AS=")}
-    assert arguments == {("worker-cpu", "ARG RUN_AS=10001"), ("worker", "ARG RUN_AS=10001")}
-    users = {stage: line for stage, line in instructions if line.startswith("USER ")}  # The last of each stage.
-    assert users == {"train": "USER 10001", "worker-cpu": "USER ${RUN_AS}", "launcher": "USER 0", "worker": "USER ${RUN_AS}"}
-    targets = re.findall(
-        r"^(?:worker|train|worker-cpu|launcher)[^)]*", (ROOT / "docker" / "build.sh").read_text(), re.MULTILINE
-    )
-    assert {name for line in targets for name in line.split(" | ")} == users.keys()
-    text = (ROOT / "docker" / "Dockerfile").read_text()
-    assert re.search(r"^# Root: .*\nUSER 0$", text, re.MULTILINE), "the reason"
-
-
 @pytest.mark.slow
 @pytest.mark.containers
 def test_lock_script_reproduces_the_lists(tmp_path):

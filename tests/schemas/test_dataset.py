@@ -40,12 +40,6 @@ def test_open_dataset_reads_every_kind(toys, kind):
     assert same(dataset.table().to_pylist(), toy.rows)
 
 
-def test_paths_of_any_type(toys, monkeypatch):
-    monkeypatch.chdir(toys["captions"].path.parent)
-    assert open_dataset("captions").fingerprint == open_dataset(toys["captions"].path).fingerprint
-    assert len(open_dataset("captions/").table()) == 48
-
-
 def test_opening_reads_the_manifest_only(copy_toy):
     toy = copy_toy("features")
     for path in toy.path.glob("part-*"):

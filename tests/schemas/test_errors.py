@@ -103,8 +103,3 @@ def test_error_of_another_class_is_the_base():
         pass
 
     assert repr(read_error(text_from_beam(OwnError, "x"))) == repr(ImagepivotError("x"))
-
-
-def test_error_is_marked_only_at_the_end_of_a_worker():
-    for message in ("x", "the run failed: x [while running 'Step']. Its log is 'run.log'", "[while running 'Step']"):
-        assert str(InputError(message)) == message

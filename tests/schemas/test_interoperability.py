@@ -8,7 +8,6 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.vocabulary import SPECIALS
 from schemas.writing.dataset_writer import commit
 from schemas.writing.validation import validate
 from tests.schemas.conftest import KINDS, make_toy, plain
@@ -115,16 +114,3 @@ def test_huggingface_reads_a_dataset(full, huggingface, kind, folder):
     loaded = huggingface(full[kind], folder=folder)
     assert loaded.column_names == full[kind].schema.names
     assert in_order(loaded.to_list()) == in_order(full[kind].rows)
-
-
-@pytest.mark.parametrize("folder", [False, True])
-def test_huggingface_has_no_maps_and_reads_a_vocabulary_without_them(full, huggingface, folder):
-    from datasets import Features, Value
-
-    toy = full["vocabulary"]
-    # The columns alone are not enough: without `features` it translates the types of all columns first.
-    columns = Features({"id": Value("int32"), "token": Value("string"), "count": Value("int64")})
-    loaded = huggingface(toy, folder=folder, features=columns, columns=list(columns))
-    assert loaded.column_names == ["id", "token", "count"]
-    assert loaded.to_list() == [{name: row[name] for name in ("id", "token", "count")} for row in toy.rows]
-    assert tuple(loaded["token"][:4]) == SPECIALS

@@ -62,17 +62,6 @@ def test_entries_are_a_sequence():
         shards[9000]
 
 
-def test_text_is_plain_json_for_people_and_other_tools():
-    text = example().to_json()
-    content = json.loads(text)
-    assert text == json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
-    assert '"ü"' in text
-    assert (content["format"], content["version"]) == ("imagepivot", 2)
-    entry = {"path": "part-00001-of-00002.parquet", "bytes": 11, "sha256": f"{1:064d}", "rows": 4}
-    assert content["shards"][1] == {**entry, "footer_sha256": "a" * 64}
-    assert content["failures"][0] == {"path": "_failures/part-00001-of-00002.jsonl", "bytes": 5, "sha256": "f" * 64, "rows": 4}
-
-
 @pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
 def test_manifest_lists_the_files_of_the_folder(toys, kind):
     toy = toys[kind]
@@ -117,11 +106,6 @@ def test_other_files_are_refused(tmp_path, data, problem):
 
 
 # --- every value may be damaged --------------------------------------------------------------------------------------
-
-
-def test_white_space_and_the_order_of_keys_do_not_matter():
-    content = json.loads(example().to_json())
-    assert read(json.dumps(dict(reversed(content.items())), indent=7)) == example()
 
 
 def places(value):
@@ -248,16 +232,6 @@ def refused(folder) -> str:
         open_dataset(folder)
     assert str(caught.value) == diagnose(Folder(str(folder)))
     return str(caught.value).partition("is not a dataset")[2]
-
-
-@pytest.mark.parametrize("name", ["best.pt", "last.pt", "log.jsonl"])
-def test_run(tmp_path, name):
-    (tmp_path / "config.toml").touch()
-    assert "but a run" not in refused(tmp_path)
-    (tmp_path / name).touch()
-    assert refused(tmp_path).startswith(
-        " but a run of imagepivot train, which imagepivot evaluate, embed and search take: give "
-    )
 
 
 def test_shards_without_a_manifest(tmp_path):

@@ -11,29 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs Linux with glibc")
 
-BUFFERS = """
-import resource, sys, threading
-from schemas.process.startup import keep_freed_memory
-keep_freed_memory()
-
-def rounds(count):
-    for _ in range(count):
-        b"x" * (48 << 20)
-
-def measure():
-    rounds(2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    rounds(10)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-if sys.argv[1] == "thread":
-    thread = threading.Thread(target=measure)
-    thread.start()
-    thread.join()
-else:
-    measure()
-"""
-
 
 def run(code: str, *words: str, **environment: str) -> str:
     """Run Python code in a process in which nobody has set the allocator but ``environment``; return what it printed."""
@@ -42,15 +19,6 @@ def run(code: str, *words: str, **environment: str) -> str:
         [sys.executable, "-c", code, *words], env=clean | environment, cwd=ROOT, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
-
-
-@pytest.mark.slow
-@glibc
-@pytest.mark.parametrize("where", ["main", "thread"])
-def test_buffer_as_large_as_the_last_costs_no_page_faults(where):
-    assert int(run(BUFFERS, where)) < 100
-    # Without the setting each buffer is mapped and touched anew: 24 pages of 2 MB at the least.
-    assert int(run(BUFFERS, where, MALLOC_CHECK_="0")) >= 240
 
 
 @glibc

@@ -11,11 +11,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import FileInfo, Folder, file_at
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.storage.storage_errors import (
-    NoSuchBucketError,
-    StoreAccessError,
-    StoreError,
     create_folder,
-    storage_errors,
 )
 from schemas.writing.locks import lock_folder
 from schemas.writing.output_state import OutputState
@@ -196,18 +192,6 @@ def test_missing_files_are_not_found(anywhere, read):
         read(anywhere, "nothing")
 
 
-def test_file_in_place_of_a_folder_is_named(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    for action in (
-        lambda f: f.names(),
-        lambda f: f.put("x", b""),
-        lambda f: f.open("x"),
-        lambda f: lock_folder(f).__enter__(),
-    ):
-        with pytest.raises(DatasetError, match=r"cannot use .*file"):
-            action(Folder(str(tmp_path / "file" / "data")))
-
-
 @pytest.mark.parametrize(
     ("name", "code", "advice"),
     [
@@ -227,14 +211,6 @@ def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, na
         monkeypatch.setattr(os, "mkdir", fail)
     with pytest.raises(DatasetError, match=rf"^cannot use '{tmp_path / name}': {advice}"):
         create_folder(tmp_path / name)
-
-
-@pytest.mark.parametrize("kind", [NoSuchBucketError, StoreAccessError, StoreError])
-def test_failure_of_a_store_is_an_error_with_advice(kind):
-    with pytest.raises(DatasetError, match=r"^cannot use 'gs://b/x': ") as caught, storage_errors("gs://b/x"):
-        raise kind("reason")
-    detail = f"{kind.__name__}: reason"
-    assert str(caught.value) == f"cannot use 'gs://b/x': {f'{kind.advice} ({detail})' if kind.advice else detail}"
 
 
 def test_kind_of_folder_file_nothing_and_pipe(folder):

@@ -67,13 +67,6 @@ def test_record_matches_its_shard_alone(folder):
         assert record.as_footer(name, size) is None
 
 
-@pytest.mark.parametrize(
-    "shard", [{}, {"path": SHARD}, {**RECORD.shard, "rows": "3"}, {**RECORD.shard, "failures": {"rows": ""}}]
-)
-def test_as_footer_incomplete_record_is_none(shard):
-    assert dataclasses.replace(RECORD, shard=shard).as_footer(SHARD, 4711) is None
-
-
 def test_long_first_line_is_read_whole(folder):
     long = Record.of(ENTRY, dataclasses.replace(FOOTER, statistics={"names": "x" * 200_000}))
     write_record(folder, SHARD, dataclasses.replace(long, sources=SOURCES))

@@ -1,7 +1,6 @@
 """One test a promise: break it on disk, expect that complaint and no other."""
 
 import hashlib
-import json
 import re
 
 import numpy as np
@@ -332,17 +331,6 @@ def test_invalid_failures(failed, forge, change, complaint):
     toy, name, _ = failed
     forge.failures(toy, name, change)
     assert complains(toy, complaint.replace("NAME", name))
-
-
-def test_wrong_number_of_rows_of_failures(failed, forge):
-    toy, name, shard = failed
-    forge.edit_manifest(toy, lambda content: content["failures"][0].update(rows=77))
-    assert complains(toy, rf"{shard} was made with \d failures, the manifest lists 77, or others")
-    footer = forge.footer(toy, shard)
-    stated = {**json.loads(footer["imagepivot.failures"]), "rows": 77}
-    footer = forge.sealed({**footer, "imagepivot.failures": json.dumps(stated)})
-    forge.shard(toy, shard, lambda table: table, footer=footer)
-    assert complains(toy, rf"{name} has \d rows, the manifest says 77")
 
 
 def test_image_with_failure_and_row(failed, forge):
