@@ -2,7 +2,6 @@
 
 import io
 import os
-import shlex
 import urllib.error
 import urllib.request
 import zipfile
@@ -84,42 +83,11 @@ def pods(value: Any) -> Iterator[dict[str, Any]]:
             yield from pods(each)
 
 
-OURS = [
-    pytest.param(container, id=f"{name}-{container['name']}")
-    for name, document in DOCUMENTS.items()
-    for pod in pods(document)
-    for container in pod["containers"]
-    if "imagepivot/" in container.get("image", "")
-]
-
-
-@pytest.mark.parametrize("container", OURS)
-def test_our_containers_name_mounted_folders(container):
-    (mounted,) = container["volumeMounts"]
-    places = [word for text in container["args"] for word in shlex.split(text) if word.startswith("/")]
-    assert all(place.startswith((mounted["mountPath"], "/opt/imagepivot/weights/")) for place in places)
-
-
 PODS = [
     pytest.param(name, pod, id=f"{name}-{pod['containers'][0]['name']}-{number}")
     for name, document in DOCUMENTS.items()
     for number, pod in enumerate(pods(document))
 ]
-
-
-@pytest.mark.parametrize(("name", "pod"), PODS)
-def test_pods_have_limits_and_an_end(name, pod):
-    for container in pod["containers"]:
-        if container.get("image", "").startswith("registry.example.com"):
-            limits, requests = container["resources"]["limits"], container["resources"]["requests"]
-            assert {key: limits[key] for key in ("cpu", "memory")} == requests
-    document = DOCUMENTS[name]
-    if document["kind"] in ("Job", "CronJob"):
-        job = document["spec"]["jobTemplate"]["spec"] if document["kind"] == "CronJob" else document["spec"]
-        assert job["activeDeadlineSeconds"] <= 86_400
-        assert job["ttlSecondsAfterFinished"] > 0
-        assert {rule["action"] for rule in job["podFailurePolicy"]["rules"]} & {"FailIndex", "FailJob"}
-        assert pod["terminationGracePeriodSeconds"] >= 30
 
 
 @pytest.mark.parametrize(("name", "pod"), PODS)

@@ -266,7 +266,7 @@ def test_rows_by_number(toys, kind):
         dataset["image-00"]
 
 
-def test_features_and_rows_by_number_over_several_row_groups(tmp_path, monkeypatch):
+def test_features_and_rows_by_number_over_several_row_groups(tmp_path):
     toy = make_features(tmp_path / "many", image_ids=[f"{n:05d}" for n in range(1400)], shards=2)
     toy.write()
     dataset = open_dataset(toy.path)
@@ -275,13 +275,3 @@ def test_features_and_rows_by_number_over_several_row_groups(tmp_path, monkeypat
     chosen = np.random.default_rng(0).integers(0, 1400, 12).tolist()
     assert same([dataset[number] for number in chosen], [toy.rows[number] for number in chosen])
     assert same(dataset[500:720], toy.rows[500:720])
-    read, iter_batches = [], pq.ParquetFile.iter_batches
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "iter_batches",
-        lambda self, size, groups, *a, **k: (read.extend(groups), iter_batches(self, size, groups, *a, **k))[1],
-    )
-    assert same([dataset[600]], [toy.rows[600]])
-    assert len(read) == 1
-    next(iter(dataset))
-    assert len(read) == 2

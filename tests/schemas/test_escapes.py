@@ -4,7 +4,7 @@ import unicodedata
 import pytest
 
 from schemas.errors import DatasetError, ImagepivotError, InputError
-from schemas.escapes import escape_text, redact, redact_address, short_names, to_json
+from schemas.escapes import escape_text, redact, redact_address, to_json
 
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 # The basic plane and its neighbours; downwards, since halves of surrogate pairs must not form pairs.
@@ -90,16 +90,3 @@ def test_passwords_are_found_in_linear_time():
     for text in ("http://u:p@", "://", "http://h ", "?a=", "sig", "s3://a:"):
         redact("?" + text * 60_000)
         redact_address(f"https://?{text * 60_000}")
-
-
-@pytest.mark.parametrize(
-    ("locations", "names"),
-    [
-        (["runs/de/", "/home/me/en"], ["de", "en"]),
-        (["a/runs/de", "b/runs/de", "en"], ["a/runs/de", "b/runs/de", "en"]),
-        (["s3://bucket/new/run", "run"], ["new/run", "run"]),
-        (["run", "run"], ["run", "run"]),
-    ],
-)
-def test_short_names_are_distinct_ends_of_paths(locations, names):
-    assert short_names(locations) == names

@@ -44,13 +44,6 @@ def run(job: Job, workers: int = 1, *, note: str = "") -> tuple[Job, int, str]:
     return job, workers, note
 
 
-def test_job_is_passed_as_it_is():
-    job = Job("a")
-    assert run(job, 2, note="x") == (job, 2, "x")
-    assert run(job=job, workers=3) == (job, 3, "")
-    assert run(job)[0] is job
-
-
 def test_fields_build_the_job_beside_arguments_of_the_function():
     assert run("a", top=2, workers=4) == (Job("a", top=2), 4, "")
     assert run("a", model="large", languages=["en", "de"], limit="3%", note="x") == (

@@ -9,7 +9,6 @@ from schemas.parameters import (
     TextRecipe,
     VocabularyParameters,
     WordVectorsParameters,
-    untrained_remark,
 )
 
 # As manifests hold them, key by key.
@@ -75,10 +74,3 @@ def test_parameters_typed_access():
     assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == ((), None, None)
     model = FeaturesParameters.from_json(STORED["embedded"][1]).model
     assert model == EmbeddingModel("ab", "cosine", ("en", "de"))
-
-
-def test_remark_names_each_feature_once():
-    assert untrained_remark([]) == ""
-    assert untrained_remark(iter(["a (random:0)", "b", "a (random:0)"])) == (
-        "untrained: the weights of a (random:0), b are random, the features mean nothing"
-    )

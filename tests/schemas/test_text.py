@@ -4,7 +4,7 @@ import re
 import pytest
 
 from schemas.errors import InputError
-from schemas.text import decode_line, decode_text, mark_length, read_text
+from schemas.text import decode_line, decode_text, read_text
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,6 @@ def test_wide_encodings_are_named(encoding, name, option):
     says = re.escape(f"'a.csv' is {name}, expected UTF-8: convert the file: iconv -f {option} -t UTF-8 OLD > NEW")
     with pytest.raises(InputError, match=says):
         decode_text("image_id,text\n1,Größe\n".encode(encoding), "a.csv")
-
-
-def test_file_of_zeros_or_of_one_byte_is_no_other_encoding():
-    assert [mark_length(head, "a") for head in (b"\x00\x00\x00\x00", b"\x00", b"a", b"\xef\xbb", b"ab\x00c")] == [0] * 5
 
 
 def test_invalid_utf8_is_located():

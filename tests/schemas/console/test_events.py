@@ -1,9 +1,7 @@
 import io
 import json
-import logging
 import subprocess
 import sys
-import warnings
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -73,15 +71,6 @@ def test_nan_and_infinity_are_null():
         events.line("progress", message="", loss=float("nan"), scores={"en": float("inf"), "de": 1.5}, path=Path("a"))
     )
     assert (event["loss"], event["scores"], event["path"]) == (None, {"en": None, "de": 1.5}, "a")
-
-
-def test_warnings_and_handlers_are_put_back(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    before = warnings.showwarning, logging.root.handlers[:], logging.root.level
-    events.start()
-    assert warnings.showwarning is not before[0]
-    events.finish(0)
-    assert (warnings.showwarning, logging.root.handlers, logging.root.level) == before
 
 
 SCRIPT = """

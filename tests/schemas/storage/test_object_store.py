@@ -4,7 +4,6 @@ import io
 import random
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -205,12 +204,6 @@ def test_missing_objects_are_not_found_except_in_missing_buckets():
     assert refused.value.status == 412
 
 
-def test_failures_of_the_project_are_no_failures_of_a_client():
-    for failure in (KeyError("x"), PermissionError("x")):
-        with pytest.raises(type(failure), match="x"), client_errors():
-            raise failure
-
-
 BUSY, UNREACHABLE = "it is busy or down: run", "it cannot be reached: check the network"
 
 
@@ -319,12 +312,6 @@ def test_options_of_an_address_of_google(no_settings, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     assert endpoint("gs://b") == "http://127.0.0.1:1"
     assert endpoint("gs://anonymous@b?endpoint_override=h:9") == "https://h:9"
-
-
-def test_process_has_one_client_for_a_bucket(no_settings):
-    with ThreadPoolExecutor(8) as pool:
-        clients = set(pool.map(client_of, [f"s3://key:secret@b/{number}" for number in range(8)]))
-    assert len(clients) == 1
 
 
 def test_without_credentials_access_is_denied(no_settings):

@@ -103,16 +103,6 @@ def test_read_record_cut_anywhere_is_none(folder, written):
         assert read_record(folder, SHARD, whole=True) == whole
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\n", "null\n", "7\n", "[]\n", "{}\n", '"x"\n', '{"record_sha256": 7}\n', "[" * 100_000 + "\n", "\x00\n"]
-)
-def test_read_record_other_content_is_none(folder, text):
-    assert read_record(folder, SHARD) is None
-    folder.put(record_name(SHARD), text.encode())
-    assert read_record(folder, SHARD) is None
-    assert read_record(folder, SHARD, whole=True) is None
-
-
 def test_read_record_other_format_is_none(folder):
     rewrite(folder, "", format="imagepivot record 2")
     assert read_record(folder, SHARD) is None

@@ -32,11 +32,6 @@ def test_choose_shards_doubles_beyond_the_target(size, target, shards):
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shards", [1, 99_999, "auto", "like:captions", "like:s3://bucket/captions"])
-def test_check_shards_request_accepts_valid_requests(shards):
-    check_shards_request(shards)
-
-
 FORMS = "a number such as 64, 'auto', or 'like:D"
 
 

@@ -88,17 +88,6 @@ def test_footer_of_every_kind(toys, kind):
         }
 
 
-def test_rows_and_failures_are_counted_while_they_are_written(folder):
-    with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
-        for count in range(1, 4):
-            shard.write(pa.Table.from_pylist(many_captions(2), schema=CAPTIONS))
-            shard.add_failures([failure(f"late {count}")])
-            assert (shard.rows, len(shard.failures)) == (2 * count, count)
-        shard.statistics = {"rows": shard.rows, "failed": len(shard.failures)}
-    assert inspect_shard(folder, NAME).statistics == {"rows": 6, "failed": 3}
-    assert [row["key"] for row in failures_in(folder)] == ["late 1", "late 2", "late 3"]
-
-
 @pytest.mark.parametrize(
     ("rows", "more", "error", "match"),
     [

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from schemas.footers import Footer, footer_metadata
-from schemas.writing.locks import lock_folder
 from schemas.writing.validation import validate
 from tests.builders import shard_by_hand
 from tests.schemas.conftest import make_features, make_toy
@@ -32,12 +31,6 @@ def test_shards_without_rows_are_valid(tmp_path):
         make_toy(tmp_path / kind, kind, [], parameters={"vocabulary_size": 4}, shards=2).write()
     for kind in ("sparse", "none", "captions", "encoded"):
         assert validate(tmp_path / kind) == []
-
-
-def test_dataset_in_use_is_valid(copy_toy):
-    toy = copy_toy("features")
-    with lock_folder(toy.output.folder):
-        assert validate(toy.path) == []
 
 
 # --- manifest and files ----------------------------------------------------------------------------------------------
@@ -139,16 +132,6 @@ def test_footer_of_another_dataset(copy_toy, forge, footer, complaint):
     toy = copy_toy("captions")
     forge.shard(toy, FIRST, lambda table: table, footer=footer)
     assert complains(toy, f"{FIRST} {complaint}")
-
-
-def test_other_failures_than_those_of_the_shard(copy_toy, forge):
-    toy = copy_toy("captions")
-    path = next((toy.path / "_failures").iterdir())
-    rows = len(path.read_bytes().splitlines())
-    path.write_bytes(path.read_bytes().replace(b"nothing but spaces", b"nothing but blanks"))
-    forge.relist(toy, f"_failures/{path.name}")
-    shard = path.with_suffix(".parquet").name
-    assert complains(toy, rf"{shard} was made with {rows} failures, the manifest lists {rows}, or others")
 
 
 CHANGES = {
