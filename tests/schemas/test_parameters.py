@@ -1,12 +1,9 @@
 import pytest
 
-from schemas.features import FeatureSpec
 from schemas.parameters import (
     CaptionsParameters,
-    EmbeddingModel,
     EncodedParameters,
     FeaturesParameters,
-    TextRecipe,
     VocabularyParameters,
     WordVectorsParameters,
 )
@@ -60,17 +57,3 @@ STORED = {
 @pytest.mark.parametrize(("kind", "stored"), STORED.values(), ids=STORED.keys())
 def test_parameters_round_trip(kind, stored):
     assert kind.from_json(stored).to_json() == stored
-
-
-def test_parameters_typed_access():
-    captions = CaptionsParameters.from_json(STORED["captions"][1])
-    assert captions.text == TextRecipe(**RECIPE)
-    assert (captions.languages, captions.train_splits) == (("de",), None)
-    assert captions.source == {"default_language": "en", "columns": {"text": "caption"}}
-    extracted = FeaturesParameters.from_json(STORED["extracted"][1])
-    assert extracted.feature == FeatureSpec("resnet50-pool", (2048,), source="He et al. 2016")
-    assert (extracted.untrained, extracted.transform) == (("resnet50-pool (random)",), {"crop": 224})
-    imported = FeaturesParameters.from_json(STORED["imported"][1])
-    assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == ((), None, None)
-    model = FeaturesParameters.from_json(STORED["embedded"][1]).model
-    assert model == EmbeddingModel("ab", "cosine", ("en", "de"))

@@ -1,5 +1,3 @@
-import warnings
-
 import pytest
 
 from schemas.drawing import fonts
@@ -23,11 +21,3 @@ def test_warn_of_missing_glyphs_names_script_font_and_package(character, script,
     words = rf"has {script} characters, .*: install {font} \(Debian and Ubuntu: apt install {package}\) and draw again"
     with pytest.warns(FontWarning, match=words):
         warn_of_missing_glyphs(character)
-
-
-def test_warn_of_missing_glyphs_warns_once_of_each_script():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for text in ("猫狗한", "हिन्दी", "狗"):
-            warn_of_missing_glyphs(text)
-    assert [str(warning.message).split()[4] for warning in caught] == ["Chinese,", "Devanagari"]

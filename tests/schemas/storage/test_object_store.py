@@ -299,21 +299,6 @@ def test_options_of_an_address_of_s3(no_settings, monkeypatch):
     assert settings(f"{keys}?endpoint_override=h:9&region=x") == ("https://h:9", "x")
 
 
-def test_options_of_an_address_of_google(no_settings, monkeypatch):
-    def endpoint(location):
-        return client_of(location)._connection.API_BASE_URL
-
-    anonymous = "gs://anonymous@b"
-    assert endpoint(anonymous) == "https://storage.googleapis.com"
-    assert endpoint(f"{anonymous}?endpoint_override=h:9&scheme=http") == "http://h:9"
-    assert client_of(f"{anonymous}?project_id=p").project == "p"
-    assert bucket_of(f"{anonymous}?retry_limit_seconds=3")._options["retry"].timeout == 3
-    open_bucket.cache_clear()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    assert endpoint("gs://b") == "http://127.0.0.1:1"
-    assert endpoint("gs://anonymous@b?endpoint_override=h:9") == "https://h:9"
-
-
 def test_without_credentials_access_is_denied(no_settings):
     with pytest.raises(DatasetError, match=r"access denied: check the credentials .*Unable to locate credentials"):
         Folder("s3://b").names()
