@@ -86,6 +86,11 @@ def test_tasks_share_the_devices():
     assert max(most) == 2
 
 
+def test_fault_of_the_work_reaches_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        list(run_side_by_side(lambda task, device: task / 0, [1, 2, 3], ["a"]))
+
+
 @pytest.mark.cluster
 def test_run_side_by_side_caller_stops_ends_processes(programs):
     ended = run_side_by_side(lambda task, device: run_command(task), [["pass"], note(programs, "long")], ["a", "b"])

@@ -339,16 +339,40 @@ def test_foreign_files_are_refused(copy_toy, new_features, name, has_dataset, ov
     refuse(toy.output, rf"holds files that do not belong to a dataset, e.g. '{name}'", overwrite=overwrite)
 
 
-def test_shard_of_a_newer_version_is_not_touched(copy_toy):
-    toy = copy_toy("captions")
-    (toy.path / "_manifest.json").unlink()
+def with_footers_of_version(toy, version):
     for name in (toy.output.name(number) for number in range(toy.output.shards)):
         stored = pq.read_table(toy.path / name)
         with pq.ParquetWriter(toy.path / name, stored.schema.remove_metadata()) as writer:
             writer.write_table(stored)
-            footer = Footer(toy.kind, toy.output.fingerprint, toy.output.parameters, version=3)
-            writer.add_key_value_metadata(footer_metadata(footer))
+            footer = footer_metadata(Footer(toy.kind, toy.output.fingerprint, toy.output.parameters, version=version))
+            if version == 1:  # It had no digest: version 1 beside a digest is damage.
+                del footer["imagepivot.sha256"]
+            writer.add_key_value_metadata(footer)
+
+
+def test_shard_of_a_newer_version_is_not_touched(copy_toy):
+    toy = copy_toy("captions")
+    (toy.path / "_manifest.json").unlink()
+    with_footers_of_version(toy, 3)
     refuse(toy.output, r"captions' has format version 3, .* reads version 2: update imagepivot\. Nothing was written")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "lost"])
+def test_dataset_of_version_1_is_named_and_not_touched(copy_toy, name):
+    toy = copy_toy("captions")
+    shutil.rmtree(toy.path / ".records")
+    (toy.path / "_manifest.json").rename(toy.path / "manifest.json")
+    with_footers_of_version(toy, 1)
+    if name == "lost":
+        (toy.path / "manifest.json").unlink()
+    advice = "has format version 1, .* reads version 2: write the dataset again, into another folder"
+    for overwrite in (False, True):
+        refuse(toy.output, rf"captions/part-00000-of-00003\.parquet {advice}", overwrite=overwrite)
+    before = tree(toy.path)
+    for read in (open_dataset, validate, repair):
+        with pytest.raises(DatasetError, match=advice if name != "lost" or read is repair else "it holds no _manifest.json"):
+            read(toy.path)
+    assert {name: data for name, data in tree(toy.path).items() if name != ".lock"} == before
 
 
 def test_content_of_sources_is_noted_in_the_records_alone(toys, new_features):
