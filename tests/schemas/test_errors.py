@@ -96,10 +96,3 @@ def test_read_error_takes_the_last_whole_error():
 )
 def test_read_error_of_another_text_is_none(text):
     assert read_error(text) is None
-
-
-def test_error_of_another_class_is_the_base():
-    class OwnError(UsageError):
-        pass
-
-    assert repr(read_error(text_from_beam(OwnError, "x"))) == repr(ImagepivotError("x"))

@@ -113,12 +113,6 @@ def test_tasks_in_any_order_make_the_bytes_of_a_plain_run(toy, plain, order):
     assert validate(toy.path) == []
 
 
-def test_task_count_may_change_between_runs(toy, plain):
-    run(toy, 0, 3)
-    run(toy, 0, 1)
-    assert tree(toy.path) == plain
-
-
 def test_rerun_task_continues(toy, plain):
     def die():
         toy.write_shard(0)

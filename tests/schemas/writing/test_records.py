@@ -36,13 +36,6 @@ def test_record_round_trip(folder):
     assert folder.names() == [record_name(SHARD)]
 
 
-def test_without_sources(folder):
-    write_record(folder, SHARD, RECORD)
-    record = read_record(folder, SHARD)
-    assert (record.version_digest, record.sources) == ("", None)
-    assert read_record(folder, SHARD, whole=True) == dataclasses.replace(record, sources=[])
-
-
 def test_record_file_is_json_lines_sorted_by_image(folder):
     write_record(folder, SHARD, FULL)
     first, *lines = path(folder).read_text(encoding="utf-8").split("\n")[:-1]
@@ -101,18 +94,3 @@ def test_read_record_cut_anywhere_is_none(folder, written):
         # Without sources nothing is lost with the last line end.
         whole = dataclasses.replace(record, sources=[]) if size == len(data) - 1 and not written.sources else None
         assert read_record(folder, SHARD, whole=True) == whole
-
-
-def test_read_record_other_format_is_none(folder):
-    rewrite(folder, "", format="imagepivot record 2")
-    assert read_record(folder, SHARD) is None
-
-
-def rewrite(folder, lines, **changes):
-    """Write a record with other content, as if it had been written so."""
-    write_record(folder, SHARD, RECORD)
-    content = {**json.loads(path(folder).read_text(encoding="utf-8")), **changes}
-    del content["record_sha256"]
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    content["record_sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    path(folder).write_text(f"{json.dumps(content)}\n{lines}", encoding="utf-8")
