@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from schemas.conversion import convert, convert_text, key_value_pairs, parse_toml, stored_values
+from schemas.conversion import convert, convert_text, stored_values
 from schemas.errors import DatasetError, InputError, UsageError
 
 
@@ -98,19 +98,6 @@ def test_stored_fields_may_be_missing_unknown_or_left_out():
         stored_values(Example, [])
     with pytest.raises(DatasetError, match=r"^names\[0\] is 1, expected text$"):
         stored_values(Example, {"names": [1]})
-
-
-def test_parse_toml_invalid_text_is_refused():
-    for text in ("a", "a = " + "[" * 100_000, "a = " + "1" * 4301):
-        with pytest.raises(UsageError, match=r"^not TOML: "):
-            parse_toml(text)
-
-
-def test_settings():
-    assert key_value_pairs(["a.b = 1", "c=d=e", "f="], "x=1") == {"a.b": "1", "c": "d=e", "f": ""}
-    for setting in ("a", "=1"):
-        with pytest.raises(UsageError, match=f"^--set '{setting}' is not KEY=VALUE, e.g. --set x=1$"):
-            key_value_pairs([setting], "x=1")
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

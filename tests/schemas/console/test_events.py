@@ -32,13 +32,6 @@ def without_time(event):
     return event
 
 
-def test_nothing_is_written_before_the_start(capsys):
-    assert events.emit("remark", message="x") is False
-    events.record(output="o")
-    events.finish(0)
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("code", "status", "severity"),
     [

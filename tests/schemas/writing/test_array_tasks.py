@@ -84,11 +84,6 @@ def test_every_shard_belongs_to_one_task_and_tasks_differ_by_one_shard(shards, c
     assert parts[count - 1][0] == count - 1
 
 
-def test_task_as_the_command_takes_it():
-    assert ArrayTask.parse("3/64") == ArrayTask(3, 64)
-    assert str(ArrayTask.parse("03/064")) == "3/64"  # Some schedulers pad their numbers.
-
-
 @pytest.mark.parametrize("text", ["3", "/64", "-1/4", "1.5/4", "1/2/3", " 1/2", "٣/٤", "64/64", "65/64", "0/0"])
 def test_array_task_invalid_values_are_refused(text):
     with pytest.raises(UsageError, match=rf"--task is '{text}', expected I/N"):

@@ -7,11 +7,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
@@ -22,7 +19,7 @@ from schemas.writing.output_state import OutputState
 from schemas.writing.reuse_policy import ReusePolicy
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import blocked_process, make_regions, prepare
+from tests.schemas.conftest import blocked_process, prepare
 
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
@@ -160,26 +157,3 @@ def test_nested_statistics_are_summed(tmp_path):
 
     manifest = write_dataset(OutputDataset(Folder(str(tmp_path)), "captions", {}, shards=2), make)
     assert manifest.statistics == {"captions": {"de": {"tokens": 7}, "only 0": 1, "only 1": 1}, "failed": 1.0}
-
-
-@pytest.mark.parametrize("way", ["resume", "update"])
-def test_shards_that_do_not_state_their_shape_are_kept(way, tmp_path, monkeypatch):
-    vector = kinds._vector
-    with monkeypatch.context() as earlier:
-        earlier.setattr(kinds, "_vector", lambda *words: vector(*words).with_metadata({"description": words[-1]}))
-        toy = make_regions(tmp_path / "regions")
-        write_dataset(replace(toy.output, version_digests=("a", "b", "c")), toy.fill)
-    shards = sorted(toy.path.glob("*.parquet"))
-    old = [shard.read_bytes() for shard in shards]
-    digests = ("a", "b", "c")
-    if way == "resume":
-        (toy.path / "_manifest.json").unlink()
-        shards[1].unlink()
-    else:
-        digests = ("a", "changed", "c")
-    write_dataset(replace(toy.output, version_digests=digests), toy.fill, ReusePolicy(update=way == "update"))
-    assert [shard.read_bytes() == data for shard, data in zip(shards, old, strict=True)] == [True, False, True]
-    stated = [pq.read_schema(shard).field("boxes").metadata.get(b"shape") for shard in shards]
-    assert stated == [None, b"[36, 4]", None]
-    assert validate(toy.path) == []
-    np.testing.assert_array_equal(open_dataset(toy.path).numpy("boxes"), [row["boxes"] for row in toy.rows])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from schemas.writing.made_from import MADE_FROM_NAME, differences, is_current, made_from, read_made_from, write_made_from
+from schemas.writing.made_from import MADE_FROM_NAME, differences, is_current, made_from, write_made_from
 from tests.builders import write_rows
 
 
@@ -74,13 +73,6 @@ def test_is_current_compares_file_sizes(tmp_path):
     assert not is_current(folder, made_from("figures", {}, {"run": ("",)}))
     (tmp_path / "map.png").write_bytes(b"1")
     assert not is_current(folder, now)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000])
-def test_damaged_description_is_none(tmp_path, text):
-    (tmp_path / MADE_FROM_NAME).write_text(text)
-    assert read_made_from(Folder(str(tmp_path))) == {}
-    assert not is_current(Folder(str(tmp_path)), made_from("export", {}, {}))
 
 
 def test_is_current_with_changed_file_beside_an_input_returns_false(tmp_path):
