@@ -253,10 +253,6 @@ def no_settings(monkeypatch, tmp_path):
     open_bucket.cache_clear()
 
 
-def bucket_of(location):
-    return open_bucket(split_address(location)[0])
-
-
 def client_of(location):
     with Folder(location)._at() as (bucket, _):
         return bucket._client
