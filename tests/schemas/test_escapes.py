@@ -52,6 +52,7 @@ def test_to_json_is_safe_and_parses_to_the_value():
         ("http://u:p@host/w.pth?Signature=12ab&sig=9%3D, check", "http://***@host/w.pth?Signature=***&sig=***, check"),
         ("http://me@corp.com:pw@h", "http://***@h"),
         ("http://u:p@s/s@h:80/x", "http://***@h:80/x"),
+        ("https://token@h/a", "https://***@h/a"),
         ("https://archive/http://u:p@h/x", "https://***@h/x"),
         ("url: /a?x=1&api_key=12ab#access_token=34", "url: /a?x=1&api_key=***#access_token=***"),
         ("write to anna@example.org: is a=b? 1:2@3", "write to anna@example.org: is a=b? 1:2@3"),
@@ -73,6 +74,7 @@ def test_passwords_leave_messages(text, expected):
             "https://b/a?X-Amz-Date=***&X-Amz-Credential=***&X-Amz-Signature=***",
         ),
         ("https://b/a?X-Goog-Signature=3&alt=media", "https://b/a?X-Goog-Signature=***&alt=media"),
+        ("https://b/a?sv=2024&se=1&sig=2", "https://b/a?sv=2024&se=***&sig=***"),
         ("https://b/a?se=1&st=2&token=3#p", "https://b/a?se=1&st=2&token=***#p"),
     ],
 )

@@ -225,6 +225,7 @@ def test_failures_of_clients_are_errors_by_class():
     for failure, kind in (
         (answer_of_s3(404, "NoSuchBucket"), NoSuchBucketError),
         (answer_of_s3(403, "AccessDenied"), StoreAccessError),
+        (answer_of_s3(404, "InvalidAccessKeyId"), StoreAccessError),
         (answer_of_s3(503, "SlowDown"), BUSY),
         (answer_of_s3(400, "InvalidArgument"), StoreError),
         (boto.NoCredentialsError(), StoreAccessError),
