@@ -25,7 +25,6 @@ from tests.builders import tree
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for
-from tests.integration.test_own_extractors import CODE
 from tests.integration.workload import CODES, MODEL, OUTPUTS, UNIQUE, commands, make_inputs, one_line, run_locally
 
 pytest.importorskip("timm", reason="the extra dev installs it")
@@ -101,13 +100,11 @@ def of_output(content: Mapping[str, bytes], name: str) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def check(local, tell) -> Callable[[Held, Path, str, str], None]:
-    """Compare a dataset with that of a local run, and say so."""
+def check(local) -> Callable[[Path, str], None]:
+    """Compare a dataset with that of a local run."""
 
-    def compare(held: Held, folder: Path, name: str, what: str) -> None:
-        made, expected = of_output(tree(folder), name), of_output(local, name)
-        assert made == expected
-        tell(f"{held.name}: {what}: {len(made)} files of {name!r} equal to the local run's")
+    def compare(folder: Path, name: str) -> None:
+        assert of_output(tree(folder), name) == of_output(local, name)
 
     return compare
 
@@ -122,7 +119,7 @@ def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, loc
             continue
         done = imagepivot(*held.words(*command), cwd=folder, code=code)
         assert "Traceback" not in done.stderr
-        check(held, folder, output, f"imagepivot {command[0]}, exit code {done.returncode}")
+        check(folder, output)
     assert tree(folder) == {
         path: data for path, data in local.items() if path.partition("/")[0] not in {*OUTPUTS}.difference(outputs)
     }
@@ -135,7 +132,7 @@ def test_every_command_makes_the_bytes_of_a_local_run(name, request, inputs, loc
 
 
 @pytest.mark.parametrize("name", ["flink", "prism"])
-def test_extract_in_a_pipeline_of_ones_own_has_the_values_of_features(name, request, inputs, local, imagepivot, tell, tmp_path):
+def test_extract_in_a_pipeline_of_ones_own_has_the_values_of_features(name, request, inputs, local, imagepivot, tmp_path):
     held = request.getfixturevalue(name)
     imagepivot(*commands("--shared-disk")[-1], cwd=shutil.copytree(inputs, tmp_path / "here"), code=3)
     dataset = open_dataset(tmp_path / "here" / "features")
@@ -163,26 +160,6 @@ def test_extract_in_a_pipeline_of_ones_own_has_the_values_of_features(name, requ
     for row in dataset:
         for prefix in ("", "row-"):
             np.testing.assert_array_equal(np.load(folder / f"{prefix}{row['image_id']}.npy"), row["feature"])
-    tell(f"{name}: Extract and ReadDataset: {len(ids)} features equal to the local run's, one failure")
-
-
-@pytest.mark.parametrize("name", ["flink", "prism"])
-def test_extractor_of_ones_own_makes_the_bytes_of_a_local_run(name, request, inputs, tell, tmp_path):
-    held = request.getfixturevalue(name)
-    folder = shutil.copytree(inputs, tmp_path / "there")
-    (held.hold.parent / "gate" / "mean_colour.py").write_text(CODE)  # On the path of the workers.
-    (folder / "mean_colour.py").write_text(CODE)
-    command = ("features", "photos", "colours", "--extractor", "mean-colour", "--import", "mean_colour", "--shards", "2")
-    made = []
-    for words in ((*command, "--workers", "1"), held.words(*command, "--shared-disk")):
-        with start(*words, folder=folder) as launcher:
-            ended = launcher.wait(SECONDS)
-        assert ended.returncode == 3, ended.stderr
-        made.append({path: data for path, data in of_output(tree(folder), "colours").items() if "part-" in path})
-        shutil.rmtree(folder / "colours")
-    assert made[1] == made[0]
-    assert sum(path.endswith(".parquet") for path in made[0]) == 2
-    tell(f"{name}: an extractor of one's own: {len(made[0])} files equal to the local run's")
 
 
 # --- what is killed in the middle --------------------------------------------------------------------------------------
@@ -203,15 +180,14 @@ def written(output: Path) -> Callable[[], list[Path]]:
     return lambda: list(output.glob(".part-*"))
 
 
-def kill_workers(held: Held, tell: Callable[[str], None]) -> None:
+def kill_workers(held: Held) -> None:
     killed = held.engine.workers()
     assert killed
     for worker in killed:
         os.kill(worker, signal.SIGKILL)
-    tell(f"{held.name}: killed all workers, {len(killed)}, while a shard is being written")
 
 
-def test_flink_continues_without_a_killed_task_manager(flink, inputs, check, tell, tmp_path):
+def test_flink_continues_without_a_killed_task_manager(flink, inputs, check, tmp_path):
     folder = shutil.copytree(inputs, tmp_path / "there")
     engine = flink.engine
     with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:
@@ -220,29 +196,28 @@ def test_flink_continues_without_a_killed_task_manager(flink, inputs, check, tel
             wait_for(written(folder / "plain"), SECONDS)
             (lost, *_) = engine.busy()
             engine.processes[lost].kill()
-            tell(f"flink: killed {lost}, which holds tasks, while a shard is being written")
             wait_for(lambda: engine.task_managers() == 1, SECONDS)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 0, ended.stderr
-    check(flink, folder, "plain", "without a TaskManager, the same job")
+    check(folder, "plain")
     assert validate(str(folder / "plain")) == []
     assert "FAILED" not in engine.states()
 
 
-def test_killed_worker_fails_the_job(flink, inputs, check, tell, tmp_path):
+def test_killed_worker_fails_the_job(flink, inputs, check, tmp_path):
     folder = shutil.copytree(inputs, tmp_path / "there")
     with start(*flink.words(*commands("--shared-disk")[0]), folder=folder) as launcher:
         with holding(flink):
             at_work(folder / "plain", SECONDS)
             wait_for(written(folder / "plain"), SECONDS)
-            kill_workers(flink, tell)
+            kill_workers(flink)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 0, ended.stderr
-    check(flink, folder, "plain", "without its workers, the same job")
+    check(folder, "plain")
 
 
 @pytest.mark.parametrize("name", ["spark", "prism"])
-def test_killed_worker_ends_the_job_and_the_same_command_resumes(name, request, inputs, imagepivot, check, tell, tmp_path):
+def test_killed_worker_ends_the_job_and_the_same_command_resumes(name, request, inputs, imagepivot, check, tmp_path):
     held = request.getfixturevalue(name)
     folder = shutil.copytree(inputs, tmp_path / "there")
     words = held.words(*commands("--shared-disk")[0])
@@ -250,7 +225,7 @@ def test_killed_worker_ends_the_job_and_the_same_command_resumes(name, request, 
         with holding(held):
             at_work(folder / "plain", SECONDS)
             wait_for(written(folder / "plain"), SECONDS)
-            kill_workers(held, tell)
+            kill_workers(held)
         ended = launcher.wait(SECONDS)
     assert ended.returncode == 1
     said = {
@@ -259,7 +234,7 @@ def test_killed_worker_ends_the_job_and_the_same_command_resumes(name, request, 
     }
     assert said[name] in ended.stderr
     imagepivot(*words, cwd=folder)
-    check(held, folder, "plain", "without its workers, the same command again")
+    check(folder, "plain")
 
 
 def state_on_flink(held: Held, job: str) -> str:
@@ -279,7 +254,7 @@ def check_on_flink(held: Held, text: str) -> tuple[str, str]:
     return job, cancel.strip()
 
 
-def test_detached_flink_job_names_page_and_cancel_command(flink, inputs, imagepivot, check, tell, tmp_path):
+def test_detached_flink_job_names_page_and_cancel_command(flink, inputs, imagepivot, check, tmp_path):
     folder = shutil.copytree(inputs, tmp_path / "there")
     command = commands("--shared-disk")[0]
     with holding(flink):
@@ -290,19 +265,17 @@ def test_detached_flink_job_names_page_and_cancel_command(flink, inputs, imagepi
         wait_for(written(folder / "plain"), SECONDS)
         subprocess.run(shlex.split(cancel), check=True, capture_output=True)
         wait_for(lambda: state_on_flink(flink, job) == "CANCELED", SECONDS)
-    tell("flink: detached, cancelled with the command of the message; Flink says CANCELED")
     imagepivot(*flink.words(*command), cwd=folder)
-    check(flink, folder, "plain", "detached and cancelled, the same command again")
+    check(folder, "plain")
 
 
 # --- what a user gets wrong --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["flink", "spark", "prism"])
-def test_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tell, tmp_path):
+def test_users_mistake_on_a_worker_is_one_line(name, request, imagepivot, tmp_path):
     held = request.getfixturevalue(name)
     (tmp_path / "captions.tsv").write_text("image_id\tindex\ttext\n" + "a\t0\tx\ne\t0\tx\n" * 2)  # Found in both shards.
     done = imagepivot(*held.words(*commands("--shared-disk")[0]), cwd=tmp_path, code=1)
     assert re.search(r"caption key '[ae]/en/comparable/0' \(image_id/language/portion/index\) occurs twice", one_line(done))
     assert not list((tmp_path / "plain").glob("part-*"))
-    tell(f"{name}: a key that occurs twice is one line, and nothing is published")

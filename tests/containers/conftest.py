@@ -11,8 +11,6 @@ from tests.containers.page import line_of
 from tests.integration.conftest import empty, imagepivot  # noqa: F401 -- fixtures
 from tests.integration.workload import MODEL
 
-_SIZES = pytest.StashKey[dict[str, int]]()
-
 
 @pytest.fixture(scope="session")
 def images() -> Iterator[Images]:
@@ -29,16 +27,16 @@ def images() -> Iterator[Images]:
 
 
 @pytest.fixture(scope="session")
-def image(images: Images, request: pytest.FixtureRequest) -> Callable[[str], str]:
+def image(images: Images) -> Callable[[str], str]:
     """Return the name of an image as the page has it; it is built if it is not there, with weights where it takes some."""
-    built = request.config.stash.setdefault(_SIZES, {})
+    built: set[str] = set()
 
     def get(target: str) -> str:
         words = line_of(f"docker/build.sh {target} ")
         if target not in built:
             options = () if target == "train" else ("--build-context", f"weights={weights(images.folder)}")
             images.build(*words, *options)
-            built[target] = images.size(words[-1])
+            built.add(target)
         return words[-1]
 
     return get
@@ -62,9 +60,3 @@ def weights(folder: Path) -> Path:
         made.mkdir()
         torch.save(timm.create_model(MODEL.removeprefix("timm:"), num_classes=0).state_dict(), made / "w.pth")
     return made
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the sizes of the images."""
-    for target, size in config.stash.get(_SIZES, {}).items():
-        terminalreporter.write_line(f"image {target}: {size / 1e9:.2f} GB")

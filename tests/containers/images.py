@@ -143,13 +143,6 @@ class Images:
         """Return the configuration of an image, as Docker has it."""
         return json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]["config"]
 
-    def size(self, image: str) -> int:
-        """Return the bytes of an image's layers, unpacked."""
-        (found,) = json.loads(self.buildah("images", "--json", image))
-        units = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
-        number, unit = found["size"].split()
-        return int(float(number) * units[unit.upper()])
-
     @contextmanager
     def container(self, image: str) -> Iterator[str]:
         """Make a container for the block; yield its name."""

@@ -86,52 +86,6 @@ def test_everything_from_an_index_is_checked_by_hash():
     assert copied[:2] == [f"COPY docker/{name} /opt/imagepivot/" for name in FILES]
 
 
-def test_images_run_as_root_only_for_the_launcher():
-    instructions = commands_of(ROOT / "docker" / "Dockerfile")
-    arguments = {(stage, line) for stage, line in instructions if line.startswith("ARG RUN_AS=")}
-    assert arguments == {("worker-cpu", "ARG RUN_AS=10001"), ("worker", "ARG RUN_AS=10001")}
-    users = {stage: line for stage, line in instructions if line.startswith("USER ")}  # The last of each stage.
-    assert users == {"train": "USER 10001", "worker-cpu": "USER ${RUN_AS}", "launcher": "USER 0", "worker": "USER ${RUN_AS}"}
-    targets = re.findall(
-        r"^(?:worker|train|worker-cpu|launcher)[^)]*", (ROOT / "docker" / "build.sh").read_text(), re.MULTILINE
-    )
-    assert {name for line in targets for name in line.split(" | ")} == users.keys()
-    text = (ROOT / "docker" / "Dockerfile").read_text()
-    assert re.search(r"^# Root: .*\nUSER 0$", text, re.MULTILINE), "the reason"
-
-
-FOREIGN = re.compile(r"(?:docker\.io|gcr\.io)/[a-z0-9._/-]+:[A-Za-z0-9._-]+")
-
-
-def test_pin_script_adds_digests_to_all_foreign_images(tmp_path):
-    folder, programs = tmp_path / "docker files", tmp_path / "programs"
-    shutil.copytree(ROOT / "docker", folder)
-    programs.mkdir()
-    docker = programs / "docker"
-
-    def serve(digest: str) -> subprocess.CompletedProcess[str]:
-        docker.write_text(f"#!/bin/sh\n[ \"$1 $2 $3\" = 'buildx imagetools inspect' ] && echo '{digest}'\n")
-        docker.chmod(0o755)
-        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-        words = [folder / "pin.sh", folder]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-
-    files = [path for path in folder.rglob("*") if path.name.endswith(("Dockerfile", ".yaml"))]
-    before = {path: path.read_text() for path in files}
-    refused = serve("")
-    assert (refused.returncode, "has the digest ''" in refused.stderr) == (1, True)
-    for digit in "ab":
-        digest = f"sha256:{digit * 64}"
-        assert serve(digest).returncode == 0
-        for path in files:
-            names = re.findall(r"(?:^ARG \w+=|image: )(\S+/\S+)$", path.read_text(), re.MULTILINE)
-            assert [
-                name for name in names if not name.startswith("registry.example.com/") and not name.endswith(f"@{digest}")
-            ] == []
-            assert path.read_text().replace(f"@{digest}", "") == re.sub("@sha256:.*", "", before[path])
-    assert sum(len(FOREIGN.findall(text)) for text in before.values()) == 6
-
-
 @pytest.mark.slow
 @pytest.mark.containers
 def test_lock_script_reproduces_the_lists(tmp_path):
@@ -155,13 +109,3 @@ def test_hadolint_has_nothing_to_say():
     assert [path.name for path in paths] == ["Dockerfile", "sdk.Dockerfile"]
     done = subprocess.run([program, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.containers
-def test_build_script_names_the_targets():
-    done = subprocess.run([ROOT / "docker" / "build.sh", "gpu", "image"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "docker/build.sh: the target is 'gpu', expected worker, worker-cpu, launcher or train\n",
-    )

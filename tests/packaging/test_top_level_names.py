@@ -1,4 +1,4 @@
-"""Other distributions with our packages' names, in both orders of installation; the index has a `schemas` of 2014 in Python 2."""
+"""Other distributions with our packages' names, installed after ours; the index has a `schemas` of 2014 in Python 2."""
 
 import zipfile
 from pathlib import Path
@@ -52,16 +52,6 @@ def test_package_installed_later_is_named_with_its_cure(environment, dist, forei
     assert environment.command("doctor", code=1).startswith(f"Error: {place} of imagepivot is missing")
     environment.pip("install", "--reinstall-package", "imagepivot", dist.wheel)
     assert environment.command("--version").startswith("imagepivot ")
-
-
-def test_package_installed_earlier_is_replaced_until_its_uninstallation(environment, dist, foreign):
-    name = foreign.name.partition("-")[0]
-    environment.pip("install", foreign)
-    environment.pip("install", dist.wheel)
-    assert environment.command("--version").startswith("imagepivot ")
-    assert environment(environment.python, "-c", f"import imagepivot, {name}") == ""
-    environment.pip("uninstall", name)
-    assert f"{name}/__init__.py of imagepivot is missing" in environment.command("--version", code=1)
 
 
 def test_package_beside_an_editable_installation_is_hidden(environment, foreign):

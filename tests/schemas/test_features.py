@@ -47,8 +47,3 @@ def test_rounded_overflow_is_infinite_without_warning():
         -np.inf,
         np.inf,
     ]
-
-
-def test_float32_stays_the_very_array():
-    values = np.ones(4, np.float32)
-    assert FeatureSpec("pool", (4,)).rounded(values) is values

@@ -43,28 +43,3 @@ def test_changed_footer_version_is_damage(folder):
         (folder.local_path / NAME).write_bytes(damaged)
         assert pq.read_metadata(folder.local_path / NAME).metadata[b"imagepivot.version"] == bytes([version])
         assert inspect_shard(folder, NAME) is None
-
-
-WRONG = [
-    {"imagepivot.version": "two"},
-    {"imagepivot.parameters": "[]"},
-    {"imagepivot.statistics": "null"},
-    {"imagepivot.statistics": "[" * 100_000},
-    {"imagepivot.failures": "[]"},
-    {"imagepivot.failures": '{"rows": "1"}'},
-    {"imagepivot.failures": '{"rows": 1, "bytes": null}'},
-    {"imagepivot.failures": '{"reasons": {"truncated": "x"}}'},
-]
-
-
-@pytest.mark.parametrize("change", WRONG, ids=range(len(WRONG)))
-def test_footer_value_of_another_type_is_damage(folder, forge, change):
-    write_captions(folder, many_captions(3))
-    path = folder.local_path / NAME
-    pairs = {k.decode(): v.decode() for k, v in pq.read_metadata(path).metadata.items() if k.startswith(b"imagepivot.")}
-    table = pq.ParquetFile(path).read().replace_schema_metadata(None)
-    for footer, whole in ((pairs, True), (forge.sealed({**pairs, **change}), False)):
-        with pq.ParquetWriter(path, table.schema) as writer:
-            writer.write_table(table)
-            writer.add_key_value_metadata(footer)
-        assert (inspect_shard(folder, NAME) is not None) is whole

@@ -8,7 +8,6 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.vocabulary import SPECIALS
 from schemas.writing.dataset_writer import commit
 from schemas.writing.validation import validate
 from tests.schemas.conftest import KINDS, make_toy, plain
@@ -109,40 +108,9 @@ def test_folder_is_read_by_other_tools(full, name, kind):
     assert in_order(rows) == in_order(full[kind].rows)
 
 
-def test_polars_takes_no_folder_of_mixed_files(full):
-    # Whatever they are called; the page on datasets says so, and gives the pattern instead.
-    with pytest.raises(pl.exceptions.PolarsError, match="different file extensions"):
-        pl.read_parquet(full["captions"].path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "column", "dtype"),
-    [
-        ("features", "feature", pl.Array(pl.Float32, 2048)),
-        ("regions", "boxes", pl.Array(pl.Float32, 144)),
-        ("regions", "class_ids", pl.Array(pl.Int16, 36)),
-    ],
-)
-def test_polars_reads_vectors_as_arrays(toys, kind, column, dtype):
-    assert pl.read_parquet(toys[kind].glob).schema[column] == dtype
-
-
 @pytest.mark.parametrize("folder", [False, pytest.param(True, marks=pytest.mark.cluster)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vocabulary"])
 def test_huggingface_reads_a_dataset(full, huggingface, kind, folder):
     loaded = huggingface(full[kind], folder=folder)
     assert loaded.column_names == full[kind].schema.names
     assert in_order(loaded.to_list()) == in_order(full[kind].rows)
-
-
-@pytest.mark.parametrize("folder", [False, True])
-def test_huggingface_has_no_maps_and_reads_a_vocabulary_without_them(full, huggingface, folder):
-    from datasets import Features, Value
-
-    toy = full["vocabulary"]
-    # The columns alone are not enough: without `features` it translates the types of all columns first.
-    columns = Features({"id": Value("int32"), "token": Value("string"), "count": Value("int64")})
-    loaded = huggingface(toy, folder=folder, features=columns, columns=list(columns))
-    assert loaded.column_names == ["id", "token", "count"]
-    assert loaded.to_list() == [{name: row[name] for name in ("id", "token", "count")} for row in toy.rows]
-    assert tuple(loaded["token"][:4]) == SPECIALS

@@ -59,14 +59,6 @@ def test_normalization_hint_names_both_forms(missing, present, words):
     assert normalization_hint(missing, present).startswith(f"Unicode normalization differs: {words}. Give ")
 
 
-@pytest.mark.parametrize(
-    ("missing", "present"),
-    [([], ["a"]), (["a"], ["b", "caf\u00e9"]), (["caf\u00e9"], ["cafe", "Caf\u00e9", "caf\u00e8"]), (["caf\u00e9"], [])],
-)
-def test_normalization_hint_is_empty_for_other_ids(missing, present):
-    assert normalization_hint(missing, present) == ""
-
-
 def test_caption_keys_sort_by_image_language_portion_index():
     keys = [CaptionKey("a", "de", "x", 3), CaptionKey("a", "en", "x", 2), CaptionKey("a", "en", "x", 10)]
     assert sorted(keys, reverse=True) == keys[::-1]

@@ -62,17 +62,6 @@ def test_entries_are_a_sequence():
         shards[9000]
 
 
-def test_text_is_plain_json_for_people_and_other_tools():
-    text = example().to_json()
-    content = json.loads(text)
-    assert text == json.dumps(content, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
-    assert '"ü"' in text
-    assert (content["format"], content["version"]) == ("imagepivot", 2)
-    entry = {"path": "part-00001-of-00002.parquet", "bytes": 11, "sha256": f"{1:064d}", "rows": 4}
-    assert content["shards"][1] == {**entry, "footer_sha256": "a" * 64}
-    assert content["failures"][0] == {"path": "_failures/part-00001-of-00002.jsonl", "bytes": 5, "sha256": "f" * 64, "rows": 4}
-
-
 @pytest.mark.parametrize("kind", ["captions", "encoded", "vocabulary", "features", "regions"])
 def test_manifest_lists_the_files_of_the_folder(toys, kind):
     toy = toys[kind]
@@ -117,16 +106,6 @@ def test_other_files_are_refused(tmp_path, data, problem):
 
 
 # --- every value may be damaged --------------------------------------------------------------------------------------
-
-
-def test_white_space_and_the_order_of_keys_do_not_matter():
-    content = json.loads(example().to_json())
-    assert read(json.dumps(dict(reversed(content.items())), indent=7)) == example()
-
-
-def test_statistics_with_integer_keys():
-    manifest = read(example(statistics={"by shard": {2: 5, 10: 7}}).to_json())
-    assert manifest.statistics == {"by shard": {"2": 5, "10": 7}}
 
 
 def places(value):
@@ -188,19 +167,11 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"shards": [ENTRY, {**SECOND, "rows": -1}]}, r"shards\[1\]\.rows is -1"),
-        ({"shards": [ENTRY, {**SECOND, "footer_sha256": "0"}]}, r"shards\[1\]\.footer_sha256 is '0'"),
         ({"shards": [ENTRY, {**SECOND, "rows": True}]}, r"shards\[1\]\.rows is True, expected a whole number"),
-        ({"shards": [ENTRY, {**SECOND, "bytes": 2**60}]}, r"shards\[1\]\.bytes is 1152921504606846976"),
         ({"shards": [ENTRY, {**SECOND, "sha256": "0" * 63}]}, r"shards\[1\]\.sha256 is '0+'"),
-        ({"shards": [ENTRY, {k: v for k, v in SECOND.items() if k != "rows"}]}, r"shards\[1\]\.rows is missing"),
         ({"shards": [{k: v for k, v in ENTRY.items() if k != "footer_sha256"}, SECOND]}, "listed without the footer_sha256"),
         ({"shards": [ENTRY, {**SECOND, "path": "../x.parquet"}]}, r"shard 1 is called '../x.parquet', expected"),
-        ({"shards": [ENTRY, {**SECOND, "path": SECOND["path"] + "\0"}]}, r"shard 1 is called 'part-.*\\x00', expected 'part-"),
-        ({"shards": [ENTRY, {**SECOND, "path": "a" * 10**6}]}, "shard 1 is called 'a{299}, expected 'part-00001"),
         ({"shards": []}, "it lists no shards"),
-        ({"shards": ...}, "shards is None, expected a list"),
-        ({"kind": "audio"}, "kind is 'audio', expected one of captions, encoded, vocabulary"),
         *(({"version": version}, f"version is {version!r}") for version in ("1", 0, True, 2.0)),
         ({"failures": [ENTRY]}, r"failures 'part-00000-of-00002.parquet' belong to no shard"),
         ({"failures": [{**ENTRY, "path": "_failures/part-00000-of-00002.jsonl"}] * 2}, "is listed twice"),
@@ -210,8 +181,6 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
             for path in ("a/./b", "", "a\x00b", "_manifest.json", ENTRY["path"])
         ),
         ({"files": [FILE, FILE]}, "a file is listed twice"),
-        ({"libraries": {"numpy": 2}}, r"libraries\.numpy is 2, expected text"),
-        ({"failure_reasons": {"truncated": "2"}}, r"failure_reasons\.truncated is '2', expected a whole number"),
         *(
             (changes, r"it was changed by hand: its fingerprint is \w{12}\.\.\., its parameters and inputs give")
             for changes in (
@@ -222,10 +191,6 @@ FILE = {"path": "_names/classes", "bytes": 1, "sha256": "0" * 64}
                 {"fingerprint": "0" * 64},
             )
         ),
-        ({"kind": ["captions"]}, r"kind is \['captions'\], expected one of captions"),
-        ({"statistics": []}, r"statistics is \[\], expected an object"),
-        ({"parameters": None}, "parameters is None, expected an object"),
-        ({"inputs": ["x"]}, r"inputs\[0\] is 'x', expected an object"),
     ],
 )
 def test_invalid_content_is_named(changes, problem):
@@ -249,16 +214,8 @@ FEATURE = {"name": "pool", "shape": [2048], "dtype": "float32", "source": ""}
     ("kind", "parameters", "problem"),
     [
         ("features", {}, "the manifest does not specify the feature: write the dataset again"),
-        ("word-vectors", {"languages": ["en"]}, "the manifest does not specify the feature: write the dataset again"),
-        ("features", {"feature": 7}, "feature is 7, expected an object"),
         ("features", {"feature": {**FEATURE, "shape": 2048}}, "feature.shape is 2048, expected a list"),
-        ("features", {"feature": {**FEATURE, "shape": []}}, r"the feature is not described: shape of feature 'pool' is \(\)"),
         ("features", {"feature": {**FEATURE, "shape": [2**40]}}, "the feature has no shape of kind features"),
-        ("regions", {"feature": FEATURE}, "the feature has no shape of kind regions"),
-        ("features", {"feature": FEATURE, "extractor": "x"}, "extractor is 'x', expected an object or null"),
-        ("embeddings", {"feature": FEATURE, "model": {"languages": "en"}}, "languages is 'en', expected a list"),
-        ("encoded", {"text": {"recipe": 7}}, "recipe is 7, expected text"),
-        ("vocabulary", {"splits": "train"}, "splits is 'train', expected a list"),
         ("captions", {"recipe": "raw", "lowercase": 1}, "lowercase is 1, expected true or false or null"),
     ],
 )
@@ -275,26 +232,6 @@ def refused(folder) -> str:
         open_dataset(folder)
     assert str(caught.value) == diagnose(Folder(str(folder)))
     return str(caught.value).partition("is not a dataset")[2]
-
-
-def test_folder_of_datasets_names_a_few(tmp_path):
-    (tmp_path / "notes").mkdir()
-    for number, advice in enumerate(("'{0}/0'", "one of '{0}/0', '{0}/1'")):
-        write_rows(tmp_path / str(number), "features", [], SPEC)
-        assert refused(tmp_path) == f" but a folder of datasets: give {advice.format(tmp_path)}"
-    for number in range(2, 7):
-        write_rows(tmp_path / str(number), "features", [], SPEC)
-    assert refused(tmp_path).endswith(f", '{tmp_path}/4' or another of its 7")
-
-
-@pytest.mark.parametrize("name", ["best.pt", "last.pt", "log.jsonl"])
-def test_run(tmp_path, name):
-    (tmp_path / "config.toml").touch()
-    assert "but a run" not in refused(tmp_path)
-    (tmp_path / name).touch()
-    assert refused(tmp_path).startswith(
-        " but a run of imagepivot train, which imagepivot evaluate, embed and search take: give "
-    )
 
 
 def test_shards_without_a_manifest(tmp_path):

@@ -44,13 +44,6 @@ def run(job: Job, workers: int = 1, *, note: str = "") -> tuple[Job, int, str]:
     return job, workers, note
 
 
-def test_job_is_passed_as_it_is():
-    job = Job("a")
-    assert run(job, 2, note="x") == (job, 2, "x")
-    assert run(job=job, workers=3) == (job, 3, "")
-    assert run(job)[0] is job
-
-
 def test_fields_build_the_job_beside_arguments_of_the_function():
     assert run("a", top=2, workers=4) == (Job("a", top=2), 4, "")
     assert run("a", model="large", languages=["en", "de"], limit="3%", note="x") == (
@@ -61,20 +54,12 @@ def test_fields_build_the_job_beside_arguments_of_the_function():
     assert run(source="a", model=Model("large", "random:0"))[0].model.weights == "random:0"
 
 
-def test_wrong_fields_are_refused():
-    with pytest.raises(TypeError, match="missing a required argument: 'source'"):
-        run(top=2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tops'"):
-        run("a", tops=2)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
         ("top", 0, "--top is 0, expected 1 or more"),
         ("sub_words", "last", "--sub-words is 'last', expected one of 'mean', 'first'"),
         ("languages", "en", r"--languages is the text 'en', expected a list: give \('en',\)"),
-        ("splits", "train", r"--splits is the text 'train', expected a list"),
     ],
 )
 def test_wrong_value_is_refused(name, value, problem):

@@ -1,15 +1,11 @@
 import pytest
 
-from schemas.features import FeatureSpec
 from schemas.parameters import (
     CaptionsParameters,
-    EmbeddingModel,
     EncodedParameters,
     FeaturesParameters,
-    TextRecipe,
     VocabularyParameters,
     WordVectorsParameters,
-    untrained_remark,
 )
 
 # As manifests hold them, key by key.
@@ -45,7 +41,6 @@ STORED = {
         {"min_count": 4, "count_scope": "language", "splits": ["train"], "languages": [], "portions": ["comparable"]},
     ),
     "encoded": (EncodedParameters, {"max_length": 100, "vocabulary_size": 388, "text": RECIPE}),
-    "encoded without a recipe": (EncodedParameters, {"max_length": 100, "vocabulary_size": 388, "text": {}}),
     "extracted": (
         FeaturesParameters,
         {"feature": FEATURE, "extractor": {"untrained": True, "transform": {"crop": 224}}, "extractor_fingerprint": "15a7"},
@@ -62,31 +57,3 @@ STORED = {
 @pytest.mark.parametrize(("kind", "stored"), STORED.values(), ids=STORED.keys())
 def test_parameters_round_trip(kind, stored):
     assert kind.from_json(stored).to_json() == stored
-
-
-def test_parameters_typed_access():
-    captions = CaptionsParameters.from_json(STORED["captions"][1])
-    assert captions.text == TextRecipe(**RECIPE)
-    assert (captions.languages, captions.train_splits) == (("de",), None)
-    assert captions.source == {"default_language": "en", "columns": {"text": "caption"}}
-    extracted = FeaturesParameters.from_json(STORED["extracted"][1])
-    assert extracted.feature == FeatureSpec("resnet50-pool", (2048,), source="He et al. 2016")
-    assert (extracted.untrained, extracted.transform) == (("resnet50-pool (random)",), {"crop": 224})
-    imported = FeaturesParameters.from_json(STORED["imported"][1])
-    assert (imported.untrained, imported.transform, imported.extractor_fingerprint) == ((), None, None)
-    model = FeaturesParameters.from_json(STORED["embedded"][1]).model
-    assert model == EmbeddingModel("ab", "cosine", ("en", "de"))
-
-
-@pytest.mark.parametrize("kind", [CaptionsParameters, VocabularyParameters, EncodedParameters])
-def test_parameters_missing_values_are_none_or_empty(kind):
-    parameters = kind.from_json({})
-    assert getattr(parameters, "text", None) is None
-    assert getattr(parameters, "languages", ()) == ()
-
-
-def test_remark_names_each_feature_once():
-    assert untrained_remark([]) == ""
-    assert untrained_remark(iter(["a (random:0)", "b", "a (random:0)"])) == (
-        "untrained: the weights of a (random:0), b are random, the features mean nothing"
-    )

@@ -46,16 +46,11 @@ def test_few_words_not_utf8_are_skipped(tmp_path):
     ("data", "message"),
     [
         (b"the 1 0\nbig 1\n", r"line 2: expected a word and its 2 numbers .*found 'big 1'\. Give another"),
-        (b"the 1 0\ndog 1 x\n", r"line 2: expected a word and its 2 numbers .*found 'dog 1 x'"),
-        (b"1 3\nthe 1 0 0 0\n", r"line 2: expected a word and its 3 numbers .*found 'the 1 0 0 0'"),
         (b"9 2\nthe 1 0\nbig 1 2.", r"is cut off: its first line announces 9 words, .* in the middle of a line after 2: fetch"),
         (b"30000 2\nthe 1 0\nbig 1 2\n", r"is cut off: its first line announces 30,000 words, and it ends after 2: fetch it"),
         (b"the 1 nan\n", r"line 1: expected a word and its numbers"),
         *((data, "holds no word vectors: expected a word and its numbers on each line") for data in (b"\n\n", b"2 3\n")),
-        *((b"9" * digits + b" 3\nthe 1 0\n", "line 1: expected a word and its numbers") for digits in (19, 5000)),
         (b"dog 1 2\nb\xf6se 1 2\ngr\xfcn 1 2\n", r"is not UTF-8: line 2, column 2 .*0xf6; convert the file"),
-        ("dog 1 2\n".encode("utf-16-le"), r"is UTF-16 \(little endian, without a mark\), expected UTF-8"),
-        (gzip.compress(b"dog 1 2\n", mtime=0), r"line 1: expected a word and its numbers"),
     ],
 )
 def test_invalid_lines_are_named(tmp_path, data, message):

@@ -89,14 +89,3 @@ def test_table_holds_it_all():
     assert table["count"].to_pylist() == [0, 0, 0, 0, 4, 4, 4, 3, 2]
     assert table["counts"].to_pylist()[4:7] == [[("de", 4)], [("en", 4)], [("de", 2), ("en", 2)]]
     assert Vocabulary.from_table(table) == vocabulary
-
-
-def test_vocabulary_checks_itself():
-    with pytest.raises(ValueError, match="scope is 'languages', expected 'language' or 'joint'"):
-        Vocabulary.from_counts(COUNTS, min_count=1, scope="languages")
-    with pytest.raises(ValueError, match="a vocabulary begins with"):
-        Vocabulary(tokens=("<unk>", "<pad>", "<start>", "<end>"), counts=({}, {}, {}, {}))
-    with pytest.raises(ValueError, match="5 tokens but 4 counts"):
-        Vocabulary(tokens=(*SPECIALS, "dog"), counts=({}, {}, {}, {}))
-    with pytest.raises(ValueError, match="a token occurs twice in the vocabulary"):
-        Vocabulary(tokens=(*SPECIALS, "dog", "dog"), counts=({}, {}, {}, {}, {}, {}))

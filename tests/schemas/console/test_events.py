@@ -1,9 +1,7 @@
 import io
 import json
-import logging
 import subprocess
 import sys
-import warnings
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -32,13 +30,6 @@ def log(monkeypatch):
 def without_time(event):
     assert datetime.fromisoformat(event.pop("time")).utcoffset() == timedelta(0)
     return event
-
-
-def test_nothing_is_written_before_the_start(capsys):
-    assert events.emit("remark", message="x") is False
-    events.record(output="o")
-    events.finish(0)
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -73,33 +64,6 @@ def test_nan_and_infinity_are_null():
         events.line("progress", message="", loss=float("nan"), scores={"en": float("inf"), "de": 1.5}, path=Path("a"))
     )
     assert (event["loss"], event["scores"], event["path"]) == (None, {"en": None, "de": 1.5}, "a")
-
-
-def test_warnings_and_logs_are_events(monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        events.start()
-        warnings.warn("old weights", UserWarning, stacklevel=1)
-        logging.getLogger("PIL.x").warning("slow %s", "path")
-        logging.getLogger("PIL.x").error("broken")
-        logging.getLogger("PIL.x").info("not shown")
-        events.finish(0)
-    assert [without_time(json.loads(text)) for text in stream.getvalue().splitlines()[:-1]] == [
-        {"severity": "WARNING", "event": "warning", "message": "old weights", "source": "UserWarning"},
-        {"severity": "WARNING", "event": "warning", "message": "slow path", "source": "PIL.x"},
-        {"severity": "ERROR", "event": "error", "message": "broken", "source": "PIL.x"},
-    ]
-
-
-def test_warnings_and_handlers_are_put_back(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    before = warnings.showwarning, logging.root.handlers[:], logging.root.level
-    events.start()
-    assert warnings.showwarning is not before[0]
-    events.finish(0)
-    assert (warnings.showwarning, logging.root.handlers, logging.root.level) == before
 
 
 SCRIPT = """

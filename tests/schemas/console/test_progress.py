@@ -1,39 +1,11 @@
 import io
 import json
-import random
-import re
-from bisect import bisect
-from itertools import accumulate, pairwise
 
 import pytest
 from rich.console import Console
 
-from schemas.console.progress import Monitoring, ProgressDisplay, Snapshot, format_duration, format_rate
+from schemas.console.progress import ProgressDisplay, Snapshot
 from tests.prometheus import read_metrics
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [
-        (0.0, ""),
-        (-1.0, ""),
-        (1234.56, "1,234.6/s"),
-        (1.0, "1.0/s"),
-        (0.5, "2.0 s each"),
-        (1 / 59, "59.0 s each"),
-        (1 / 90, "1 min 30 s each"),
-    ],
-)
-def test_format_rate(rate, text):
-    assert format_rate(rate) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (754, "12 min 34 s"), (3600, "1 h 0 min"), (360000, "100 h 0 min")],
-)
-def test_format_duration(seconds, text):
-    assert format_duration(seconds) == text
 
 
 def smoothed(snapshot):
@@ -70,49 +42,6 @@ def test_unknown_counts_are_null_and_no_metrics():
 def test_bottleneck_is_named(waited, worked, expected):
     counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
     assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
-
-
-@pytest.mark.parametrize("batch", [1, 16, 64])
-def test_time_left_of_batches_does_not_jump(monkeypatch, batch):
-    """Batches of a simulated run at 16 images per second take up to 60% more or less time; the estimate changes by little."""
-    clock, estimates, generator = [0.0], [], random.Random(batch)
-    monkeypatch.setattr("schemas.console.progress.time.monotonic", lambda: clock[0])
-    file = io.StringIO()
-    with ProgressDisplay(Console(file=file), Monitoring(log_json=True)) as display:
-        arrivals = list(accumulate(batch / 16 * generator.uniform(0.4, 1.6) for _ in range(57_600 // batch)))
-        for second in range(1, 3000):
-            clock[0] = float(second)
-            done = batch * bisect(arrivals, second)
-            display.show(Snapshot("x", "images", {"images": done}, clock[0], 57_600), immediately=True)
-            estimates.append(json.loads(file.getvalue().splitlines()[-1])["seconds_left"])
-            file.seek(0)
-            file.truncate()
-    later = estimates[300:]
-    truth = [arrivals[-1] - second for second in range(301, 3000)]
-    assert all(abs(estimate - left) < 0.1 * left for estimate, left in zip(later, truth, strict=True))
-    # One second passes between two estimates: a jump is a change beside it.
-    assert max(abs(before - after - 1) / before for before, after in pairwise(later)) < 0.025
-
-
-def test_time_left_grows_during_a_long_pause():
-    display = ProgressDisplay(Console(file=io.StringIO()))
-    left = [display._smooth(Snapshot("x", "images", {"images": min(s, 50)}, float(s), 100)).seconds_left for s in range(1, 200)]
-    assert left[49] == pytest.approx(50, abs=1)
-    assert all(before < after for before, after in pairwise(left[52:]))
-
-
-@pytest.mark.parametrize("width", [80, 130])
-def test_live_line_fits_the_terminal(width):
-    file = io.StringIO()
-    counts = {"images": 30000, "failed": 1234, "wait_msec": 900, "forward_msec": 100}
-    with ProgressDisplay(Console(file=file, width=width, force_terminal=True, color_system=None)) as display:
-        display.show(Snapshot("timm:vit_base_patch14_reg4_dinov2.lvd142m", "images", counts, 1.0, 31014))
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "\n").splitlines()
-    assert max(map(len, lines)) <= width
-    shown = " ".join(" ".join(lines).split())
-    assert "…e_patch14_reg4_dinov2.lvd142m" in shown
-    assert "30000/31014 images" in shown
-    assert "30,000.0/s, 1,234 failed, bound by decoding" in shown
 
 
 def test_labels_of_metrics_are_escaped():

@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from schemas.console.tables import Cell, Column, Table, markdown_document, number_columns, render_tables
+from schemas.console.tables import Cell, Column, Table, number_columns, render_tables
 
 TABLE = Table(
     ["image", "captions", *number_columns("rank", "R@1", spec=".1f"), Column("all", ",")],
@@ -66,25 +66,3 @@ def test_narrow_terminal_cuts_nothing(has_borders, width):
     assert digest in "".join(row[0] for row in rows)
     assert ["12.5", "37.5"] in [row[1:] for row in rows]
     assert "…" not in "".join(lines)
-
-
-def test_borders_separate_cells_and_groups_of_rows():
-    assert rendered(Table(["", "b"], [(1, "x"), (), (2, "y")], "t", has_borders=True)) == [
-        "t",
-        "┏━━━┳━━━┓",
-        "┃   ┃ b ┃",
-        "┡━━━╇━━━┩",
-        "│ 1 │ x │",
-        "├───┼───┤",
-        "│ 2 │ y │",
-        "└───┴───┘",
-    ]
-    assert rendered(Table(["", ""], [("a", "b")], has_borders=True))[1] == "│ a │ b │"  # No line of headings.
-
-
-def test_tables_without_rows():
-    table, empty = Table(["a"], [("x",)]), Table(["b"], [], "empty")
-    assert rendered(empty, table, empty, table) == ["a", "x", "", "a", "x"]
-    document = markdown_document("both", ["note"], [table, empty])
-    assert json.loads(Table(["", "a"], [(1, "x")]).to_json()) == [{"a": "x"}]
-    assert document == "# both\n\n- note\n\n| a |\n| --- |\n| x |\n\n## empty\n\nNone.\n"

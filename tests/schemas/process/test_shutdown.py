@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from schemas.process import shutdown
-from schemas.process.shutdown import defer_signals, set_shutdown_notice, shutdown_notice
+from schemas.process.shutdown import defer_signals, shutdown_notice
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +26,6 @@ def handlers():
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
-
-
-def test_shutdown_notice_is_current_inside_its_block():
-    assert shutdown.current_notice() is None
-    with shutdown_notice("it goes on"):
-        set_shutdown_notice("it goes on and on")
-        assert shutdown.current_notice() == "it goes on and on"
-    assert shutdown.current_notice() is None
-    set_shutdown_notice("nobody listens")
-    assert shutdown.current_notice() is None
 
 
 def test_shutdown_notice_persists_after_interrupt_not_after_error():

@@ -8,33 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.process.startup import keep_freed_memory
-
 ROOT = Path(__file__).parents[3]
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs Linux with glibc")
-
-BUFFERS = """
-import resource, sys, threading
-from schemas.process.startup import keep_freed_memory
-keep_freed_memory()
-
-def rounds(count):
-    for _ in range(count):
-        b"x" * (48 << 20)
-
-def measure():
-    rounds(2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    rounds(10)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-if sys.argv[1] == "thread":
-    thread = threading.Thread(target=measure)
-    thread.start()
-    thread.join()
-else:
-    measure()
-"""
 
 
 def run(code: str, *words: str, **environment: str) -> str:
@@ -46,22 +21,12 @@ def run(code: str, *words: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.slow
-@glibc
-@pytest.mark.parametrize("where", ["main", "thread"])
-def test_buffer_as_large_as_the_last_costs_no_page_faults(where):
-    assert int(run(BUFFERS, where)) < 100
-    # Without the setting each buffer is mapped and touched anew: 24 pages of 2 MB at the least.
-    assert int(run(BUFFERS, where, MALLOC_CHECK_="0")) >= 240
-
-
 @glibc
 @pytest.mark.parametrize(
     ("environment", "is_set"),
     [
         ({}, True),
         ({"MALLOC_ARENA_MAX": "4"}, False),
-        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
         ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=3"}, False),
         ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, True),
     ],
@@ -69,15 +34,6 @@ def test_buffer_as_large_as_the_last_costs_no_page_faults(where):
 def test_keep_freed_memory_keeps_user_settings(environment, is_set):
     code = "from schemas.process import startup; print(startup.keep_freed_memory())"
     assert run(code, **environment) == str(is_set)
-
-
-@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
-def test_keep_freed_memory_without_mallopt_does_nothing(system, monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert keep_freed_memory() is False
 
 
 SET = """

@@ -11,11 +11,7 @@ from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import FileInfo, Folder, file_at
 from schemas.storage.locations import is_remote, local_path, plain_location
 from schemas.storage.storage_errors import (
-    NoSuchBucketError,
-    StoreAccessError,
-    StoreError,
     create_folder,
-    storage_errors,
 )
 from schemas.writing.locks import lock_folder
 from schemas.writing.output_state import OutputState
@@ -54,19 +50,13 @@ def test_folder_means_the_same_to_a_process_in_another_folder(tmp_path, monkeypa
     ("location", "path"),
     [
         ("file:///data/a%20b/%C3%BC%25.jpg", "/data/a b/ü%.jpg"),
-        ("file://localhost/data", "/data"),
         ("FILE://LocalHost/data", "/data"),
-        ("file:///a?b#c", "/a?b#c"),
         ("file:///%ff", os.fsdecode(b"/\xff")),
-        ("file:///~", "/~"),
         ("~", "/home/me"),
         ("~/a", "/home/me/a"),
         ("~root/a", f"{Path('~root').expanduser()}/a"),
-        ("~no-such-user/a", "~no-such-user/a"),
-        ("a/~/b", "a/~/b"),
         ("/data/a%20b", "/data/a%20b"),
         ("s3://bucket/~/a%20b", "s3://bucket/~/a%20b"),
-        ("gs://bucket/x", "gs://bucket/x"),
     ],
 )
 def test_plain_location(monkeypatch, location, path):
@@ -94,10 +84,8 @@ def test_file_at_an_impossible_location_is_refused(location, fault):
     ("location", "folder", "name"),
     [
         ("s3://bucket/a b/c.png", "s3://bucket/a b", "c.png"),
-        ("gs://bucket/c.png", "gs://bucket", "c.png"),
         ("s3://bucket/a/c.png?region=eu-west-1", "s3://bucket/a?region=eu-west-1", "c.png"),
         ("a/c.png", "a", "c.png"),
-        ("c.PNG", ".", "c.PNG"),
     ],
 )
 def test_file_at_is_a_folder_and_a_name(location, folder, name):
@@ -204,37 +192,17 @@ def test_missing_files_are_not_found(anywhere, read):
         read(anywhere, "nothing")
 
 
-def test_file_in_place_of_a_folder_is_named(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    for action in (
-        lambda f: f.names(),
-        lambda f: f.put("x", b""),
-        lambda f: f.open("x"),
-        lambda f: lock_folder(f).__enter__(),
-    ):
-        with pytest.raises(DatasetError, match=r"cannot use .*file"):
-            action(Folder(str(tmp_path / "file" / "data")))
-
-
 @pytest.mark.parametrize(
     ("name", "code", "advice"),
     [
         ("file/data", None, "a part of the path is a file, not a folder"),
-        *((name, None, "the path is a file or a link to nothing, expected a folder") for name in ("file", "link")),
-        ("loop/data", None, "the path is a link that is not followed, or a loop of links: remove the link"),
-        ("x" * 300, None, "a name in the path is too long, expected at most 255 bytes"),
         *(("denied", code, "permission denied: check who owns the folder") for code in (errno.EACCES, errno.EPERM)),
-        ("read-only", errno.EROFS, "the file system is read-only"),
         ("full", errno.ENOSPC, r"the disk is full: .* run the same command again \(train with --resume\)"),
-        ("full", errno.EDQUOT, "the disk quota is used up: free some space"),
         ("broken", errno.EIO, r"OSError: .*Input/output error.*: check the disk"),
-        ("parent/missing", errno.ENOENT, "its file system, such as /proc, does not allow it"),
     ],
 )
 def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, name, code, advice):
     (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "link").symlink_to("nowhere")
     if code is not None:
 
         def fail(path, *args, **kwargs):
@@ -243,14 +211,6 @@ def test_create_folder_failure_names_folder_and_advice(tmp_path, monkeypatch, na
         monkeypatch.setattr(os, "mkdir", fail)
     with pytest.raises(DatasetError, match=rf"^cannot use '{tmp_path / name}': {advice}"):
         create_folder(tmp_path / name)
-
-
-@pytest.mark.parametrize("kind", [NoSuchBucketError, StoreAccessError, StoreError])
-def test_failure_of_a_store_is_an_error_with_advice(kind):
-    with pytest.raises(DatasetError, match=r"^cannot use 'gs://b/x': ") as caught, storage_errors("gs://b/x"):
-        raise kind("reason")
-    detail = f"{kind.__name__}: reason"
-    assert str(caught.value) == f"cannot use 'gs://b/x': {f'{kind.advice} ({detail})' if kind.advice else detail}"
 
 
 def test_kind_of_folder_file_nothing_and_pipe(folder):

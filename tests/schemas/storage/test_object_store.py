@@ -4,7 +4,6 @@ import io
 import random
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import object_store, s3
+from schemas.storage import object_store
 from schemas.storage.folder import Folder, _ObjectFile, object_at, open_bucket
 from schemas.storage.google_storage import GoogleBucket
 from schemas.storage.locations import split_address
@@ -33,7 +32,6 @@ from tests.stores import KEYS, SETTINGS, MemoryBucket
         ("s3://b///", ("s3", "b", "", "", ()), ""),
         ("s3://b//a b/ü%20?/", ("s3", "b", "", "", ()), "/a b/ü%20?"),
         ("s3://key:s%2Fcret@b/a?region=eu-west-1", ("s3", "b", "key", "s/cret", (("region", "eu-west-1"),)), "a"),
-        ("s3://anonymous@b", ("s3", "b", "anonymous", "", ()), ""),
         ("gcs://anonymous@b/a", ("gs", "b", "anonymous", "", ()), "a"),
         ("gs://b?scheme=http&project_id=p", ("gs", "b", "", "", (("scheme", "http"), ("project_id", "p"))), ""),
     ],
@@ -46,9 +44,7 @@ def test_split_address_into_bucket_and_key(location, address, key):
     ("location", "fault"),
     [
         ("s3://b?nope=1", "option 'nope' is unknown, expected region, scheme, endpoint_override, tls_ca_file_path, tls_verify"),
-        ("gs://b?region=x", "option 'region' is unknown, expected scheme, endpoint_override, project_id, retry_limit_seconds"),
         ("s3://me:a/b@c/x", "its bucket has other characters than letters, digits, '.', '-' and '_': write / in a key as %2F"),
-        ("gs://me@b", "before '@' there is no anonymous"),
         ("s3://me@b", "before '@' there is neither ACCESS_KEY:SECRET_KEY nor anonymous"),
         ("abfs://b/x", "expected a path or an address of a store. Give a local path, gs://BUCKET/PATH or s3://BUCKET/PATH"),
     ],
@@ -94,7 +90,6 @@ def test_object_file_in_a_buffer_is_the_file(buffer):
         ("s3://b//a.png", "s3://b", "/a.png"),
         ("s3://b/x///a.png", "s3://b/x", "//a.png"),
         ("gs://b//x//../a b%20.png", "gs://b//x//..", "a b%20.png"),
-        ("s3://b/x/", "s3://b/x", ""),
         ("s3://b/a\n?b=c", "s3://b", "a\n?b=c"),
     ],
 )
@@ -209,12 +204,6 @@ def test_missing_objects_are_not_found_except_in_missing_buckets():
     assert refused.value.status == 412
 
 
-def test_failures_of_the_project_are_no_failures_of_a_client():
-    for failure in (KeyError("x"), PermissionError("x")):
-        with pytest.raises(type(failure), match="x"), client_errors():
-            raise failure
-
-
 BUSY, UNREACHABLE = "it is busy or down: run", "it cannot be reached: check the network"
 
 
@@ -227,46 +216,28 @@ def assert_is(error: StoreError, expected: type[StoreError] | str) -> None:
         assert (type(error), error.advice) == (expected, expected.advice)
 
 
-def test_failures_of_botocore_are_errors_by_class():
+def test_failures_of_clients_are_errors_by_class():
     from botocore import exceptions as boto
+    from google.api_core import exceptions as api
+    from google.auth.exceptions import DefaultCredentialsError
+    from requests.exceptions import ConnectTimeout
 
     for failure, kind in (
         (answer_of_s3(404, "NoSuchBucket"), NoSuchBucketError),
         (answer_of_s3(403, "AccessDenied"), StoreAccessError),
-        (answer_of_s3(401), StoreAccessError),
-        (answer_of_s3(400, "RequestExpired"), StoreAccessError),
         (answer_of_s3(404, "InvalidAccessKeyId"), StoreAccessError),
-        (answer_of_s3(429, "SlowDown"), BUSY),
         (answer_of_s3(503, "SlowDown"), BUSY),
         (answer_of_s3(400, "InvalidArgument"), StoreError),
         (boto.NoCredentialsError(), StoreAccessError),
-        (boto.TokenRetrievalError(provider="sso", error_msg="it has expired"), StoreAccessError),
         (boto.EndpointConnectionError(endpoint_url="x"), UNREACHABLE),
-        (boto.ReadTimeoutError(endpoint_url="x"), UNREACHABLE),
-        (boto.InvalidRegionError(region_name="x y"), StoreError),
-    ):
-        with pytest.raises(StoreError, match=re.escape(str(failure))) as caught, client_errors():
-            raise failure
-        assert_is(caught.value, kind)
-
-
-def test_answers_of_google_are_errors_by_class():
-    from google.api_core import exceptions as api
-    from google.auth.exceptions import DefaultCredentialsError, TransportError
-    from requests.exceptions import ConnectTimeout
-
-    for failure, kind in (
         (api.NotFound("x"), NoSuchBucketError),
         (api.Forbidden("x"), StoreAccessError),
         (DefaultCredentialsError("x"), StoreAccessError),
-        (api.RetryError("x", api.TooManyRequests("x")), BUSY),
         (api.ServiceUnavailable("x"), BUSY),
         (api.RetryError("x", ConnectTimeout("x")), UNREACHABLE),
-        (TransportError("x"), UNREACHABLE),
-        (ConnectTimeout("x"), UNREACHABLE),
         (api.BadRequest("x"), StoreError),
     ):
-        with pytest.raises(StoreError, match="x") as caught, client_errors(NoSuchBucketError):
+        with pytest.raises(StoreError, match=re.escape(str(failure))) as caught, client_errors(NoSuchBucketError):
             raise failure
         assert_is(caught.value, kind)
 
@@ -281,10 +252,6 @@ def no_settings(monkeypatch, tmp_path):
     open_bucket.cache_clear()
     yield
     open_bucket.cache_clear()
-
-
-def bucket_of(location):
-    return open_bucket(split_address(location)[0])
 
 
 def client_of(location):
@@ -318,44 +285,6 @@ def test_options_of_an_address_of_s3(no_settings, monkeypatch):
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     assert settings(keys) == ("http://127.0.0.1:1", "eu-north-1")
     assert settings(f"{keys}?endpoint_override=h:9&region=x") == ("https://h:9", "x")
-
-
-def test_options_of_an_address_of_google(no_settings, monkeypatch):
-    def endpoint(location):
-        return client_of(location)._connection.API_BASE_URL
-
-    anonymous = "gs://anonymous@b"
-    assert endpoint(anonymous) == "https://storage.googleapis.com"
-    assert endpoint(f"{anonymous}?endpoint_override=h:9&scheme=http") == "http://h:9"
-    assert client_of(f"{anonymous}?project_id=p").project == "p"
-    assert bucket_of(f"{anonymous}?retry_limit_seconds=3")._options["retry"].timeout == 3
-    open_bucket.cache_clear()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    assert endpoint("gs://b") == "http://127.0.0.1:1"
-    assert endpoint("gs://anonymous@b?endpoint_override=h:9") == "https://h:9"
-
-
-def test_process_has_one_client_for_a_bucket(no_settings):
-    with ThreadPoolExecutor(8) as pool:
-        clients = set(pool.map(client_of, [f"s3://key:secret@b/{number}" for number in range(8)]))
-    assert len(clients) == 1
-
-
-def test_client_retries_by_itself(no_settings):
-    assert client_of("s3://key:secret@b").meta.config.retries["total_max_attempts"] == s3.ATTEMPTS
-
-
-def test_credentials_of_a_profile(no_settings, monkeypatch, tmp_path):
-    (tmp_path / "credentials").write_text(
-        "[work]\naws_access_key_id = id\naws_secret_access_key = secret\naws_session_token = t\n"
-    )
-    monkeypatch.setenv("AWS_PROFILE", "work")
-    found = client_of("s3://b")._get_credentials()
-    assert (found.access_key, found.secret_key, found.token) == ("id", "secret", "t")
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    open_bucket.cache_clear()
-    with pytest.raises(DatasetError, match=r"access denied: check the credentials .* \(nobody\)"):
-        Folder("s3://b").names()
 
 
 def test_without_credentials_access_is_denied(no_settings):

@@ -3,30 +3,23 @@
 import os
 import re
 import signal
-import tracemalloc
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from schemas import kinds
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.locks import lock_folder
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
-from schemas.writing.records import Source
 from schemas.writing.reuse_policy import ReusePolicy
-from schemas.writing.shard_writer import open_shard
 from schemas.writing.validation import validate
 from tests.builders import tree
-from tests.schemas.conftest import blocked_process, make_regions, prepare
+from tests.schemas.conftest import blocked_process, prepare
 
 
 def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_last(toys, tmp_path, monkeypatch):
@@ -52,23 +45,6 @@ def test_failures_come_before_their_shard_its_record_after_it_and_the_manifest_l
         for number, shard in enumerate(shards)
     ]
     assert published == [*chain(*expected), "_manifest.json"]
-
-
-def test_commit_holds_the_sources_of_one_shard(tmp_path):
-    shards, images = 12, 500
-    parameters = {"feature": FeatureSpec("zeros", (1,)).to_json()}
-    output = OutputDataset(Folder(str(tmp_path)), "features", parameters, shards=shards)
-    for number in range(shards):
-        with open_shard(output, number) as shard:
-            shard.sources = [Source(f"{number}-{image:06}", "x" * 100, 1, "1", "0" * 64) for image in range(images)]
-    OutputState(output).shards()  # Imports what a commit needs.
-    tracemalloc.start()
-    try:
-        commit(output)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 * 1000 * images  # Bytes: a source takes less than a kilobyte, read and parsed twice that.
 
 
 # --- going on where a run was killed ---------------------------------------------------------------------------------
@@ -114,15 +90,6 @@ def test_killed_run_is_cleaned_up_and_goes_on(folder):
         assert folder.names() == sorted([".lock", *finished])
         assert OutputState(output).finished_shards() == {0}
     assert folder.names() == finished
-
-
-def test_temporary_files_of_failures_and_truecasers_are_cleaned_up(new_features):
-    toy = new_features()
-    folder = toy.output.folder
-    for name in ("_failures/.part-00001-of-00003.jsonl.tmp-1", "_truecaser/.en.model.tmp-22", "._manifest.json.tmp-3"):
-        folder.put(name, b"half")
-    prepare(toy.output, overwrite=False)
-    assert folder.names() == []
 
 
 def test_files_known_before_the_run_are_committed(copy_toy):
@@ -190,26 +157,3 @@ def test_nested_statistics_are_summed(tmp_path):
 
     manifest = write_dataset(OutputDataset(Folder(str(tmp_path)), "captions", {}, shards=2), make)
     assert manifest.statistics == {"captions": {"de": {"tokens": 7}, "only 0": 1, "only 1": 1}, "failed": 1.0}
-
-
-@pytest.mark.parametrize("way", ["resume", "update"])
-def test_shards_that_do_not_state_their_shape_are_kept(way, tmp_path, monkeypatch):
-    vector = kinds._vector
-    with monkeypatch.context() as earlier:
-        earlier.setattr(kinds, "_vector", lambda *words: vector(*words).with_metadata({"description": words[-1]}))
-        toy = make_regions(tmp_path / "regions")
-        write_dataset(replace(toy.output, version_digests=("a", "b", "c")), toy.fill)
-    shards = sorted(toy.path.glob("*.parquet"))
-    old = [shard.read_bytes() for shard in shards]
-    digests = ("a", "b", "c")
-    if way == "resume":
-        (toy.path / "_manifest.json").unlink()
-        shards[1].unlink()
-    else:
-        digests = ("a", "changed", "c")
-    write_dataset(replace(toy.output, version_digests=digests), toy.fill, ReusePolicy(update=way == "update"))
-    assert [shard.read_bytes() == data for shard, data in zip(shards, old, strict=True)] == [True, False, True]
-    stated = [pq.read_schema(shard).field("boxes").metadata.get(b"shape") for shard in shards]
-    assert stated == [None, b"[36, 4]", None]
-    assert validate(toy.path) == []
-    np.testing.assert_array_equal(open_dataset(toy.path).numpy("boxes"), [row["boxes"] for row in toy.rows])

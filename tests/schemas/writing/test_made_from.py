@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from schemas.writing.made_from import MADE_FROM_NAME, differences, is_current, made_from, read_made_from, write_made_from
+from schemas.writing.made_from import MADE_FROM_NAME, differences, is_current, made_from, write_made_from
 from tests.builders import write_rows
 
 
@@ -76,13 +75,6 @@ def test_is_current_compares_file_sizes(tmp_path):
     assert not is_current(folder, now)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000])
-def test_damaged_description_is_none(tmp_path, text):
-    (tmp_path / MADE_FROM_NAME).write_text(text)
-    assert read_made_from(Folder(str(tmp_path))) == {}
-    assert not is_current(Folder(str(tmp_path)), made_from("export", {}, {}))
-
-
 def test_is_current_with_changed_file_beside_an_input_returns_false(tmp_path):
     pairs, output = tmp_path / "pairs", Folder(str(tmp_path / "out"))
     pairs.mkdir()
@@ -107,15 +99,3 @@ def test_made_from_with_changed_user_module_differs(monkeypatch):
     before = made_from("evaluate", {}, {})
     monkeypatch.setattr("schemas.user_code._digests", {"own": "2"})
     assert differences(before, made_from("evaluate", {}, {})) == ["own changed"]
-
-
-@pytest.mark.parametrize(
-    "read", ["[]", '{"data 0": {}}', '{"data": [[]]}', '{"data": [{}, {}]}', '{"data": {"0": {}}}', '{"data": 1}']
-)
-def test_damaged_files_read_are_not_current(tmp_path, read):
-    (tmp_path / "pairs.txt").write_text("a")
-    now, output = made_from("sts", {}, {"data": (str(tmp_path / "pairs.txt"),)}), Folder(str(tmp_path / "out"))
-    write_made_from(output, now, {})
-    assert is_current(output, now)
-    output.put(MADE_FROM_NAME, f'{{"read": {read}, {output.read(MADE_FROM_NAME).decode()[1:]}'.encode())
-    assert not is_current(output, now)

@@ -28,10 +28,6 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def grow(path):
-    path.write_bytes(path.read_bytes() + b"\n")
-
-
 # --- one folder in each state, and everyone who looks at it ----------------------------------------------------------
 
 SHARD = "part-00001-of-00003"
@@ -90,9 +86,7 @@ CASES = {
         without_manifest=True,
     ),
     "cut": Case("damaged", lambda path, _: cut(path / f"{SHARD}.parquet"), "written", "written", "deleted", "deleted"),
-    "grown": Case("damaged", lambda path, _: grow(path / f"{SHARD}.parquet"), "written", "written", "deleted", "deleted"),
     "failures cut": Case("damaged", lambda path, _: cut(failures(path)), "written", "written", "deleted", "deleted"),
-    "failures grown": Case("damaged", lambda path, _: grow(failures(path)), "written", "written", "deleted", "deleted"),
     "flipped": Case(
         "damaged",
         lambda path, _: flip(path / f"{SHARD}.parquet", 200),
@@ -412,18 +406,12 @@ FEATURE = {"name": "resnet50-pool", "shape": (2048,), "dtype": "float32", "sourc
             {"parameters": {"feature": FEATURE, "weights": "sha256:22", "precision": "fp32"}},
             r"weights: stored nothing, now 'sha256:22'; precision: stored nothing, now 'fp32'\): nothing was written",
         ),
-        # A spec holds its shape as a tuple, the manifest gives it back as a list: that is no difference.
-        ({"parameters": {"feature": FEATURE, "weights": "new"}}, r"weights: stored nothing, now 'new'\)"),
         ({"kind": "captions", "parameters": {"tokenizer": "moses"}}, r"kind 'features' instead of 'captions'\)"),
         ({"shards": 4}, "made from other inputs, or with another number of shards"),
         ({"inputs": ({"name": "images", "sha256": "0"},)}, "made from other inputs, or with another number of shards"),
         (  # The nested value, without the fingerprint, says enough.
             {"parameters": {"feature": {**FEATURE, "dtype": "float16"}, "extractor_fingerprint": "34"}},
             r"feature\.dtype: stored 'float32', now 'float16'\)",
-        ),
-        (
-            {"parameters": {"feature": FEATURE, "notes": "0123456789" * 100}},
-            r"notes: stored nothing, now '0123456789\S{46}\.\.\.\): nothing",
         ),
     ],
 )

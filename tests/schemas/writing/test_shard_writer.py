@@ -88,27 +88,14 @@ def test_footer_of_every_kind(toys, kind):
         }
 
 
-def test_rows_and_failures_are_counted_while_they_are_written(folder):
-    with open_shard(OutputDataset(folder, "captions", PARAMETERS), 0) as shard:
-        for count in range(1, 4):
-            shard.write(pa.Table.from_pylist(many_captions(2), schema=CAPTIONS))
-            shard.add_failures([failure(f"late {count}")])
-            assert (shard.rows, len(shard.failures)) == (2 * count, count)
-        shard.statistics = {"rows": shard.rows, "failed": len(shard.failures)}
-    assert inspect_shard(folder, NAME).statistics == {"rows": 6, "failed": 3}
-    assert [row["key"] for row in failures_in(folder)] == ["late 1", "late 2", "late 3"]
-
-
 @pytest.mark.parametrize(
     ("rows", "more", "error", "match"),
     [
-        (pa.table({"image_id": ["a"], "text": ["b"]}), {}, ValueError, "field names"),
         (
             pa.Table.from_pylist([{**row, "text": None} for row in many_captions(2)], schema=CAPTIONS),
             *({}, ValueError, r"'text' .*non-nullable but contains nulls"),
         ),
         (CAPTIONS.empty_table(), {"statistics": {"mean": float("nan")}}, ValueError, "not JSON compliant"),
-        (CAPTIONS.empty_table(), {"failures": [{"uri": "no key"}]}, KeyError, "key"),
     ],
 )
 def test_open_shard_invalid_rows_write_nothing(folder, rows, more, error, match):
@@ -154,20 +141,6 @@ def test_bytes_do_not_depend_on_input_dictionaries_and_nullability(folder):
         write(folder, [table])
         written.add(folder.read(NAME))
     assert len(written) == 1
-
-
-def test_memory_holds_one_row_group(folder):
-    # The rows are taken as they are written: when the last ones are asked for, most of the others are in the file.
-    table, sizes = features(POOL, 2560), []
-
-    def tables():
-        for start in range(0, 2560, 128):
-            sizes.append(sum(entry.size for entry in folder.list()))
-            yield table[start : start + 128]
-
-    write(folder, tables(), "features", {"feature": POOL.to_json()})
-    for taken, size in enumerate(sizes):
-        assert size >= taken // 4 * (4 << 20)
 
 
 # --- whole or not at all ---------------------------------------------------------------------------------------------
