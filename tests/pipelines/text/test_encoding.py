@@ -9,12 +9,12 @@ from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.encoding import EncodeJob, encode_captions, encode_table
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
-from schemas.dataset import open_dataset
+from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.kinds import ENCODED
 from schemas.vocabulary import Vocabulary
 from schemas.writing.validation import validate
-from tests.builders import write_rows
+from tests.builders import tree, write_rows
 from tests.pipelines.text.captions import tokenized
 
 ONE = Execution(workers=1)
