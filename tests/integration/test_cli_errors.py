@@ -63,16 +63,6 @@ def test_exit_codes_of_the_installed_command(installed, tmp_path):
 # --- arguments of newcomers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words", [("inspect", "{}"), ("validate", "{}"), ("vocabulary", "{}", "o"), ("encode", "{}", "v", "o")]
-)
-def test_file_in_place_of_a_dataset_stays(fails, made, words):
-    table = made / "table.tsv"
-    done = fails(*(word.format(table) for word in words), says=f"'{table}' is not a dataset")
-    assert "remove" not in done.stderr
-    one_line(done)
-
-
 def test_format_of_a_table_is_guessed(imagepivot, made, tmp_path):
     imagepivot("captions", made / "table.tsv", tmp_path / "o", "--shards", "2", "--workers", 1)
     assert (tmp_path / "o/_manifest.json").read_bytes() == (made / "captions/_manifest.json").read_bytes()
@@ -106,35 +96,12 @@ def test_mostly_unknown_training_tokens_have_a_remark(imagepivot, tmp_path):
     assert "<unk>" not in imagepivot("vocabulary", tmp_path / "captions", tmp_path / "all", "--min-count", 1).stderr
 
 
-# --- sources ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-def test_duplicate_caption_key_is_refused(fails, forked, tmp_path):
-    (tmp_path / "t.tsv").write_text("image_id\tindex\ttext\na\t0\tit's [one]\na\t0\ttwo\n")
-    arguments = captions(tmp_path / "t.tsv", tmp_path / "o", workers=2)
-    done = fails(*arguments, says="caption key 'a/en/comparable/0'", command=forked)
-    one_line(done)
-    assert "\"it's [one]\" in split 'train'" in done.stderr
-    assert done.stderr.endswith("so that captions are numbered in their order\n")
-
-
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("--recipe", "nonsense"), 2, "nonsense"),
-        (("--splits", "test"), 1, "no captions of split 'test'"),
-        (("extra",), 2, "unexpected argument 'extra': flags for Beam follow -- and begin with --"),
-        (("--unknown", "1"), 2, "No such option: --unknown"),
-    ],
-)
-def test_options_of_captions(fails, made, tmp_path, arguments, code, says):
-    fails(*captions(made / "table.tsv", tmp_path / "o", *arguments), code=code, says=says)
-    assert not (tmp_path / "o" / "_manifest.json").exists()
+def test_argument_beyond_the_last_is_refused(fails, made, tmp_path):
+    says = "unexpected argument 'extra': flags for Beam follow -- and begin with --"
+    fails(*captions(made / "table.tsv", tmp_path / "o", "extra"), code=2, says=says)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +119,20 @@ def test_options_of_features(fails, photos, tmp_path, arguments, code, says):
     assert not (tmp_path / "f").exists()
 
 
-def test_weights_file_of_another_content_is_refused(fails, photos, tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"no weights at all")
-    done = fails("features", photos / "images", tmp_path / "f", "--weights", tmp_path / "w.pth", says="w.pth")
-    assert "Error: " in done.stderr
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("captions", "table.tsv", "o", "--format", "table"),
+        ("vocabulary", "captions", "o"),
+        ("encode", "captions", "vocabulary", "o"),
+        ("features", "table.tsv", "o", "--weights", "random:0"),
+    ],
+)
+def test_local_paths_of_remote_workers_are_refused(imagepivot, made, words):
+    before = sorted(made.rglob("*"))
+    done = imagepivot(*words, "--", "--runner=FlinkRunner", code=2, cwd=made)
+    assert "is a path on this machine, and the workers of FlinkRunner run on others" in done.stderr
+    assert sorted(made.rglob("*")) == before
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -176,35 +153,10 @@ def test_another_dataset_than_the_command_takes(fails, made, tmp_path, words, sa
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("command", [("inspect",), ("validate",)])
-def test_folder_without_manifest_is_refused_with_a_hint(fails, made, tmp_path, command):
-    one_line(fails(*command, tmp_path / "none", says="none' is not a dataset"))
-    one_line(fails(*command, made, says=f"give one of '{made}/captions', '{made}/vocabulary'"))
-
-
-@pytest.mark.slow
-def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path):
-    folder = tmp_path / "c"
-    shutil.copytree(made / "captions", folder)
+def test_files_of_other_tools_are_problems_to_validate_strict_alone(fails, made, imagepivot, tmp_path):
+    folder = shutil.copytree(made / "captions", tmp_path / "c")
     (folder / "index.json").write_text("{}")  # litdata's index_parquet_dataset writes it.
-    note = f"ignored in '{folder}': 'index.json', not part of the dataset"
     done = imagepivot("validate", folder)
-    assert ("is valid" in done.stdout, note in done.stderr) == (True, True)
-    fails(
-        "validate",
-        folder,
-        "--strict",
-        says="is not a valid dataset, see the problem above. Copy damaged files again",
-    )
-    assert note in imagepivot("validate", folder, "--repair").stderr
-    path = next(folder.glob("part-*"))
-    path.unlink()
-    done = imagepivot(*captions(made / "table.tsv", folder))
-    assert (done.returncode, path.exists(), note in done.stderr) == (0, True, True)
-    assert (folder / "index.json").read_text() == "{}"
-
-
-def test_output_at_a_file_is_refused(fails, made, tmp_path):
-    (tmp_path / "o").write_text("precious")
-    one_line(fails(*captions(made / "table.tsv", tmp_path / "o"), says="cannot use"))
-    assert (tmp_path / "o").read_text() == "precious"
+    assert "is valid" in done.stdout
+    assert f"ignored in '{folder}': 'index.json', not part of the dataset" in done.stderr
+    fails("validate", folder, "--strict", says="is not a valid dataset, see the problem above. Copy damaged files again")

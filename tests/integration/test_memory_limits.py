@@ -66,6 +66,7 @@ _TABLE += "def read(source): return sum(1 for part in source.parts(EVERYTHING) f
 _CAPTIONS = "read(open_captions('table', path))"
 _VECTORS = "from schemas.vector_files import read_vector_file"
 _WORDS = "read_vector_file(path, ['a'], expected='').words"
+_NO_ENDS = "more than 64 MiB, expected line ends"
 
 
 def write_gzip(path, head: bytes, mib: int, unit: bytes = b"x", tail: bytes = b"") -> None:
@@ -78,19 +79,9 @@ def write_gzip(path, head: bytes, mib: int, unit: bytes = b"x", tail: bytes = b"
 @pytest.mark.parametrize(
     ("name", "head", "unit", "imports", "call", "message"),
     [
-        ("a.en.gz", b"a\nb\n", b"x", _LINES, _LONGEST, "line 3: more than 64 MiB, expected line ends"),
-        (
-            "a.vec.gz",
-            b"a 1 2\nb",
-            b" 1",
-            _VECTORS,
-            _WORDS,
-            "line 2: more than 64 MiB, expected line ends",
-        ),
-        (
-            *("c.tsv.gz", b"image_id\tlanguage\ttext\na\ten\t", b"x", _TABLE, _CAPTIONS),
-            "line 2: more than 64 MiB, expected line ends",
-        ),
+        ("a.en.gz", b"a\nb\n", b"x", _LINES, _LONGEST, f"line 3: {_NO_ENDS}"),
+        ("a.vec.gz", b"a 1 2\nb", b" 1", _VECTORS, _WORDS, f"line 2: {_NO_ENDS}"),
+        ("c.tsv.gz", b"image_id\tlanguage\ttext\na\ten\t", b"x", _TABLE, _CAPTIONS, f"line 2: {_NO_ENDS}"),
         (
             *("c.tsv.gz", b'image_id\tlanguage\ttext\na\ten\t"', b"x" * 65535 + b"\n", _TABLE, _CAPTIONS),
             "row 1 (line 2): more than 64 MiB: close quotes or give --quoting none",
@@ -136,6 +127,7 @@ def test_rows_over_many_lines_count_their_own_lines_only(monkeypatch):
 # --- TOML and JSON ---------------------------------------------------------------------------------------------------
 
 _TOML = "from schemas.conversion import parse_toml"
+_DOTS = "not TOML: a line has more than 500 dots: write lists and tables on several lines"
 _PARSED = "len(parse_toml(Path(path).read_text()))"
 _JSON = _FOLDER + "from pipelines.inputs.files import iter_json"
 _ITEMS = "len(list(iter_json(Folder(str(Path(path).parent)), Path(path).name, prefix='images.item', form='a list')))"
@@ -145,12 +137,9 @@ _ITEMS = "len(list(iter_json(Folder(str(Path(path).parent)), Path(path).name, pr
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a." * 20_000 + "b = 1", "not TOML: a line has more than 500 dots: write lists and tables on several lines"),
-        ("[" + "a." * 20_000 + "b]", "not TOML: a line has more than 500 dots: write lists and tables on several lines"),
-        (
-            "x = {" + "'='." * 20_000 + "b = 1}",
-            "not TOML: a line has more than 500 dots: write lists and tables on several lines",
-        ),
+        ("a." * 20_000 + "b = 1", _DOTS),
+        ("[" + "a." * 20_000 + "b]", _DOTS),
+        ("x = {" + "'='." * 20_000 + "b = 1}", _DOTS),
         ("a = 1\n" * 50_000, "not TOML: it has 300,000 characters, expected at most 262,144: write several files"),
     ],
 )

@@ -110,27 +110,6 @@ def test_import_and_entry_point_give_the_same_bytes_on_workers_tasks_and_beam(fo
     assert "--import MODULE registers one of your own" in text
 
 
-@pytest.mark.cluster
-def test_class_of_a_script_is_refused_where_it_cannot_reach_a_worker(folder):
-    script = f"""{CODE}
-for workers in (1, 2):
-    try:
-        imagepivot.extract_features(
-            "../photos", f"of-{{workers}}", extractor="mean-colour", device="cpu", shards=2,
-            execution=imagepivot.Execution(workers=workers),
-        )
-    except imagepivot.UsageError as error:
-        print(workers, error)
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=folder / "work", env=environment, capture_output=True, text=True, check=True)
-    assert len(open_dataset(folder / "work" / "of-1")) == 5
-    (line,) = done.stdout.splitlines()
-    assert re.match("2 .*MeanColour", line)
-    assert not (folder / "work" / "of-2" / "_manifest.json").exists()
-
-
 def test_update_refuses_another_version_and_other_values(folder, monkeypatch):
     job = FeaturesJob(str(folder / "photos"), str(folder / "features"), ExtractorRequest("own-colour"), device="cpu", shards=2)
     register_extractor(SPEC, Colours, version="1")

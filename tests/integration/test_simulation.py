@@ -24,7 +24,7 @@ from schemas.manifest import Manifest, ShardEntry
 from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
 from schemas.writing.shard_count import MAX_CHOSEN
-from tests.simulation import Cost, Images, captions, features, images, vocabulary
+from tests.simulation import Cost, Images, captions, features, images
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -85,11 +85,6 @@ def test_cost_of_a_caption_is_flat(tmp_path):
         costs[count] = captions(count, shards, folder)
         assert all(cost.passed <= PASSED_BYTES["caption"] * count for cost in costs[count])
     compare(*costs.values())
-
-
-def test_vocabulary_cost_is_independent_of_shards():
-    few, many = (vocabulary(2_000, shards)[1].items for shards in (100, 1000))
-    assert few == many == 2_000
 
 
 def peak_of_listing(count: int, folder: Path) -> int:
