@@ -68,24 +68,12 @@ def test_format_of_a_table_is_guessed(imagepivot, made, tmp_path):
     assert (tmp_path / "o/_manifest.json").read_bytes() == (made / "captions/_manifest.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["raw", "dataset.json", "table.txt"])
-def test_format_of_other_sources_must_be_named(fails, tmp_path, name):
-    fails("captions", tmp_path / name, tmp_path / "o", code=2, says="name one of multi30k, karpathy, coco, scan, table")
-
-
 @pytest.mark.parametrize("command", ["captions", "features"])
 def test_source_and_output_in_the_wrong_order_are_told(fails, made, tmp_path, command):
     name = {"captions": "SOURCE", "features": "IMAGES"}[command]
     words = {"captions": ("--format", "table"), "features": ("--weights", "random:0")}[command]
     for output in ("table.tsv", "captions"):
         one_line(fails(command, tmp_path / "none", made / output, *words, says=f"does: check the path, or give {name} first"))
-
-
-def test_image_ids_like_file_names_have_a_remark(imagepivot, tmp_path):
-    (tmp_path / "t.tsv").write_text("image_id\ttext\n1.jpg\ta dog\n2.jpg\ta cat\n")
-    done = imagepivot(*captions(tmp_path / "t.tsv", tmp_path / "o"))
-    assert "image ids such as" in done.stderr
-    assert "have no extension" in done.stderr
 
 
 def test_mostly_unknown_training_tokens_have_a_remark(imagepivot, tmp_path):
@@ -110,8 +98,6 @@ def test_argument_beyond_the_last_is_refused(fails, made, tmp_path):
         (("--weights", "none.pth"), 1, "'none.pth'"),
         (("--precision", "fp8"), 2, "precision is 'fp8'"),
         (("--min-regions", "10"), 2, "'resnet50-pool' extracts no regions"),
-        (("--extractor", "faster-rcnn-36", "--score-threshold", "2"), 2, "--score-threshold is 2.0"),
-        (("--extractor", "faster-rcnn-36", "--backend", "caffe"), 2, "--backend is 'caffe'"),
     ],
 )
 def test_options_of_features(fails, photos, tmp_path, arguments, code, says):
@@ -142,7 +128,6 @@ def test_local_paths_of_remote_workers_are_refused(imagepivot, made, words):
     ("words", "says"),
     [
         (("vocabulary", "made/vocabulary"), "holds vocabulary, expected captions"),
-        (("encode", "features", "made/vocabulary"), "holds features, expected captions"),
         (("encode", "made/captions", "features"), "holds features, expected vocabulary"),
     ],
 )

@@ -99,12 +99,6 @@ def test_no_token_reaches_the_threshold(fails, imagepivot, tmp_path, scope, noun
 
 
 @pytest.mark.slow
-def test_captions_without_a_token(fails, tmp_path):
-    write_captions(tmp_path / "captions", ["", ""])
-    fails("vocabulary", tmp_path / "captions", tmp_path / "out", says="hold no tokens: prepare the captions again")
-
-
-@pytest.mark.slow
 def test_encoding_no_captions(fails, imagepivot, tmp_path):
     write_captions(tmp_path / "full", ["a a a a"])
     write_captions(tmp_path / "captions", [])

@@ -15,11 +15,8 @@ import typer
 
 from pipelines.commands import app
 from pipelines.commands.exit_codes import run
-from schemas.features import FeatureSpec
 from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
-from tests.beam import BEAM_FLAGS
-from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
 from tests.train.conftest import toy, write_run  # noqa: F401
 from tests.train.trainings import CONFIG
@@ -139,18 +136,6 @@ def test_end_event_counts_written_rows_and_shards(imagepivot, folder, tmp_path):
     assert progress_of(done)["done"] == 40
 
 
-@pytest.mark.slow
-def test_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
-    done = imagepivot("import", folder / "x.npy", tmp_path / "f", "--name", "x", "--shards", "2", "--log-json")
-    assert last_of(done)["counts"] == {"rows": 3, "shards": 2, "failed": {}}
-    done = imagepivot("export", tmp_path / "f", tmp_path / "x", "--format", "npy", "--log-json")
-    size = sum((tmp_path / "x" / name).stat().st_size for name in ("features.npy", "ids.txt"))
-    assert last_of(done)["counts"] == {"files": 2, "bytes": size}
-    write_rows(tmp_path / "g", "features", [{"image_id": "a", "feature": np.zeros(4, np.float32)}], FeatureSpec("x", (4,)))
-    done = imagepivot("diff", tmp_path / "f", tmp_path / "g", "--log-json", code=1)
-    assert (last_of(done)["status"], last_of(done)["counts"]) == ("failed", {"rows": 1, "missing": 2, "differing": 1})
-
-
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.cluster)])
 def test_failures_are_counted_by_reason(imagepivot, forked, folder, tmp_path, workers):
     """The last counts of worker processes are complete, though none writes more often than five times a second."""
@@ -189,11 +174,6 @@ def test_wrong_usage_is_an_event(imagepivot, words, says):
     end = last_of(done)
     assert (end["status"], end["exit_code"]) == ("failed", 2)
     assert says.lower() in end["message"].lower()
-
-
-def test_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
-    done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", *BEAM_FLAGS, "--log-json", code=1)
-    assert done.stderr.startswith("--log-json after -- is not a flag of Beam, which ignores it\nError: ")
 
 
 def test_internal_error_event_has_a_traceback(imagepivot, folder, tmp_path, monkeypatch):
