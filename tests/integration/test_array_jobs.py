@@ -231,15 +231,6 @@ def blocks(section: str, language: str) -> list[str]:
     return [block for name, block in BLOCK.findall(text) if name == language]
 
 
-@pytest.mark.parametrize(("section", "scripts"), [("Slurm", 6), ("Kubernetes", 1), ("AWS Batch", 1), ("Google Batch", 1)])
-def test_scripts_are_bash(section, scripts):
-    found = blocks(section, "bash")
-    assert len(found) == scripts
-    for script in found:
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-
-
 def leaves(value: object) -> Iterator[str]:
     """Yield the texts and numbers in a JSON value, as text."""
     if isinstance(value, dict | list):

@@ -76,14 +76,6 @@ def test_source_and_output_in_the_wrong_order_are_told(fails, made, tmp_path, co
         one_line(fails(command, tmp_path / "none", made / output, *words, says=f"does: check the path, or give {name} first"))
 
 
-def test_mostly_unknown_training_tokens_have_a_remark(imagepivot, tmp_path):
-    rows = [f"img{number}\ta {word}" for number, word in enumerate(["dog", "cat", "cow", "pig"])]
-    (tmp_path / "t.tsv").write_text("\n".join(["image_id\ttext", *rows, "img5\tone two three"]) + "\n")
-    imagepivot(*captions(tmp_path / "t.tsv", tmp_path / "captions"))
-    assert "(en 64%)" in imagepivot("vocabulary", tmp_path / "captions", tmp_path / "default").stderr
-    assert "<unk>" not in imagepivot("vocabulary", tmp_path / "captions", tmp_path / "all", "--min-count", 1).stderr
-
-
 # --- options ---------------------------------------------------------------------------------------------------------
 
 

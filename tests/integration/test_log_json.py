@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-import typer
 
 from pipelines.commands import app
 from pipelines.commands.exit_codes import run
@@ -21,11 +20,6 @@ from tests.integration.processes import start, wait_for
 from tests.train.conftest import toy, write_run  # noqa: F401
 from tests.train.trainings import CONFIG
 from train.runs.checkpoints import LAST, read_checkpoint
-
-LONG = (
-    *("captions", "vocabulary", "encode", "word-vectors", "text-features", "features", "import", "export", "diff"),
-    *("duplicates", "train", "evaluate", "embed", "search", "sts", "figures", "reproduce"),
-)
 
 
 def events_of(done) -> list[dict]:
@@ -108,12 +102,6 @@ def test_reader_that_ends_leaves_the_checkpoint_of_the_logged_step(forked, toy, 
     assert 0 < last["step"] < 44
     assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step == last["step"]
     forked(*words, "--resume")
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_every_long_command_has_the_option(name):
-    command = typer.main.get_command(app.app).commands[name]
-    assert "--log-json" in {option for parameter in command.params for option in parameter.opts}
 
 
 @pytest.mark.slow

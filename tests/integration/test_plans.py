@@ -108,9 +108,6 @@ def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, ima
     imagepivot(*changed, "--overwrite", "vocabulary", "--overwrite", "encoded", cwd=folder)
     assert open_dataset(folder / "build/plan/vocabulary").manifest.parameters["min_count"] == 2
     imagepivot(*changed, cwd=folder)
-    assert "did you mean 'encoded'" in imagepivot(*changed, "--overwrite", "encode", cwd=folder, code=2).stderr
-    unchosen = imagepivot(*changed, "vocabulary", "--overwrite", "encoded", cwd=folder, code=2).stderr
-    assert "--overwrite encoded: the step is not among those to run: captions, vocabulary" in unchosen
 
 
 def karpathy(folder: Path, name: str, images: list[tuple[str, str, str]]) -> None:

@@ -10,7 +10,6 @@ from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
 from tests.builders import write_encoded, write_rows
 from train.data.splits import open_data
-from train.evaluation import embedding
 
 NAMES = ["caf\u00e9", "M\u00fcnchen", "\ud55c"]
 NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
@@ -20,7 +19,7 @@ CAUSE = "Unicode normalization differs: "
 
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory):
-    """Captions in NFC; features, pictures and a list of the same images in NFD."""
+    """Captions in NFC; features and pictures of the same images in NFD."""
     folder = tmp_path_factory.mktemp("unlike")
     key = {"language": "en", "portion": "comparable", "index": 0, "split": "train"}
     captions = [{"image_id": name, **key, "text": "a", "tokens": ["a"]} for name in NAMES]
@@ -32,7 +31,6 @@ def unlike(tmp_path_factory):
     (folder / "photos").mkdir()
     for name in NFD:
         Image.new("RGB", (20, 10)).save(folder / "photos" / f"{name}.png")
-    (folder / "list.txt").write_text("".join(f"{name}.png\n" for name in NAMES), encoding="utf-8")
     return folder
 
 
@@ -40,10 +38,7 @@ def unlike(tmp_path_factory):
     "line",
     [
         "export features {out}/x --format scan --captions captions --language en",
-        "export features {out}/x --format npy --lists list.txt",
-        "export features {out}/x --format webdataset --captions captions --language en",
         "view features photos --image café -o {out}/a.png",
-        "view composed photos --image café -o {out}/a.png",
         "diff features composed",
     ],
 )
@@ -59,12 +54,3 @@ def test_training_names_unicode_normalization(unlike):
         open_data(f"{unlike}/encoded", f"{unlike}/features", split="train", portions=PORTIONS)
     with pytest.raises(DatasetError, match=f"lacks the features of all images with captions .*{CAUSE}"):
         open_data(f"{unlike}/encoded", f"{unlike}/features", split="train", portions=PORTIONS, allow_missing_features=True)
-
-
-def test_embed_names_unicode_normalization(unlike):
-    features, captions = (embedding.open_dataset(f"{unlike}/{name}") for name in ("features", "encoded"))
-    with pytest.raises(DatasetError, match=CAUSE):
-        embedding._check_images(features, captions, "train", False, print)
-    remarks = []
-    embedding._check_images(features, captions, "train", True, remarks.append)
-    assert CAUSE in remarks[0]
