@@ -130,10 +130,23 @@ def test_another_dataset_than_the_command_takes(fails, made, tmp_path, words, sa
     assert not (tmp_path / "o").exists()
 
 
-def test_files_of_other_tools_are_problems_to_validate_strict_alone(fails, made, imagepivot, tmp_path):
-    folder = shutil.copytree(made / "captions", tmp_path / "c")
+@pytest.mark.slow
+def test_files_of_other_tools_beside_a_dataset(fails, made, imagepivot, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(made / "captions", folder)
     (folder / "index.json").write_text("{}")  # litdata's index_parquet_dataset writes it.
+    note = f"ignored in '{folder}': 'index.json', not part of the dataset"
     done = imagepivot("validate", folder)
-    assert "is valid" in done.stdout
-    assert f"ignored in '{folder}': 'index.json', not part of the dataset" in done.stderr
-    fails("validate", folder, "--strict", says="is not a valid dataset, see the problem above. Copy damaged files again")
+    assert ("is valid" in done.stdout, note in done.stderr) == (True, True)
+    fails(
+        "validate",
+        folder,
+        "--strict",
+        says="is not a valid dataset, see the problem above. Copy damaged files again",
+    )
+    assert note in imagepivot("validate", folder, "--repair").stderr
+    path = next(folder.glob("part-*"))
+    path.unlink()
+    done = imagepivot(*captions(made / "table.tsv", folder))
+    assert (done.returncode, path.exists(), note in done.stderr) == (0, True, True)
+    assert (folder / "index.json").read_text() == "{}"

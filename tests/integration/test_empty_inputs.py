@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
 
@@ -85,8 +84,3 @@ def test_no_token_reaches_the_threshold(fails, imagepivot, tmp_path, scope, noun
     fails(*arguments, says=says)
     done = imagepivot(*arguments, "--min-count", "3")
     assert "vocabulary: 5 rows" in done.stdout
-
-
-def test_empty_datasets_can_be_written_and_inspected(imagepivot, tmp_path):
-    write_rows(tmp_path / "f", "features", [], FeatureSpec("x", (4,)))
-    assert "0 in 1 shard," in imagepivot("inspect", tmp_path / "f").stdout

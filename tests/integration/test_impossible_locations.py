@@ -71,6 +71,15 @@ OPTIONS = {
     "vectors": "sts pairs.tsv --vectors LOCATION",
     "output": "sts pairs.tsv --output LOCATION",
 }
+# Options whose names are checked before anything is read, beside the outputs of LINES without a run.
+NOT_UTF8 = (
+    "evaluate run --captions encoded --features features --output LOCATION",
+    "duplicates features captions --output LOCATION",
+    "duplicates features captions --images LOCATION",
+    "view features photos --image 1 -o LOCATION.png",
+    "sts pairs.tsv --output LOCATION",
+    "captions table.tsv out --format table --shards like:LOCATION",
+)
 NAMES = (
     *("table.tsv", "pairs.tsv", "array.npy", "words.vec", "photos", "captions", "vocabulary", "encoded", "features", "run"),
     *("OUT", "drawing.png", "demo"),
@@ -114,7 +123,7 @@ def places() -> list[tuple[str, str, int]]:
 def refused(folder, monkeypatch, capsys):
     """Runs a command line and checks that it is refused in one paragraph, without a trace on disk."""
 
-    def run(words: list[str]) -> None:
+    def run(words: list[str]) -> str:
         monkeypatch.chdir(folder)
         monkeypatch.setattr("sys.argv", ["imagepivot", *words])
         before = sorted(map(str, folder.rglob("*")))
@@ -126,6 +135,7 @@ def refused(folder, monkeypatch, capsys):
         failed = {"doctor": out.count("\nFAILED "), "build": err.count("\nstep scenes (imagepivot demo) failed with exit ")}
         assert err.startswith(("Error: ", "Usage: ")) or failed.get(words[0]) == 1  # A step's own process says why.
         assert sorted(map(str, folder.rglob("*"))) == before
+        return err
 
     return run
 
@@ -151,6 +161,17 @@ def test_impossible_location_is_refused(refused, line, place, bad):
     words = ["out" if word == "OUT" else word for word in line.split()]
     words[place] = bad
     refused(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", [*(line for name, line in LINES.items() if "OUT" in line and name not in ("build", "embed")), *NOT_UTF8]
+)
+def test_name_that_is_not_utf8_is_refused_before_anything_is_read(refused, line):
+    words = line.replace("LOCATION", "\udcff\udcfe").replace("OUT", "\udcff\udcfe").split()
+    err = refused(words)
+    assert "it is not UTF-8; if its name is, set PYTHONUTF8=1" in err or words[0] == "doctor"
+    assert err.count("\n") <= 1
 
 
 def test_every_command_is_tried():

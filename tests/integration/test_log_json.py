@@ -1,7 +1,6 @@
 """``--log-json``: standard error is nothing but lines of JSON, and the last one says how the command ended."""
 
 import functools
-import io
 import json
 import os
 import signal
@@ -12,8 +11,6 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
-from pipelines.commands import app
-from pipelines.commands.exit_codes import run
 from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
 from tests.integration.processes import start, wait_for
@@ -201,11 +198,3 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
     end = last_of(done)
     assert (end["status"], end["exit_code"], end["output"]) == ("stopped", 130, str(tmp_path / "o"))
     assert end["message"] == "stopped; finished shards are kept, the same command continues from here"
-
-
-def test_default_may_ask_for_it_too(monkeypatch, tmp_path):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(sys, "argv", ["imagepivot", "vocabulary", str(tmp_path / "none"), str(tmp_path / "v")])
-    assert run(lambda **settings: app.app(default_map={"vocabulary": {"log_json": True}}, **settings)) == 1
-    assert [json.loads(text)["event"] for text in stream.getvalue().splitlines()] == ["error", "end"]

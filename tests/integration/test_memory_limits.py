@@ -20,7 +20,6 @@ from PIL import Image
 from extractors.images.decoding import decode_image
 from pipelines.inputs.dialects import split_rows
 from pipelines.inputs.files import iter_json
-from pipelines.inputs.tables import InputTable
 from schemas import text
 from schemas.errors import DatasetError, InputError
 from schemas.features import FeatureSpec
@@ -191,12 +190,6 @@ def test_brackets_in_strings_are_no_depth(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"images": [*images, [nested]]}))
     with pytest.raises(InputError, match="nests more than 100 lists and objects after line 1: fetch it again"):
         list(iter_json(Folder(str(tmp_path)), "a.json", prefix="images.item", form="a list"))
-
-
-def test_deep_json_line_is_an_error(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"image_id": "a", "text": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
-    with pytest.raises(InputError, match=r"a\.jsonl', line 1: not JSON, "):
-        list(InputTable(Folder(str(tmp_path)), "a.jsonl", ("image_id", "text"), ("image_id", "text")).rows())
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
