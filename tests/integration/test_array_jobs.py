@@ -95,16 +95,6 @@ def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagep
 
 
 @pytest.mark.cluster
-def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
-    output = tmp_path / "o"
-    assert codes_of(images, output, ["1/2"] * 3, tmp_path) == [0, 0, 0]
-    told = {(tmp_path / str(number) / "stdout").read_text() for number in range(3)}
-    assert told == {"3 of 6 shards are done; missing 0,2,4: run task 0 of 2 again\n"}
-    assert DONE in imagepivot(*features_of(images, output, "0/2")).stdout
-    assert tree(output) == plain
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_array_task_rerun_completes_the_dataset(images, plain, imagepivot, tmp_path, seed):
     generator, output = random.Random(seed), tmp_path / "o"
@@ -214,16 +204,10 @@ def test_array_task_reports_missing_and_damaged_shards(images, plain, imagepivot
     assert tree(output) == plain
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--task", "6/6"], "--task is '6/6'"),
-        (["--task", "0/2", "--dry-run", "--", "--runner=DataflowRunner"], "--task is '0/2', and --runner"),
-    ],
-)
-def test_wrong_usage(images, imagepivot, tmp_path, arguments, message):
-    done = imagepivot(*features_of(images, tmp_path / "o"), *arguments, code=2)
-    assert message in done.stderr
+def test_task_on_a_runner_is_refused_by_a_dry_run_too(images, imagepivot, tmp_path):
+    words = ("--task", "0/2", "--dry-run", "--", "--runner=DataflowRunner")
+    done = imagepivot(*features_of(images, tmp_path / "o"), *words, code=2)
+    assert "--task is '0/2', and --runner" in done.stderr
     assert not (tmp_path / "o").exists()
 
 
@@ -245,15 +229,6 @@ def test_task_without_a_shard_to_write_commits_without_torch_and_beam(images, pl
 def blocks(section: str, language: str) -> list[str]:
     text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return [block for name, block in BLOCK.findall(text) if name == language]
-
-
-@pytest.mark.parametrize(("section", "scripts"), [("Slurm", 6), ("Kubernetes", 1), ("AWS Batch", 1), ("Google Batch", 1)])
-def test_scripts_are_bash(section, scripts):
-    found = blocks(section, "bash")
-    assert len(found) == scripts
-    for script in found:
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 def leaves(value: object) -> Iterator[str]:
@@ -283,101 +258,47 @@ def test_scheduler_files_contain_valid_commands(section, variable, imagepivot, t
     assert "64" in leaves(values) or "size=64" in PAGE
 
 
-IMAGEPIVOT = """#!{python}
-import os, pathlib, signal, time
-import imagepivot
-task = os.environ.get("SLURM_ARRAY_TASK_ID")
-if task in os.environ.get("KILLED", "").split():
-    from schemas.writing.attempts import Attempt
-    Attempt.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-if task in os.environ.get("STOPPED", "").split():
-    from schemas.writing.attempts import Attempt
-    publish = Attempt.publish
-    Attempt.publish = lambda *fields: (publish(*fields), pathlib.Path("published-" + task).touch(), time.sleep(60))
-imagepivot.command()
-"""
-SBATCH = """#!{python}
-# Runs a script, or the tasks of its array at the same time, and waits for them. It takes the options of Slurm that the page needs;
-# those of the command line replace the script's. A task that is to stop gets its signal after its first shard.
-import argparse, os, pathlib, re, shlex, signal, subprocess, sys, time
-
-parser = argparse.ArgumentParser(allow_abbrev=False)
-for option in ("array", "job-name", "cpus-per-task", "gpus", "mem", "time", "open-mode", "signal", "dependency"):
-    parser.add_argument("--" + option)
-for option in ("requeue", "parsable"):
-    parser.add_argument("--" + option, action="store_true")
-parser.add_argument("script")
-text = pathlib.Path(sys.argv[-1]).read_text()
-given = parser.parse_args(shlex.split(" ".join(re.findall("^#SBATCH (.*)", text, re.MULTILINE))) + sys.argv[1:])
-if given.dependency:
-    assert given.dependency == "afterany:4711", given.dependency
-ranges = [part.partition("-") for part in given.array.split(",")] if given.array else []
-tasks = [str(index) for first, _, last in ranges for index in range(int(first), int(last or first) + 1)] or ["complete"]
+def programs(folder: Path, **texts: str) -> dict[str, str]:
+    """Write programs of the shell into a folder; return the environment in which they are found."""
+    for name, text in texts.items():
+        (folder / "bin").mkdir(exist_ok=True)
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "63"}
 
 
-def start(task):
-    variables = dict(os.environ, SLURM_ARRAY_TASK_ID=task) if given.array else os.environ
-    with open("out-" + task, "w") as out:
-        return subprocess.Popen(["bash", given.script], stdout=out, stderr=out, env=variables, start_new_session=True)
-
-
-running = {{task: start(task) for task in tasks}}
-for task in os.environ.get("STOPPED", "").split():
-    while task in running and not os.path.exists("published-" + task):
-        time.sleep(0.05)
-    if task in running:
-        kind, _ = re.fullmatch("B:([A-Z]+)@([0-9]+)", given.signal).groups()
-        running[task].send_signal(getattr(signal, "SIG" + kind))  # B: to the script alone, not to what it started.
-        running[task].wait(timeout=10)
-        try:
-            os.killpg(running[task].pid, 0)
-        except ProcessLookupError:
-            pass
-        else:
-            sys.exit("the script has ended, and what it started goes on")
-for task, process in running.items():
-    code = process.wait()
-    pathlib.Path("code-" + task).write_text(str(code if code >= 0 else 128 - code))
-print("4711" if given.parsable else "Submitted batch job 4711")
-"""
-
-
-@pytest.mark.cluster
-def test_slurm_scripts_run_with_a_fake_scheduler(images, imagepivot, tmp_path, monkeypatch):
-    """One task of three is killed and one gets the scheduler's signal; they run again as the page says, in a container."""
-    tasks, complete, submit, again, _, in_container = blocks("Slurm", "bash")
+@pytest.mark.slow
+@pytest.mark.parametrize("is_container", [False, True])
+def test_signal_of_slurm_reaches_the_program(is_container, imagepivot, tmp_path):
+    """It goes to the script alone, B:, and leaves nothing running; what the program does then, test_signals tries."""
+    tasks, *_, in_container = blocks("Slurm", "bash")
     plain = in_container.replace("apptainer exec --nv worker.sif ", "")
     assert plain in tasks
-    tasks = tasks.replace(plain, in_container)
-    fewer = tasks.replace("--array=0-63", "--array=0-2").replace("/64", "/3").replace("--shards 256", "--shards 6")
-    (tmp_path / "bin").mkdir()
-    apptainer = '#!/bin/sh\n[ "$1 $2 $3" = "exec --nv worker.sif" ] || exit 255\nshift 3\nexec "$@"\n'
-    programs = {"imagepivot": IMAGEPIVOT, "sbatch": SBATCH, "apptainer": apptainer}
-    for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(text.format(python=sys.executable))
-        (tmp_path / "bin" / name).chmod(0o755)
-    for name, text in (("features", fewer), ("complete", complete)):
-        (tmp_path / f"{name}.sbatch").write_text(text)
-    (tmp_path / "photos").symlink_to(images)
-    monkeypatch.setenv("IMAGEPIVOT_FEATURES_WEIGHTS", "random:0")
-    monkeypatch.setenv("IMAGEPIVOT_FEATURES_DEVICE", "cpu")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert "\n#SBATCH --array=0-63\n" in tasks
+    assert "\n#SBATCH --signal=B:TERM@60\n" in tasks
+    (tmp_path / "features.sbatch").write_text(tasks.replace(plain, in_container) if is_container else tasks)
+    apptainer = '[ "$1 $2 $3" = "exec --nv worker.sif" ] || exit 255\nshift 3\nexec "$@"'
+    environment = programs(tmp_path, imagepivot='echo "$@" >said~\nmv said~ said\nexec sleep 60', apptainer=apptainer)
+    words = ["bash", "features.sbatch"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True) as process:
+        wait_for((tmp_path / "said").exists)
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+        assert not group_of(process.pid)
+    words = (tmp_path / "said").read_text().split()
+    assert words == shlex.split(plain.replace("$SLURM_ARRAY_TASK_ID", "63"))[2:]
+    words[1:3] = [str(tmp_path / "none"), str(tmp_path / "o")]
+    assert "none" in imagepivot(*words, code=1).stderr
 
-    def run(script: str) -> dict[str, str]:
-        subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
-        return {path.name: path.read_text() for path in tmp_path.glob("*-*")}
 
-    with monkeypatch.context() as patch:
-        patch.setenv("KILLED", "0")
-        patch.setenv("STOPPED", "2")
-        logs = run(submit)
-    assert [logs[f"code-{task}"] for task in (0, 1, 2, "complete")] == ["137", "0", "143", "1"], logs
-    assert logs["out-2"].endswith("\nstopped; finished shards are kept, the same command continues from here\n")
-    assert "'features' is not a dataset" in logs["out-complete"]
-    assert [path.name for path in shards_in(tmp_path / "features")] == [f"part-{n:05}-of-00006.parquet" for n in (1, 2, 4)]
-    logs = run(again.replace("3,17", "0,2"))
-    assert [logs[f"code-{task}"] for task in range(3)] == ["0", "0", "0"], logs
-    assert "features: 24 rows in 6 shards in features" in logs["out-0"] + logs["out-2"]
-    assert run("sbatch complete.sbatch")["code-complete"] == "0"
-    imagepivot("features", "photos", "plain", "--shards", "6", "--max-failures", "2", cwd=tmp_path)
-    assert tree(tmp_path / "features") == tree(tmp_path / "plain")
+def test_slurm_lines_submit_the_scripts(tmp_path):
+    _, complete, submit, again, *_ = blocks("Slurm", "bash")
+    environment = programs(tmp_path, sbatch='echo "$@" >>said\necho 4711', imagepivot='echo "$@" >>said\nexit 1')
+    for script, code in ((submit, 0), (again, 0), (complete, 1)):
+        assert subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=False).returncode == code
+    assert (tmp_path / "said").read_text().splitlines() == [
+        "--parsable features.sbatch",
+        "--dependency=afterany:4711 complete.sbatch",
+        "--array=3,17 features.sbatch",
+        "inspect features --rows 0",
+    ]

@@ -19,7 +19,6 @@ from schemas.storage.folder import Folder, open_bucket
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
-from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import use_colours
 from tests.pipelines.inputs.reading import write_tar
 from tests.stores import Requests, far_away, use
@@ -141,13 +140,6 @@ def test_run_lists_and_reads_a_bucket_once(running, monkeypatch, tmp_path, sourc
         assert asked.answered <= 2.2 * sum(map(len, images.values()))
 
 
-def test_missing_image_raises_the_same_error_in_every_store(store):
-    source = open_images(store.address("photos"))
-    ref = next(iter(source.refs()))._replace(uri="nowhere.jpg")
-    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory$"):
-        source.read(ref)
-
-
 def test_upload_goes_in_large_parts(store):
     folder = Folder(store.address("large"))
     store.asked()
@@ -209,17 +201,12 @@ def write(location: str, shards: int = SHARDS) -> OutputDataset:
 
 
 @pytest.fixture
-def undelayed(running, monkeypatch, request):
-    """A dataset, whose requests are neither counted nor delayed."""
+def dataset(running, monkeypatch, request):
+    """A dataset behind the proxy, which has not seen its requests."""
     use(running[0].environment, monkeypatch)
-    return write(running[0].address(request.node.originalname))
-
-
-@pytest.fixture
-def dataset(undelayed, running, monkeypatch):
-    """The same behind the proxy."""
+    dataset = write(running[0].address(request.node.originalname))
     use(running[1].environment, monkeypatch)
-    return undelayed
+    return dataset
 
 
 def test_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_read_a_shard(dataset, store):
@@ -229,16 +216,6 @@ def test_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_
     assert not [request.path for request in asked.all if ".parquet" in request.path]
     assert len(asked) == 1 + (1 + SHARDS)
     assert asked.at_once >= SHARDS // 2
-
-
-def test_digests_are_compared_with_verify(undelayed):
-    name = undelayed.name(2)
-    data = bytearray(undelayed.folder.read(name))
-    data[10] ^= 1
-    undelayed.folder.put(name, bytes(data))
-    assert OutputState(undelayed).committed_manifest() is None  # Its tag has changed.
-    assert OutputState(undelayed, ReusePolicy(verify=True)).committed_manifest() is None
-    assert OutputState(undelayed, ReusePolicy(verify=True)).finished_shards() == set(range(SHARDS)) - {2}
 
 
 def test_finished_shards_take_one_request_each(dataset, store):

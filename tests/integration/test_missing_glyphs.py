@@ -12,9 +12,7 @@ from PIL import Image
 from pipelines.datasets.view import LabelledBox, draw_boxes
 from schemas.drawing import charts, fonts
 from schemas.drawing.fonts import FontWarning
-from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
-from tests.builders import write_rows
 
 SHIPPED = Path(mpl.get_data_path(), "fonts", "ttf")
 STIX = str(SHIPPED / "STIXNonUni.ttf")
@@ -57,12 +55,6 @@ def test_figures_use_another_font_of_the_machine(monkeypatch, tmp_path):
         draw(tmp_path, "a é я")
 
 
-def test_other_warnings_of_figures_are_shown(monkeypatch, tmp_path):
-    monkeypatch.setattr(Figure, "savefig", lambda *arguments, **options: warnings.warn("of another kind", stacklevel=1))
-    with pytest.warns(UserWarning, match="of another kind"):
-        draw(tmp_path, "a")
-
-
 def test_labels_use_another_font_of_the_machine(monkeypatch):
     def drawn(label: str, files: list[str]) -> np.ndarray:
         monkeypatch.setattr(fonts, "font_files", lambda: files)
@@ -74,19 +66,3 @@ def test_labels_use_another_font_of_the_machine(monkeypatch):
         warnings.simplefilter("error")
         assert (drawn(OF_STIX, [__file__, STIX]) != boxes).any()
         assert (drawn("plain 0.93", [STIX]) == drawn("plain 0.93", [])).all()
-
-
-def test_view_prints_one_line(imagepivot, monkeypatch, tmp_path):
-    monkeypatch.setattr(fonts, "font_files", list)
-    row = {"width": 20, "height": 10, "num_regions": 2, "boxes": np.array([[1, 1, 9, 9], [2, 2, 8, 8]], np.float32)}
-    row |= {"features": np.zeros((2, 2), np.float32), "class_ids": np.array([1, 2]), "class_scores": np.array([0.9, 0.8])}
-    row |= {"attribute_ids": np.zeros(2), "attribute_scores": np.zeros(2), "image_id": "a"}
-    names = {"_names/classes": "猫\n狗\n".encode()}
-    write_rows(tmp_path / "regions", "regions", [row], FeatureSpec("toy", (2, 2)), files=names)
-    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
-    done = imagepivot("view", "regions", "a.png", "--image", "a", "-o", "b.png", cwd=tmp_path)
-    assert done.stderr == (
-        "text in pictures has Chinese, Japanese or Korean characters, which no font of this machine has, and which show as boxes: "
-        "install Noto Sans CJK (Debian and Ubuntu: apt install fonts-noto-cjk) and draw again\n"
-    )
-    assert done.stdout == "b.png: 2 regions of 'a'\n"

@@ -1,19 +1,16 @@
-"""The story of docs/how-to/nightly.md, night by night as the page tells it, on emulators of both stores."""
+"""docs/how-to/nightly.md: its script with stand-ins, and its story, night by night as the page tells it, on an emulated store."""
 
-import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
-import socketserver
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,7 @@ from schemas.storage.folder import Folder
 from schemas.writing.validation import validate
 from tests.builders import stored
 from tests.fake_extractors import colours, use_colours
-from tests.integration.processes import ForkedSteps, Started, start, wait_for
+from tests.integration.processes import start, wait_for
 from tests.stores import FarStore, untagged, use
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -50,173 +47,89 @@ def rows_of(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-# --- a machine with the script ---------------------------------------------------------------------------------------
+[SCRIPT] = blocks("Script", "bash")
 
-CLIENT = """#!{python} -IS
-import json, os, socket, sys
-name = os.path.basename(sys.argv[0])
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    stdin = sys.stdin.read() if name == "mail" else ""
-    server.sendall(json.dumps([name, sys.argv[1:], stdin]).encode() + b"\\n")
-    code, out, err = json.loads(server.makefile("rb").readline())
-sys.stdout.write(out)
-sys.stderr.write(err)
-sys.exit(code)
+
+def update_of_the_script() -> list[str]:
+    """Words of the command that updates the features, without the program."""
+    [line] = re.findall(r"imagepivot (features .*?) 2>>", SCRIPT)
+    for name, location in re.findall(r"(\w+)=(gs://\S+)", SCRIPT):
+        line = line.replace(f'"${name}"', location)
+    return shlex.split(line)
+
+
+# --- the script ------------------------------------------------------------------------------------------------------
+
+STAND_IN = """#!/bin/bash
+name=$(basename "$0")
+echo "$name $*" >>said
+case "$name $1" in
+    "date "*) echo 2026-11-22 ;;
+    "imagepivot features")
+        code=$(head -n 1 codes)
+        sed -i 1d codes
+        echo "ended with $code" >&2
+        exit "$code" ;;
+    "imagepivot inspect") echo "$*" ;;
+    "gcloud storage") [[ $2 == cp || -z $NO_COPY ]] ;;
+    "mail "*) cat >>mails ;;
+esac
 """
-"""In place of a program: the test does what it is asked for, and need not import anything anew."""
+"""In place of all programs: it notes what it is asked for, and updates end with the codes of a file, one after the other."""
 
 
-@dataclass
-class Machine:
-    """What runs the script.
-
-    Attributes:
-        folder: where the script lies.
-        scheme: of the store.
-        night: the date.
-        codes: exit codes of ``imagepivot features`` of this night.
-        pauses: for how long the script has slept, each time.
-        mails: command lines and texts of mails.
-        wrong: what failed in a thread of this test.
-        on_features: is called with the process of ``imagepivot features``, while it runs.
-        on_pause: is called when the script sleeps.
-    """
-
-    folder: Path
-    scheme: str
-    night: str = ""
-    codes: list[int] = field(default_factory=list)
-    pauses: list[int] = field(default_factory=list)
-    mails: list[tuple[list[str], str]] = field(default_factory=list)
-    on_features: Callable[[Started], object] = lambda process: None
-    on_pause: Callable[[], object] = lambda: None
-    wrong: list[Exception] = field(default_factory=list)
-
-    def write(self, name: str, text: str) -> Path:
-        """Write a program."""
-        path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text.replace("gs://", f"{self.scheme}://"), encoding="utf-8")
-        path.chmod(0o755)
-        return path
-
-    def run(self, line: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a line of the shell."""
-        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-        if self.wrong:
-            raise self.wrong[0]
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr, self.log())
-        return done
-
-    def begin(self, night: str) -> None:
-        """Let a night begin."""
-        self.night, self.codes, self.pauses, self.mails = night, [], [], []
-        self.on_features, self.on_pause = lambda process: None, lambda: None
-
-    def log(self) -> list[dict]:
-        """Events of the night."""
-        path = self.folder / f"{self.night}.log"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def answer(self, name: str, words: list[str], stdin: str) -> tuple[int, str, str]:
-        """Do what a program was asked for."""
-        try:
-            return self._answer(name, words, stdin)
-        except Exception as error:  # noqa: BLE001 -- raised where the test waits
-            self.wrong.append(error)
-            return 2, "", str(error)
-
-    def _answer(self, name: str, words: list[str], stdin: str) -> tuple[int, str, str]:
-        if name == "date":
-            assert words == ["+%F"]
-            return 0, f"{self.night}\n", ""
-        if name == "sleep":
-            self.pauses.append(int(words[0]))
-            if int(words[0]):
-                self.on_pause()
-        elif name == "mail":
-            self.mails.append((words, stdin))
-        elif name == "imagepivot":
-            return self._imagepivot(words)
-        else:
-            {"gcloud": gcloud, "aws": aws}[name](words)
-        return 0, "", ""
-
-    def _imagepivot(self, words: list[str]) -> tuple[int, str, str]:
-        with start(*words, folder=self.folder / "process", before=colours) as process:
-            if words[0] == "features":
-                self.on_features(process)
-            done = process.wait(300)
-        code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-        if words[0] == "features":
-            self.codes.append(code)
-        return code, done.stdout, done.stderr
+@pytest.mark.parametrize(
+    ("codes", "copies", "code"),
+    [
+        ((0,), True, 0),
+        ((0,), False, 1),
+        ((3,), True, 3),
+        ((137, 3), True, 3),
+        ((1, 0), True, 0),
+        ((1, 1, 1), True, 1),
+        ((2,), True, 2),
+    ],
+)
+def test_script_retries_reports_and_copies(tmp_path, codes, copies, code):
+    (tmp_path / "nightly.sh").write_text(SCRIPT)
+    (tmp_path / "codes").write_text("".join(f"{each}\n" for each in codes))
+    (tmp_path / "bin").mkdir()
+    for name in ("imagepivot", "date", "sleep", "mail", "gcloud"):
+        (tmp_path / "bin" / name).write_text(STAND_IN)
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "NO_COPY": "" if copies else "1"}
+    assert subprocess.run(["bash", "nightly.sh"], cwd=tmp_path, env=environment, check=False).returncode == code
+    said = (tmp_path / "said").read_text().splitlines()
+    update, copy = shlex.join(update_of_the_script()), "gs://bucket/features-2026-11-22"
+    expected = ["date +%F"]
+    for pause, _ in zip((0, 600, 3600), codes, strict=False):
+        expected += [f"sleep {pause}", f"imagepivot {update}"]
+    if codes[-1] in (0, 3):
+        expected += [f"imagepivot inspect gs://bucket/features {words} --json" for words in ("--rows 0", "--failures")]
+        expected += [f"gcloud storage rsync --recursive --exclude=.*(_manifest\\.json|\\.records/) gs://bucket/features {copy}"]
+        expected += [f"gcloud storage cp gs://bucket/features/_manifest.json {copy}/_manifest.json"] * copies
+        for name in ("2026-11-22.json", "2026-11-22-failures.jsonl"):
+            assert (tmp_path / name).read_text().startswith("inspect gs://bucket/features ")
+    if code:
+        expected += [f"mail -s features of 2026-11-22: exit code {code} team@example.com"]
+        assert (tmp_path / "mails").read_text() == f"ended with {codes[-1]}\n"
+    assert said == expected
 
 
-def copy(source: str, target: str, left_out: Callable[[str], bool]) -> None:
-    for name in Folder(source).names():
-        if not left_out(name):
-            Folder(target).put(name, Folder(source).read(name))
-
-
-def copy_file(source: str, target: str) -> None:
-    (before, _, name), (after, _, other) = source.rpartition("/"), target.rpartition("/")
-    Folder(after).put(other, Folder(before).read(name))
-
-
-def gcloud(words: list[str]) -> None:
-    """Do what Google's program documents of the two commands of the script."""
-    assert words[:2] in (["storage", "rsync"], ["storage", "cp"])
-    source, target = words[-2:]
-    if words[1] == "cp":
-        return copy_file(source, target)
-    recursive, exclude = words[2:-2]
-    pattern = re.compile(exclude.removeprefix("--exclude="))
-    assert recursive == "--recursive"
-    return copy(source, target, lambda name: pattern.match(name) is not None)
-
-
-def aws(words: list[str]) -> None:
-    """Do what Amazon's program documents of the two commands of the script."""
-    from fnmatch import fnmatchcase
-
-    assert words[0] == "s3"
-    source, target = words[-2:]
-    assert words[2] == "--only-show-errors"
-    if words[1] == "cp":
-        return copy_file(source, target)
-    assert words[1] == "sync"
-    assert words[3:-2:2] == ["--exclude"] * len(words[3:-2:2])
-    return copy(source, target, lambda name: any(fnmatchcase(name, pattern) for pattern in words[4:-2:2]))
-
-
-@contextlib.contextmanager
-def machine_with_script(folder: Path, scheme: str) -> Iterator[Machine]:
-    """Make the script of the page, and answer what it asks of programs."""
-    machine = Machine(folder, scheme)
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            answer = machine.answer(*json.loads(self.rfile.readline()))
-            self.wfile.write(json.dumps(answer).encode() + b"\n")
-
-    address = str(folder / "s")
-    with socketserver.ThreadingUnixStreamServer(address, Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name in ("imagepivot", "date", "sleep", "mail", "gcloud", "aws"):
-            machine.write(f"bin/{name}", CLIENT.format(python=sys.executable, address=address))
-        [script] = blocks("Script", "bash")
-        if scheme == "s3":
-            [of_google] = re.findall(r"^ *gcloud storage rsync.*\n.*\n", script, flags=re.MULTILINE)
-            [of_amazon] = blocks("Dated copies", "bash")
-            script = script.replace(of_google, of_amazon)
-        machine.write("nightly.sh", script)
-        yield machine
-        server.shutdown()
+@pytest.mark.parametrize("code", [0, 1])
+def test_copy_on_s3_leaves_out_what_that_on_google_does(tmp_path, code):
+    [block], (left_out,) = blocks("Dated copies", "bash"), re.findall(r"--exclude='(.*?)'", SCRIPT)
+    aws = f'aws() {{ echo "$*" >>said; [[ $2 == sync ]] || return {code}; }}'
+    line = f'features=s3://bucket/features night=2026-11-22 code=0\n{aws}\n{block}\nexit "$code"'
+    assert subprocess.run(["bash", "-c", line], cwd=tmp_path, check=False).returncode == code
+    sync, copy = (line.split() for line in (tmp_path / "said").read_text().splitlines())
+    names = ("_manifest.json", ".records/a.jsonl", "part-00000-of-00001.parquet", "_failures/part-00000-of-00001.parquet")
+    patterns = [word for before, word in itertools.pairwise(sync) if before == "--exclude"]
+    for name in names:  # A * of Amazon's program matches slashes, too.
+        assert any(fnmatchcase(name, pattern) for pattern in patterns) == bool(re.match(left_out, name)), name
+    places = ["s3://bucket/features", "s3://bucket/features-2026-11-22"]
+    assert (sync[:2], sync[-2:]) == (["s3", "sync"], places)
+    assert (copy[:2], copy[-2:]) == (["s3", "cp"], [f"{place}/_manifest.json" for place in places])
 
 
 # --- the bucket ------------------------------------------------------------------------------------------------------
@@ -251,111 +164,87 @@ def images_read(far: FarStore) -> tuple[list[str], int]:
     return sorted(names), len(asked)
 
 
-@pytest.fixture
-def machine(stores, tmp_path, monkeypatch) -> Iterator[Machine]:
-    use(stores[1].environment, monkeypatch)
-    with machine_with_script(tmp_path, stores[1].scheme) as machine:
-        yield machine
-
-
 # --- the nights ------------------------------------------------------------------------------------------------------
 
 
-def check_night(machine: Machine, features: str) -> None:
-    """Compare what a night left with the table of the page, and its report with the dataset."""
-    [(_, _, rows, failures, codes)] = [row for row in rows_of("Example") if row[0] == machine.night]
+def check_night(imagepivot, night: str, codes: list[int]) -> None:
+    """Compare what a night left with the table of the page, and its reports and a copy with the dataset."""
+    features, (left_out,) = "gs://bucket/features", re.findall(r"--exclude='(.*?)'", SCRIPT)
+    [(_, _, rows, failures, expected_codes)] = [row for row in rows_of("Example") if row[0] == night]
     expected = {} if failures == "none" else {reason: int(n) for n, reason in (part.split() for part in failures.split(", "))}
-    assert machine.codes == [int(code) for code in codes.split(", ")]
-    manifest = open_dataset(features).manifest
-    assert (manifest.rows, dict(manifest.failure_reasons)) == (int(rows), expected)
-    end = machine.log()[-1]
-    assert end["counts"] == {"rows": int(rows), "shards": 16, "failed": expected}
-    assert (end["event"], end["exit_code"]) == ("end", machine.codes[-1])
-    report = json.loads((machine.folder / f"{machine.night}.json").read_text())
+    assert codes == [int(code) for code in expected_codes.split(", ")]
+    dataset = open_dataset(features)
+    assert (dataset.manifest.rows, dict(dataset.manifest.failure_reasons)) == (int(rows), expected)
+    report = json.loads(imagepivot("inspect", features, "--rows", "0", "--json").stdout)
     assert report["rows"] == int(rows)
     assert {one["reason"]: one["inputs"] for one in report["failures"]} == expected
-    lines = (machine.folder / f"{machine.night}-failures.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == open_dataset(features).failures().to_pylist()
-    copied = dataset_in(f"{features}-{machine.night}")
-    assert copied == dataset_in(features)
-    assert Folder(f"{features}-{machine.night}").names() == sorted(copied)
-    assert validate(f"{features}-{machine.night}") == []
+    lines = imagepivot("inspect", features, "--failures", "--json").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == dataset.failures().to_pylist()
+    copy = Folder(f"{features}-{night}")
+    for name in dataset.folder.names():
+        if not re.match(left_out, name) or name == "_manifest.json":
+            copy.put(name, dataset.folder.read(name))
+    assert dataset_in(copy.location) == dataset_in(features)
+    assert validate(copy.location) == []
 
 
 @pytest.mark.parametrize("near", ["gs"], indirect=True)  # The page's store; the requests of both are counted below.
-def test_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
+def test_nights_of_the_page(stores, imagepivot, tmp_path, monkeypatch):
     near, far = stores
-    photos, features = Folder(near.address("photos")), near.address("features")
+    use(far.environment, monkeypatch)
+    use_colours(monkeypatch)
+    photos, features = Folder("gs://bucket/photos"), "gs://bucket/features"
     night = iter(NIGHTS)
 
-    machine.begin(next(night))
-    upload(photos, range(40))
-    with pytest.MonkeyPatch.context() as patch:
-        use_colours(patch)
-        for line in blocks("Nightly updates", "sh")[0].replace("gs://", f"{near.scheme}://").splitlines():
-            imagepivot(*shlex.split(line)[1:])
-    assert Folder(features).names() == []
-    far.asked()
-    machine.run("./nightly.sh")
-    check_night(machine, features)
-    assert images_read(far)[0] == [f"{number:03d}.jpg" for number in range(40)]
+    def update(code: int = 0) -> list[dict]:
+        far.asked()
+        return [json.loads(line) for line in imagepivot(*update_of_the_script(), code=code).stderr.splitlines()]
 
-    machine.begin(next(night))
+    upload(photos, range(40))
+    for line in blocks("Nightly updates", "sh")[0].splitlines():
+        imagepivot(*shlex.split(line)[1:])
+    assert Folder(features).names() == []
+    update()
+    assert images_read(far)[0] == [f"{number:03d}.jpg" for number in range(40)]
+    check_night(imagepivot, next(night), [0])
+
     upload(photos, range(40, 46))
     upload(photos, range(2), other=100)
     upload(photos, range(46, 47), broken)
     for number in range(2, 5):
         photos.delete(f"{number:03d}.jpg")
-    far.asked()
-    machine.run("./nightly.sh")
-    check_night(machine, features)
+    update()
     assert images_read(far)[0] == [f"{number:03d}.jpg" for number in (0, 1, *range(40, 47))]
-    assert machine.mails == []
+    check_night(imagepivot, next(night), [0])
     [words] = [shlex.split(line) for line in blocks("Report", "sh")[0].splitlines()]
-    said = imagepivot(*[word.replace("gs://", f"{near.scheme}://") for word in words[1:]], code=1).stdout
+    said = imagepivot(*words[1:], code=1).stdout
     assert "002" in said
     assert "045" in said
 
-    machine.begin(next(night))
     upload(photos, range(50, 62), broken)
-    opened = open_dataset(features)
-    before = {entry.name: entry.tag for entry in Folder(features).list()}
-    machine.on_features = lambda process: kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch)
-    machine.on_pause = lambda: far.cut("", 0, after=0)
-    machine.run("./nightly.sh", code=3)
-    check_night(machine, features)
-    assert machine.pauses == [0, 600]
-    [(subject, text)] = machine.mails
-    assert subject == ["-s", "features of 2026-11-22: exit code 3", "team@example.com"]
+    kill_in_the_middle(tmp_path, far, near, open_dataset(features), monkeypatch)
+    end = update(code=3)[-1]
+    check_night(imagepivot, next(night), [137, 3])
     [line] = blocks("Alerts", "json")
-    shown = {**json.loads(line), "output": features}
-    assert {**json.loads(text), "time": ""} == {**shown, "time": ""}
-    assert list(json.loads(text)) == list(shown)
+    assert list({**end, "time": ""}.items()) == list({**json.loads(line), "time": ""}.items())
 
-    machine.begin(next(night))
     upload(photos, range(50, 62))
     far.cut("busy", 600, after=0)
-    machine.on_pause = lambda: far.cut("busy", 600, after=0, only="053.jpg")
-    machine.run("./nightly.sh")
-    far.cut("", 0, after=0)
-    check_night(machine, features)
-    assert machine.pauses == [0, 600]
-    [error] = [event["message"] for event in machine.log() if event["event"] == "error"]
+    [error] = [event["message"] for event in update(code=1) if event["event"] == "error"]
     assert "it is busy or down" in error
-    assert machine.mails == []
+    far.cut("busy", 600, after=0, only="053.jpg")
+    update()
+    far.cut("", 0, after=0)
+    check_night(imagepivot, next(night), [1, 0])
 
-    machine.begin(next(night))
-    far.asked()
-    machine.run("./nightly.sh")
-    check_night(machine, features)
+    update()
     assert images_read(far)[0] == ["053.jpg"]
+    check_night(imagepivot, next(night), [0])
 
-    machine.begin(next(night))
     before = {entry.name: entry.tag for entry in Folder(features).list()}
-    machine.run("./nightly.sh")
-    check_night(machine, features)
+    update()
+    check_night(imagepivot, next(night), [0])
     assert {entry.name: entry.tag for entry in Folder(features).list()} == before
-    use_colours(monkeypatch)
     imagepivot("features", photos.location, near.address("fresh"), "--max-failures", "10")
     assert untagged(dataset_in(near.address("fresh"))) == untagged(dataset_in(features))
     colour = open_dataset(features).get("000")["feature"]
@@ -363,62 +252,64 @@ def test_nights_of_the_page(machine, stores, imagepivot, monkeypatch):
 
     # By hand: every failure once more.
     far.asked()
-    line = blocks("Example", "sh")[0].replace("gs://", f"{near.scheme}://")
-    imagepivot(*shlex.split(line)[1:])
+    imagepivot(*shlex.split(blocks("Example", "sh")[0])[1:])
     assert images_read(far)[0] == ["046.jpg"]
 
 
-def kill_in_the_middle(process, machine, far, near, before, opened, monkeypatch) -> None:
-    """Kill the first attempt between two shards, and look at the dataset as a reader does then."""
-    if machine.codes:
-        return
-    use(near.environment, monkeypatch)
-    folder = opened.folder
+def kill_in_the_middle(folder: Path, far: FarStore, near, opened, monkeypatch) -> None:
+    """Kill an update between two shards, and look at the dataset as a reader does then."""
+    features = opened.folder
+    before = {entry.name: entry.tag for entry in features.list()}
 
     def replaced() -> list[str]:
-        return [name for name, _, _, tag, _ in folder.list() if name.startswith("part-") and before[name] != tag]
+        return [name for name, _, _, tag, _ in features.list() if name.startswith("part-") and before[name] != tag]
 
-    wait_for(lambda: replaced() or not process.runs)
-    far.cut("stall", 600, after=0)
-    assert process.runs
-    assert "_manifest.json" not in folder.names()
-    assert 0 < len(replaced()) < 16
-    with pytest.raises(DatasetError, match=r"is not a dataset"):
-        open_dataset(folder.location)
-    for number in range(opened.num_shards):
-        if opened.manifest.shards[number].path in replaced():
-            with pytest.raises(DatasetError, match=r"the manifest says"):
+    with start(*update_of_the_script(), folder=folder / "process", before=colours) as process:
+        use(near.environment, monkeypatch)
+        wait_for(lambda: replaced() or not process.runs)
+        far.cut("stall", 600, after=0)
+        assert process.runs
+        assert "_manifest.json" not in features.names()
+        assert 0 < len(replaced()) < 16
+        with pytest.raises(DatasetError, match=r"is not a dataset"):
+            open_dataset(features.location)
+        for number in range(opened.num_shards):
+            if opened.manifest.shards[number].path in replaced():
+                with pytest.raises(DatasetError, match=r"the manifest says"):
+                    opened.shard(number)
+            else:
                 opened.shard(number)
-        else:
-            opened.shard(number)
-    process.send(signal.SIGKILL)
+        process.send(signal.SIGKILL)
+        assert process.wait().returncode == -signal.SIGKILL
+    far.cut("", 0, after=0)
     use(far.environment, monkeypatch)
 
 
 # --- starting it -----------------------------------------------------------------------------------------------------
 
 
-def test_running_nightly_script_locks_out_the_next(machine):
+def test_running_nightly_script_locks_out_the_next(tmp_path):
     [line] = blocks("Scheduling", "text")
     assert line.split()[:5] == ["0", "2", "*", "*", "*"]
-    command = line.split(maxsplit=5)[5].replace("/srv/nightly", str(machine.folder))
-    machine.write("nightly.sh", "#!/bin/bash\ntouch began\nread <go\ntouch ended\n")
-    os.mkfifo(machine.folder / "go")
-    with subprocess.Popen(["bash", "-c", command], cwd="/") as first:
-        wait_for((machine.folder / "began").exists)
-        machine.run(command, code=1)
-        (machine.folder / "go").write_text("\n")
+    command = ["bash", "-c", line.split(maxsplit=5)[5].replace("/srv/nightly", str(tmp_path))]
+    (tmp_path / "nightly.sh").write_text("#!/bin/bash\ntouch began\nread <go\ntouch ended\n")
+    (tmp_path / "nightly.sh").chmod(0o755)
+    os.mkfifo(tmp_path / "go")
+    with subprocess.Popen(command, cwd="/") as first:
+        wait_for((tmp_path / "began").exists)
+        assert subprocess.run(command, cwd="/", check=False).returncode == 1
+        (tmp_path / "go").write_text("\n")
         assert first.wait(60) == 0
-    assert (machine.folder / "ended").exists()
-    (machine.folder / "nightly.sh").write_text("#!/bin/bash\nexit 3\n")
-    machine.run(command, code=3)
+    assert (tmp_path / "ended").exists()
+    (tmp_path / "nightly.sh").write_text("#!/bin/bash\nexit 3\n")
+    assert subprocess.run(command, cwd="/", check=False).returncode == 3
 
 
 def test_systemd_takes_the_units(tmp_path):
     if (program := shutil.which("systemd-analyze")) is None:
         pytest.skip("no systemd-analyze")
     [block] = blocks("Scheduling", "ini")
-    (tmp_path / "nightly.sh").write_text(blocks("Script", "bash")[0])
+    (tmp_path / "nightly.sh").write_text(SCRIPT)
     (tmp_path / "nightly.sh").chmod(0o755)
     units = re.split(r"^# (nightly\.\w+)\n", block.replace("/srv/nightly", str(tmp_path)), flags=re.MULTILINE)[1:]
     for name, text in zip(units[::2], units[1::2], strict=True):
@@ -437,20 +328,17 @@ def test_kubernetes_cron_job_follows_the_page():
     assert (given_up["action"], given_up["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [2, 3]})
     assert disruption["action"] == "Ignore"
     [container] = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    [script] = blocks("Script", "bash")
-    [line] = re.findall(r"imagepivot (features .*?) 2>>", script)
-    for name, location in re.findall(r"(\w+)=(gs://\S+)", script):
-        line = line.replace(f'"${name}"', location)
     [weights] = [value for value in container["args"] if value.startswith("--weights=")]  # The image has them.
-    line = line.replace("--max-failures 10", "--max-failures=10")
+    line = shlex.join(update_of_the_script()).replace("--max-failures 10", "--max-failures=10")
     assert [value for value in container["args"] if value != weights] == ["imagepivot", *shlex.split(line)]
 
 
 # --- what it asks, and as a plan -------------------------------------------------------------------------------------
 
 
-def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepivot, monkeypatch):
+def test_requests_of_an_unchanged_night_equal_the_page(stores, imagepivot, monkeypatch):
     near, far = stores
+    use(far.environment, monkeypatch)
     (_, *fixed), (_, *each) = rows_of("Cost")
     column = ["gs", "s3"].index(near.scheme)
     use_colours(monkeypatch)
@@ -464,64 +352,13 @@ def test_requests_of_an_unchanged_night_equal_the_page(stores, machine, imagepiv
         assert len(far.asked()) == int(fixed[column]) + int(each[column]) * (shards - 16)
 
 
-@pytest.mark.parametrize("near", ["gs"], indirect=True)
-def test_same_as_a_plan(stores, tmp_path, imagepivot, monkeypatch):
-    near, far = stores
-    use(near.environment, monkeypatch)
-    steps = ForkedSteps(before=colours)  # With an extractor without a model.
-    monkeypatch.setattr("schemas.process.steps.run_command", steps)
-    [line] = (text.replace("gs://", f"{near.scheme}://") for text in blocks("Plan", "sh"))
-    plain = line.partition(" --overwrite")[0]
-    [plan] = blocks("Plan", "toml")
-    (tmp_path / "nightly.toml").write_text(plan.replace("gs://", f"{near.scheme}://"), encoding="utf-8")
-    captions = [f"{number:03d}\ta dog runs\ttrain\n" for number in range(30)]
-
-    def upload_captions(count: int) -> None:
-        Folder(near.address("")).put("captions.tsv", ("image_id\ttext\tsplit\n" + "".join(captions[:count])).encode())
-
-    def run(*more: str, words: str = line, code: int = 0) -> str:
-        steps.started.clear()
-        said = imagepivot(*shlex.split(words)[1:], *more, code=code, cwd=tmp_path).stderr
-        assert [words[0] for words in steps.started] == ["captions", "encode", "features"][: len(steps.started)]
-        return said
-
-    photos, output = Folder(near.address("photos")), near.address("nightly")
-    for name in photos.names():
-        photos.delete(name)
-    upload(photos, range(20))
-    upload_captions(20)
-    imagepivot("captions", near.address("captions.tsv"), tmp_path / "captions", "--format", "table", "--workers", "1")
-    imagepivot("vocabulary", tmp_path / "captions", near.address("vocabulary"), "--min-count", "1")
-
-    run()
-    before = stored(output)
-    run(words=plain)
-    assert stored(output) == before
-
-    # New images and captions; of one photo nothing can be read.
-    upload(photos, range(20, 30))
-    upload_captions(30)
-    refused = run(words=plain, code=1)
-    assert "step captions (imagepivot captions) failed with exit code 1, these steps did not run: encoded, features" in refused
-    use(far.environment, monkeypatch)
-    far.cut("busy", 600, after=0, only="023.jpg")
-    run()
-    far.cut("", 0, after=0)
-    assert open_dataset(f"{output}/features").manifest.failure_reasons == {"unreadable": 1}
-    assert open_dataset(f"{output}/encoded").manifest.rows == 30
-
-    # It is tried again, and no other.
-    far.asked()
-    run()
-    assert images_read(far)[0] == ["023.jpg"]
-    assert open_dataset(f"{output}/features").manifest.rows == 30
-
-    # More broken images than are allowed: the rest is there, and the next night tries again.
-    upload(photos, range(40, 52), broken)
-    assert "step features (imagepivot features) failed with exit code 3" in run(code=3)
-    assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 12}
-    upload(photos, range(40, 50))
-    run()
-    assert open_dataset(f"{output}/features").manifest.failure_reasons == {"truncated": 2}
-    for name in ("captions", "encoded", "features"):
-        assert validate(f"{output}/{name}") == []
+def test_plan_of_the_page_runs_the_commands_of_the_page(imagepivot, tmp_path):
+    [plan], [line] = blocks("Plan", "toml"), blocks("Plan", "sh")
+    (tmp_path / "nightly.toml").write_text(plan, encoding="utf-8")
+    printed = imagepivot(*shlex.split(line)[1:], "--dry-run", cwd=tmp_path).stdout.splitlines()
+    night = "gs://bucket/nightly"
+    assert [set(shlex.split(command)) for command in printed] == [
+        {"imagepivot", "captions", "--overwrite", "--format=table", "gs://bucket/captions.tsv", f"{night}/captions"},
+        {"imagepivot", "encode", "--overwrite", f"{night}/captions", "gs://bucket/vocabulary", f"{night}/encoded"},
+        {"imagepivot", "features", "--update", "--max-failures=10", "gs://bucket/photos", f"{night}/features"},
+    ]

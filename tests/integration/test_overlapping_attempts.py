@@ -111,18 +111,6 @@ def test_record_of_another_attempt_is_not_believed(store):
     assert folder.read(MANIFEST_NAME) == before
 
 
-def test_claim_without_a_shard_or_record_is_no_finished_shard(store):
-    output = output_in(store.address("claimed"))
-    attempt(output, "A")
-    output.folder.put(record_name(NAME), b"claimed by somebody\n")
-    with pytest.raises(DatasetError, match=rf"another attempt writes .*/{NAME}, or was stopped: run the same command again"):
-        commit(output)
-    assert OutputState(output).intact_shards() == set()
-    attempt(output, "C")  # It replaces the claim.
-    commit(output)
-    assert validate(output.folder.location) == []
-
-
 def test_shard_replaced_during_commit_withdraws_the_manifest(store, monkeypatch):
     output = output_in(store.address("during"))
     attempt(output, "A")

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -109,45 +108,6 @@ def test_another_dataset_stops_the_build_and_overwrite_replaces_it(tmp_path, ima
     imagepivot(*changed, "--overwrite", "vocabulary", "--overwrite", "encoded", cwd=folder)
     assert open_dataset(folder / "build/plan/vocabulary").manifest.parameters["min_count"] == 2
     imagepivot(*changed, cwd=folder)
-    assert "did you mean 'encoded'" in imagepivot(*changed, "--overwrite", "encode", cwd=folder, code=2).stderr
-    unchosen = imagepivot(*changed, "vocabulary", "--overwrite", "encoded", cwd=folder, code=2).stderr
-    assert "--overwrite encoded: the step is not among those to run: captions, vocabulary" in unchosen
-
-
-def test_dry_run_prints_the_commands_and_runs_none(tmp_path, imagepivot, forked_steps):
-    folder = plan_in(tmp_path / "a plan")
-    (tmp_path / "elsewhere").mkdir()
-    output = folder / "build" / "plan"
-    for current, plan, place in (
-        (folder, "plan.toml", ""),
-        (tmp_path, "a plan/plan.toml", "a plan/"),
-        (tmp_path / "elsewhere", folder / "plan.toml", f"{folder}/"),
-    ):
-        source, captions, words = (
-            shlex.quote(f"{place}{name}") for name in ("captions.tsv", "build/plan/captions", "build/plan/vocabulary")
-        )
-        done = imagepivot("build", plan, "vocabulary", "--dry-run", "--output", output, cwd=current)
-        assert done.stdout.splitlines() == [
-            f"imagepivot captions --format=table --shards=2 --workers=1 {source} {captions}",
-            f"imagepivot vocabulary --min-count=1 {captions} {words}",
-        ]
-    assert forked_steps.started == []
-    assert not (folder / "build").exists()
-
-
-def test_captions_of_multi30k(tmp_path, multi30k, imagepivot, forked_steps):
-    """The captions of the validation split, a thirtieth of all, take the place of those for training."""
-    for path in multi30k.rglob("val*"):
-        place = tmp_path / "multi30k" / path.relative_to(multi30k).with_name(path.name.replace("val", "train", 1))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(path)
-    words = ("build", "multi30k", "encoded", "--set", "paths.multi30k=multi30k", "--output", tmp_path / "plan")
-    imagepivot(*words, cwd=tmp_path)
-    imagepivot("captions", "multi30k", "captions", "--format", "multi30k", "--languages", "en,de", cwd=tmp_path)
-    imagepivot("vocabulary", "captions", "vocabulary", "--min-count", 4, cwd=tmp_path)
-    imagepivot("encode", "captions", "vocabulary", "encoded", "--max-length", 100, cwd=tmp_path)
-    for name in ("captions", "vocabulary", "encoded"):
-        assert tree(tmp_path / "plan" / name) == tree(tmp_path / name)
 
 
 def karpathy(folder: Path, name: str, images: list[tuple[str, str, str]]) -> None:

@@ -7,15 +7,12 @@ import shutil
 import signal
 import socket
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from pipelines.running import package_wheel
 from schemas.dataset import open_dataset
 from tests.builders import tree
 from tests.integration.clusters import job_service
@@ -53,43 +50,6 @@ def held(cluster) -> Iterator[Gated]:
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-def test_local_paths_are_refused_before_anything_starts(inputs, imagepivot, tmp_path):
-    folder = shutil.copytree(inputs, tmp_path / "inputs")
-    before = tree(folder)
-    for name, arguments in {"SOURCE 'captions.tsv'": commands()[0], "IMAGES 'photos'": commands()[-1]}.items():
-        for runner in ("PortableRunner", "FlinkRunner", "DataflowRunner"):
-            done = imagepivot(*arguments, "--", f"--runner={runner}", "--job_endpoint=localhost:1", cwd=folder, code=2)
-            assert f"the workers of {runner} run on others" in done.stderr
-            assert name.partition(" ")[0] in done.stderr
-    assert tree(folder) == before
-
-
-def test_worker_with_other_code(inputs, imagepivot, tmp_path, monkeypatch):
-    with zipfile.ZipFile(package_wheel.build_wheel(tmp_path, ())) as wheel:
-        wheel.extractall(tmp_path / "other")
-    (tmp_path / "other" / "schemas" / "more.py").write_text("")
-    folder = shutil.copytree(inputs, tmp_path / "inputs")
-    with job_service(tmp_path / "cluster", PYTHONPATH=str(tmp_path / "other")) as cluster:
-        done = imagepivot(*commands("--shared-disk")[0], "--", *cluster.flags, cwd=folder, code=2)
-    message = " ".join(done.stderr.replace("│", " ").split())
-    assert (
-        f"the first worker failed its check: it has imagepivot {version('imagepivot')}, expected the launcher's code" in message
-    )
-    assert "Traceback" not in done.stderr
-
-
-def test_worker_without_the_device(cluster, inputs, imagepivot, tmp_path):
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    folder = shutil.copytree(inputs, tmp_path / "inputs")
-    done = imagepivot(*commands("--shared-disk")[-1], "--gpu", "nvidia-l4", "--", *cluster.flags, cwd=folder, code=2)
-    message = " ".join(done.stderr.replace("│", " ").split())
-    assert re.search(r"the first worker failed its check: device 'cuda(:0)?' is not on this host", message)
-    assert not [path for path in (folder / "features").rglob("*") if path.is_file()]
 
 
 def test_unreachable_job_service_is_reported(inputs, imagepivot, tmp_path):
@@ -152,27 +112,6 @@ def submitted(started: Started) -> str:
 
     wait_for(said)
     return found[0]
-
-
-def test_detached_job_goes_on_and_the_same_command_finds_its_shards(held, words, imagepivot, tmp_path):
-    local, output = tmp_path / "local", tmp_path / "out"
-    alone = (*words[:2], local, *words[3:7], "--workers", "1")
-    imagepivot(*alone)
-    done = imagepivot(*words[:7], "--detach", "--log-json", *words[7:])
-    end = json.loads(last_line(done.stderr))
-    assert (end["event"], end["status"], end["exit_code"]) == ("end", "detached", 0)
-    job = end["job"]["id"]
-    assert end["job"] == {"runner": "PortableRunner", "id": job, "page": "", "cancel": ""}
-    assert done.stdout == f"job '{job}' of PortableRunner is submitted and continues without this command. {ADVICE}\n"
-    at_work(output)
-    assert "is not a dataset: it holds no _manifest.json" in imagepivot("inspect", output, code=1).stderr
-    held.hold.unlink()
-    wait_for((output / "_manifest.json").exists)
-    times = {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")}
-    summaries = [imagepivot(*words).stdout.replace(str(output), "X"), imagepivot(*alone).stdout.replace(str(local), "X")]
-    assert len({re.sub(r", (\d+ min )?\d+ s\)", ", TIME)", summary) for summary in summaries}) == 1
-    assert tree(output) == tree(local)
-    assert {path.name: path.stat().st_mtime_ns for path in output.glob("part-*")} == times
 
 
 def test_job_survives_its_killed_launcher(held, words, imagepivot, tmp_path):

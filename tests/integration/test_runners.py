@@ -183,14 +183,6 @@ def test_dataflow_retries_the_bundle_of_a_killed_worker(dataflow, local_features
     assert validate(location) == []
 
 
-def test_container_without_package_and_network_is_reported(dataflow, imagepivot):
-    with image(dataflow, lacking=["timm"]):
-        done = imagepivot(*commands(at=STORE)[-1], "--overwrite", "--", *dataflow.flags, code=1)
-    line = one_line(done)
-    assert "DataflowRunner did not finish the run: " in line
-    assert "timm" in line
-
-
 def test_job_without_started_workers_is_cancelled(dataflow, imagepivot, tmp_path):
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(300)\n")
     command = commands("--start-timeout", "5", at=STORE)[0]

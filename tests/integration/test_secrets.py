@@ -1,12 +1,10 @@
 """Passwords, keys and signatures of addresses appear nowhere but in the requests that need them."""
 
-import io
 import os
 import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from pipelines.features import feature_shards
 from pipelines.inputs.images import listing
@@ -16,6 +14,8 @@ from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.writing.validation import validate
 from tests.builders import write_rows
+from tests.fake_extractors import picture
+from tests.pipelines.inputs.conftest import no_proxies  # noqa: F401
 from tests.web_server import serve
 
 EXTRACT = ("--extractor", "timm:test_resnet.r160_in1k", "--weights", "random:0", "--shards", "2", "--workers", "1")
@@ -23,11 +23,7 @@ SECRET = re.compile(b"SECRET[A-Z]+")
 PRIVATE = "--allow-private-addresses"
 
 
-@pytest.fixture(autouse=True)
-def without_proxies(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+pytestmark = pytest.mark.usefixtures("no_proxies")
 
 
 def secrets_in(folder: Path) -> dict[str, list[bytes]]:
@@ -40,8 +36,7 @@ def secrets_in(folder: Path) -> dict[str, list[bytes]]:
 @pytest.mark.slow
 def test_addresses_of_images_are_stored_and_shown_without_secrets(imagepivot, tmp_path, monkeypatch):
     table, out = tmp_path / "images.tsv", tmp_path / "out"
-    picture = io.BytesIO()
-    Image.new("RGB", (64, 64), (9, 0, 0)).save(picture, "PNG")
+    image = picture(9, 0, 0, size_wh=(64, 64))
 
     def write(password: str, signature: str, missing: str = "missing") -> None:
         login = f"http://user:{password}@127.0.0.1:{site.port}"
@@ -52,7 +47,7 @@ def test_addresses_of_images_are_stored_and_shown_without_secrets(imagepivot, tm
         table.write_text("\n".join(["image_id\turi", *rows, ""]))
 
     with serve() as site:
-        tagged = lambda handler: handler.answer(200, picture.getvalue(), ETag='"1"')  # noqa: E731
+        tagged = lambda handler: handler.answer(200, image, ETag='"1"')  # noqa: E731
         site.pages = {"/a.png?X-Amz-Date=SECRETSIG&X-Amz-Signature=SECRETSIG": tagged}
         site.pages["/a.png?X-Amz-Date=SECRETNEW&X-Amz-Signature=SECRETNEW"] = tagged
         write("SECRETPW", "SECRETSIG")
@@ -91,9 +86,8 @@ def test_addresses_of_images_are_stored_and_shown_without_secrets(imagepivot, tm
 def test_update_removes_secrets_that_an_earlier_version_stored(imagepivot, tmp_path, monkeypatch):
     table, out = tmp_path / "images.tsv", tmp_path / "out"
     with serve() as site:
-        picture = io.BytesIO()
-        Image.new("RGB", (64, 64)).save(picture, "PNG")
-        site.pages = {"/a.png": lambda handler: handler.answer(200, picture.getvalue(), ETag='"1"'), "/b.png": b"no image"}
+        image = picture(0, 0, 0, size_wh=(64, 64))
+        site.pages = {"/a.png": lambda handler: handler.answer(200, image, ETag='"1"'), "/b.png": b"no image"}
         login = f"http://user:SECRETPW@127.0.0.1:{site.port}"
         table.write_text(f"image_id\turi\na\t{login}/a.png\nb\t{login}/b.png\n")
         with monkeypatch.context() as patch:

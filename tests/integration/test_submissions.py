@@ -1,4 +1,4 @@
-"""Submissions to Dataflow: hints, images, files, options and sizes, as the stock client makes them; nothing is sent."""
+"""Submissions to Dataflow: hints, files and options, as the stock client makes them; nothing is sent."""
 
 import io
 import zipfile
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 pytest.importorskip("google.cloud.dataflow_v1beta3", reason="pip install 'imagepivot[gcp]'")
 
 from apache_beam.portability.api import beam_runner_api_pb2 as pb
-from apache_beam.portability.common_urns import environments, primitives, resource_hints
+from apache_beam.portability.common_urns import primitives, resource_hints
 from apache_beam.runners.dataflow.internal import apiclient
 from google.cloud import dataflow_v1beta3
 
@@ -75,15 +75,6 @@ class Submission:
             if hints:
                 found[transform.unique_name] = {names[urn]: value.decode() for urn, value in hints.items()}
         return found
-
-    def images(self) -> set[str]:
-        """Return the container images of all environments."""
-        for environment in self.graph.components.environments.values():
-            assert environment.urn == environments.DOCKER.urn
-        return {
-            pb.DockerPayload.FromString(environment.payload).container_image
-            for environment in self.graph.components.environments.values()
-        }
 
     def packages(self) -> list[list[str]]:
         """Return the names of the files that each environment installs."""
@@ -148,37 +139,23 @@ def folder(tmp_path_factory, patch) -> Path:
     Path("captions.tsv").write_text("\n".join(["image_id\tlanguage\ttext", *rows]) + "\n")
     for name in ("private.txt", "schemas.py", "setup.py", "requirements.txt"):
         Path(name).write_text("SECRET = 1\n")
-    list_images(10)
+    rows = [f"i{number},gs://photos/{number}.jpg" for number in range(10)]
+    Path("images.csv").write_text("\n".join(["image_id,uri", *rows]) + "\n")
     return folder
 
 
-def list_images(count: int) -> None:
-    rows = "".join(f"i{number},gs://photos/{number}.jpg\n" for number in range(count))
-    Path("images.csv").write_text(f"image_id,uri\n{rows}")
-
-
-def captions(output: str, shards: int = 2) -> tuple[object, ...]:
-    return ("captions", "captions.tsv", output, "--format", "table", "--shards", shards)
-
-
-def features(*options: object) -> tuple[object, ...]:
-    return ("features", "images.csv", "out", *options)
+FEATURES = ("features", "images.csv", "out")
 
 
 @pytest.fixture(scope="module")
-def submitted(folder, patch):
-    """Return what a command submits; flags for Beam stand behind ``--``."""
-
-    def run(*arguments: object) -> Submission:
-        end = arguments.index("--") if "--" in arguments else len(arguments)
-        return submit(lambda: command(*arguments[:end], "--shared-disk", "--", *FLAGS, *arguments[end + 1 :]), patch)
-
-    return run
+def with_gpus(folder, patch) -> Submission:
+    return submit(lambda: command(*FEATURES, *GPU, "--shared-disk", "--", *FLAGS), patch)
 
 
 @pytest.fixture(scope="module")
-def with_gpus(submitted) -> Submission:
-    return submitted(*features(*GPU))
+def without_gpus(folder, patch) -> Submission:
+    words = ("captions", "captions.tsv", "out", "--format", "table", "--shards", 2, "--shared-disk", "--")
+    return submit(lambda: command(*words, *FLAGS), patch)
 
 
 def test_only_model_and_preflight_steps_request_gpus(with_gpus):
@@ -186,38 +163,19 @@ def test_only_model_and_preflight_steps_request_gpus(with_gpus):
     assert {"ExtractFeatures/ListImages", "CommitDataset/Commit"} <= {step.unique_name for step in with_gpus.steps()}
 
 
-def test_steps_with_gpus_are_not_fused_with_others(with_gpus):
-    """Steps fuse within an environment only."""
-    model, check, listing, commit = (
-        next(step.environment_id for step in with_gpus.steps() if step.unique_name.endswith(name))
-        for name in ("/ExtractShard", "/FirstWorker", "/ListImages", "/Commit")
-    )
-    assert model == check != listing == commit
-
-
-def test_options_of_workers(submitted, with_gpus):
+def test_options_of_workers(with_gpus, without_gpus):
     """Every core of a worker without GPUs is a process, and the runner chooses the number of threads."""
     assert with_gpus.pool.machine_type == ""  # That of the other workers.
     assert with_gpus.pool.num_threads_per_worker == 1
     assert "no_use_multiple_sdk_containers" in with_gpus.experiments
     assert "use_multiple_sdk_containers" not in with_gpus.experiments
-    without = submitted(*captions("out"))
-    assert without.hints() == {}
-    assert "use_multiple_sdk_containers" in without.experiments
-    assert without.pool.num_threads_per_worker == 0
+    assert without_gpus.hints() == {}
+    assert "use_multiple_sdk_containers" in without_gpus.experiments
+    assert without_gpus.pool.num_threads_per_worker == 0
 
 
-def test_container_image_applies_to_every_step(submitted):
-    image = "eu-docker.pkg.dev/project/images/imagepivot:1"
-    for arguments in (features(*GPU), captions("out")):
-        one = submitted(*arguments, "--", f"--sdk_container_image={image}")
-        assert one.images() == {image}
-        assert {each.container_image for each in one.pool.sdk_harness_container_images} == {image}
-        assert set(one.staged) <= BEAMS
-
-
-def test_only_the_package_wheel_is_staged(submitted, with_gpus):
-    for one in (with_gpus, submitted(*captions("out"))):
+def test_only_the_package_wheel_is_staged(with_gpus, without_gpus):
+    for one in (with_gpus, without_gpus):
         assert set(one.staged) == {OURS, *BEAMS}
         names = zipfile.ZipFile(io.BytesIO(one.staged[OURS])).namelist()
         assert sorted(name for name in names if ".dist-info/" not in name) == sorted(name for name, _ in source_files())
@@ -226,32 +184,8 @@ def test_only_the_package_wheel_is_staged(submitted, with_gpus):
         assert all(sorted(packages) == sorted({OURS, *BEAMS}) for packages in one.packages())
 
 
-def sizes(one: Submission) -> tuple[int, int]:
-    """Bytes of the message to Dataflow, and of the graph in the bucket."""
-    return len(type(one.job).to_json(one.job)), one.graph.ByteSize()
-
-
-def test_submitted_graph_size_is_independent_of_images(submitted):
-    few = sizes(submitted(*features("--shards", 4)))
-    list_images(100_000)
-    many = sizes(submitted(*features("--shards", 4)))
-    list_images(10)
-    assert many[0] == pytest.approx(few[0], abs=50)
-    assert many[1] == pytest.approx(few[1], abs=500)
-
-
-def test_submitted_graph_size_hardly_depends_on_shards(submitted):
-    """The message not at all, the graph by the digest of each shard's list of images."""
-    list_images(10_000)
-    for arguments, each in ((features("--shards"), 64), (captions("out")[:-1], 8)):
-        few, many = (sizes(submitted(*arguments, shards)) for shards in (2, 1024))
-        assert many[0] == pytest.approx(few[0], abs=50)
-        assert many[1] - few[1] < each * 1024
-    list_images(10)
-
-
 def test_too_large_graph_is_refused_before_submission(patch):
     with patch.context() as smaller:
         smaller.setattr(runner, "MAX_GRAPH_BYTES", 1000)
         with pytest.raises(UsageError, match=r"the pipeline for DataflowRunner is .* bytes, expected at most 1,000: "):
-            command(*features(), "--shared-disk", "--", *FLAGS)
+            command(*FEATURES, "--shared-disk", "--", *FLAGS)

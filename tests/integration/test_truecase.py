@@ -2,7 +2,6 @@
 
 import gzip
 import random
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -90,13 +89,6 @@ def learned(rows) -> dict[str, dict[str, int]]:
     }
 
 
-def test_sample_has_only_tokens_of_the_reference(rows):
-    recipe = RECIPES["moses-truecase"]
-    tokens = [token for row in rows for token in prepare(row[5], row[1], recipe)]
-    assert len(tokens) > 20_000
-    assert not [token for token in tokens if re.search("[<>|]", token)]
-
-
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs"])
 def test_truecaser_equals_the_reference(folder, learned, language):
     text = (folder / "captions" / "_truecaser" / f"{language}.model").read_text(encoding="utf-8")
@@ -127,22 +119,6 @@ def test_tokens_are_those_of_the_reference(folder, rows, learned):
     assert sum(expected[key] != before[key] for key in expected) > 500
 
 
-def test_it_is_a_dataset(folder):
-    assert validate(folder / "captions") == []
-    manifest = open_dataset(folder / "captions").manifest
-    assert [entry.path for entry in manifest.files] == [f"_truecaser/{language}.model" for language in ("cs", "de", "en", "fr")]
-    assert manifest.parameters["train_splits"] == ["train"]
-
-
-def test_other_splits_do_not_matter_to_the_truecaser(folder, rows, imagepivot):
-    changed = [row if row[4] == "train" else (*row[:5], row[5].swapcase()) for row in rows]
-    assert changed != rows
-    captions(imagepivot, write(folder / "changed.tsv", changed), folder / "changed", "--workers", "1")
-    for language in ("en", "de", "fr", "cs"):
-        name = f"_truecaser/{language}.model"
-        assert (folder / "changed" / name).read_bytes() == (folder / "captions" / name).read_bytes()
-
-
 def test_splits_to_learn_from_can_be_named(folder, rows, imagepivot):
     captions(imagepivot, folder / "captions.tsv", folder / "val", "--workers", "1", "--train-splits", "val")
     recipe = RECIPES["moses-truecase"]
@@ -162,9 +138,3 @@ def test_truecaser_can_be_used_again(folder, rows, imagepivot, learned, tmp_path
     for language in learned:
         name = f"_truecaser/{language}.model"
         assert (tmp_path / "o" / name).read_bytes() == (folder / "captions" / name).read_bytes()
-
-
-def test_missing_training_split_is_refused_with_advice(folder, imagepivot, tmp_path):
-    done = captions(imagepivot, folder / "captions.tsv", tmp_path / "o", "--splits", "val", "--workers", "1", code=1)
-    assert "there are models for no language" in done.stderr
-    assert "--train-splits" in done.stderr

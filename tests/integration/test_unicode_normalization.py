@@ -6,33 +6,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from schemas.errors import DatasetError
 from schemas.features import FeatureSpec
-from tests.builders import write_encoded, write_rows
-from train.data.splits import open_data
-from train.evaluation import embedding
+from tests.builders import write_rows
 
 NAMES = ["caf\u00e9", "M\u00fcnchen", "\ud55c"]
 NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
-PORTIONS = {"en": ("comparable",)}
 CAUSE = "Unicode normalization differs: "
 
 
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory):
-    """Captions in NFC; features, pictures and a list of the same images in NFD."""
+    """Captions in NFC; features and pictures of the same images in NFD."""
     folder = tmp_path_factory.mktemp("unlike")
     key = {"language": "en", "portion": "comparable", "index": 0, "split": "train"}
     captions = [{"image_id": name, **key, "text": "a", "tokens": ["a"]} for name in NAMES]
     write_rows(folder / "captions", "captions", captions, parameters={"text": {"recipe": "raw"}})
-    write_encoded(folder, captions)
     for name, image_ids in {"features": NFD, "composed": NAMES}.items():
         rows = [{"image_id": image_id, "feature": np.zeros(4, np.float32)} for image_id in image_ids]
         write_rows(folder / name, "features", rows, FeatureSpec("toy", (4,)))
     (folder / "photos").mkdir()
     for name in NFD:
         Image.new("RGB", (20, 10)).save(folder / "photos" / f"{name}.png")
-    (folder / "list.txt").write_text("".join(f"{name}.png\n" for name in NAMES), encoding="utf-8")
     return folder
 
 
@@ -40,10 +34,7 @@ def unlike(tmp_path_factory):
     "line",
     [
         "export features {out}/x --format scan --captions captions --language en",
-        "export features {out}/x --format npy --lists list.txt",
-        "export features {out}/x --format webdataset --captions captions --language en",
         "view features photos --image café -o {out}/a.png",
-        "view composed photos --image café -o {out}/a.png",
         "diff features composed",
     ],
 )
@@ -52,19 +43,3 @@ def test_commands_name_unicode_normalization(line, imagepivot, unlike, tmp_path)
     words = " ".join((done.stdout + done.stderr).replace("│", " ").split())
     assert CAUSE in words
     assert "extract their features first" not in words
-
-
-def test_training_names_unicode_normalization(unlike):
-    with pytest.raises(DatasetError, match=rf"lacks the features of 3 of 3 images .*{CAUSE}'M\\xfcnchen' \(NFC\) is "):
-        open_data(f"{unlike}/encoded", f"{unlike}/features", split="train", portions=PORTIONS)
-    with pytest.raises(DatasetError, match=f"lacks the features of all images with captions .*{CAUSE}"):
-        open_data(f"{unlike}/encoded", f"{unlike}/features", split="train", portions=PORTIONS, allow_missing_features=True)
-
-
-def test_embed_names_unicode_normalization(unlike):
-    features, captions = (embedding.open_dataset(f"{unlike}/{name}") for name in ("features", "encoded"))
-    with pytest.raises(DatasetError, match=CAUSE):
-        embedding._check_images(features, captions, "train", False, print)
-    remarks = []
-    embedding._check_images(features, captions, "train", True, remarks.append)
-    assert CAUSE in remarks[0]
