@@ -175,7 +175,7 @@ def captions(count: int, shards: int, folder: Path) -> list[Cost]:
     _commit(costs, output, count)
     dataset = open_dataset(output.folder.location, kind="captions")
     with costs.phase("worker: count tokens, merge", count):
-        total = sum_by_key(group for shard in range(shards) for group in count_tokens(dataset, shard).items())
+        total = sum_by_key(group for shard in range(shards) for group in count_tokens(shard, dataset))
     assert sum(sum(counter.values()) for counter in total.values()) == count * _LENGTH
     return costs
 

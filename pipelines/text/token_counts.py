@@ -49,7 +49,7 @@ def execution_for(captions: Dataset, execution: Execution) -> Execution:
     return execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), _BYTES_OF_WORKER)
 
 
-def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[str]]:
+def count_tokens(shard: int, captions: Dataset, meter: Meter = Meter()) -> list[tuple[CaptionGroup, Counter[str]]]:
     """Count the tokens in one shard of captions, by portion, split and language."""
     counts: dict[CaptionGroup, Counter[str]] = {}
     names = ["portion", "split", "language"]
@@ -59,13 +59,7 @@ def count_tokens(captions: Dataset, shard: int) -> dict[CaptionGroup, Counter[st
             tokens, times = batch["tokens"].filter(is_in_group).flatten().value_counts().flatten()
             counter = counts.setdefault((group["portion"], group["split"], group["language"]), Counter())
             counter.update(dict(zip(tokens.to_pylist(), times.to_pylist(), strict=True)))
-    return counts
-
-
-def count_shard(shard: int, captions: Dataset, meter: Meter) -> list[tuple[CaptionGroup, Counter[str]]]:
-    """Return the counts of one shard, and count its captions for the progress display."""
-    counts = count_tokens(captions, shard)
-    meter.add(captions=captions.manifest.shards[shard].rows)
+        meter.add(captions=batch.num_rows)
     meter.flush()
     return list(counts.items())
 

@@ -18,7 +18,7 @@ from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import read_run
 from pipelines.text.moses import Recipe, load_recipe
 from pipelines.text.text_features import TextFeatureExtractor
-from pipelines.text.token_counts import count_shard, restore_text, sum_counters, write_vocabulary
+from pipelines.text.token_counts import count_tokens, restore_text, sum_counters, write_vocabulary
 from pipelines.text.truecasing import TruecaseModel, write_truecaser
 from schemas.dataset import Dataset
 from schemas.writing.output import OutputDataset
@@ -183,7 +183,7 @@ class CountTokens(beam.PTransform):
         """Count each shard on the worker that reads it; only counts are shuffled."""
         return (
             shards
-            | "CountShard" >> beam.FlatMap(count_shard, captions=self.captions, meter=self.meter)
+            | "CountShard" >> beam.FlatMap(count_tokens, captions=self.captions, meter=self.meter)
             | "SumCounts" >> beam.CombinePerKey(sum_counters)
         )
 

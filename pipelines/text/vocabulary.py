@@ -15,7 +15,7 @@ from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
 from pipelines.text.token_counts import (
-    count_shard,
+    count_tokens,
     execution_for,
     open_captions_dataset,
     restore_text,
@@ -116,7 +116,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
     def run_here(finished: frozenset[int], run: Map) -> tuple[str, ...]:
         if finished:
             return (restore_text(output),)
-        counts = run(partial(count_shard, captions=captions, meter=meter), range(captions.num_shards))
+        counts = run(partial(count_tokens, captions=captions, meter=meter), range(captions.num_shards))
         return (write_vocabulary(job, output, sum_by_key(chain.from_iterable(counts))),)
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)

@@ -76,7 +76,7 @@ def test_count_tokens_equals_a_plain_loop(rows, captions, monkeypatch, batch_row
     dataset = open_dataset(captions)
     counts: dict[tuple, Counter] = defaultdict(Counter)
     for shard in range(dataset.num_shards):
-        for key, counter in count_tokens(dataset, shard).items():
+        for key, counter in count_tokens(shard, dataset):
             counts[key].update(counter)
     expected: dict[tuple, Counter] = defaultdict(Counter)
     for _, language, portion, split, text in rows:
