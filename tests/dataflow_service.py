@@ -10,8 +10,7 @@ What it does not do: machines, images of users, splitting of work while it runs,
 start again, where Dataflow repeats the bundle, and as there the fourth time is the last. An error that is raised is final.
 
 Run as ``python tests/dataflow_service.py PORT FOLDER``; ``STORAGE_EMULATOR_HOST`` names the store. For jobs that start from then on
-a file ``image.json`` in the folder says what is special about the image: ``lacking``, packages that it has not, and ``path``, a
-folder with modules that it has.
+a file ``image.json`` in the folder says what is special about the image: ``path``, a folder with modules that it has.
 """
 
 import contextlib
@@ -62,10 +61,10 @@ def _download(url: str, sha256: str = "") -> bytes:
 
 
 def _make_image(folder: Path, image: dict[str, Any]) -> Path:
-    """Make a virtual environment with links to the packages of this one, but for ours and those that are to be lacking."""
+    """Make a virtual environment with links to the packages of this one, but for ours."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    names = "|".join(map(re.escape, (*OURS, *image.get("lacking", ()))))
+    names = "|".join(map(re.escape, OURS))
     left_out = re.compile(rf"(__editable__.*|__pycache__|({names})(-[^-]*\.dist-info|\.py|\.libs)?)$")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not left_out.match(entry.name):
