@@ -57,6 +57,7 @@ def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
         ("image_splits/train.txt", "10.jpg\n\n", r"train.txt', line 2: the image id is empty"),
         ("raw/train.en.gz", b"fine\ncaf\xe9\n", r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"),
         ("raw/train.en.gz", "one\n", r"train.en.gz' has 1 lines, but its image list '.*splits/train.txt' has 2: line N"),
+        ("raw/train.en.gz", "one\ntwo\n\n", r"train.en.gz' has 3 lines, but its image list"),
     ],
 )
 def test_inconsistent_files_are_refused(root, name, content, message):
