@@ -58,6 +58,12 @@ def test_two_steps_with_one_output_are_an_error(folder, output):
     assert inside.steps["again"].output == str(folder / "build/plan/encoded/again")
 
 
+def test_two_steps_with_one_output_in_a_store_are_an_error(folder):
+    step = "[steps.again]\ncommand = 'encode'\ncaptions = 'captions'\nvocabulary = 'vocabulary'\noutput = 's3://b/encoded/'\n"
+    with pytest.raises(UsageError, match="both write 's3://b/encoded"):
+        read(folder, PLAN + step, output="s3://b")
+
+
 def test_shards_like_those_of_another_step(folder):
     plan = read(folder, PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\nshards = 'like:captions'\n")
     assert plan.steps["f"].values["shards"] == f"like:{folder}/build/plan/captions"
@@ -86,6 +92,8 @@ def test_read_plan_sets_defaults_for_rerunning_commands(folder):
             "[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'",
             r"--min-count is 'x', expected a whole number, written 20 \(in steps\.a\)",
         ),
+        ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
+        ("[paths]\na = 'x'\n[steps.a]\ncommand = 'demo'", "have the same name"),
         ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps depend on each other: a -> a"),
         (
             "[paths]\nphotos = ''\n[steps.a]\ncommand = 'features'\nimages = 'photos'",
@@ -108,6 +116,11 @@ def test_settings_take_the_place_of_values_however_they_are_written(folder, monk
     # What is given on the command line starts at the current folder.
     assert plan.steps["captions"].values["source"] == "other.tsv"
     assert plan.output == "out"
+
+
+def test_location_that_looks_like_an_option_is_absolute(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert read_plan("plan.toml", LINE, output="-o").output == f"{folder}/-o"
 
 
 def test_plan_extends_another(folder):

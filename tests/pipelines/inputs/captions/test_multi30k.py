@@ -101,6 +101,7 @@ def test_inputs_are_the_files_of_the_selection(root):
     [
         ("task1/raw/train.english.gz", r"the name of '.*/train.english.gz': 'english' is not a language tag"),
         ("task2/raw/val.de", r"val.de' is not named 'SPLIT.N.LANG.gz'"),
+        ("task2/raw/val.0.de", r"val.0.de' is not named"),
         ("task1/raw/train.en", r"train.en' and '.*train.en.gz' are the same captions: keep one"),
         ("task1/raw/new.en", r"new.en' has no image list: '.*/image_splits/new.txt' does not exist"),
     ],

@@ -269,6 +269,12 @@ def test_open_captions_refuses_other_tables_and_dialects(tmp_path, name, options
         open_captions("table", tmp_path)
 
 
+def test_selection_without_captions_is_refused(tmp_path):
+    source = _text_table(tmp_path / "a.csv", "image_id,text,language,split\n1,a,en,train\n2,b,de,val\n")
+    with pytest.raises(InputError, match=r"no captions in language 'it' in '.*/a.csv': there are de, en;"):
+        read(source, Selection(languages=("en", "it")))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_null_caption_is_a_row_without_text(tmp_path, name):
     texts = ["a", None, "b", None, None, "c"]
@@ -329,6 +335,16 @@ def test_quoted_value_over_rows_is_refused(tmp_path, kind):
         with pytest.raises(InputError, match=r"row 1 \(line 2\): .* 10 lines .* 8 rows"):
             read(_text_table(tmp_path / "b.tsv", odd))
     assert values == _pandas(path, sep=delimiter)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["Two dogs, a cat,\nand a bird", "a dog\nruns", "one\n\ntwo, three", "a, b\nc, d, e\nf", 'He said "hi",\nand\nleft'],
+)
+def test_quoted_prose_over_several_lines(tmp_path, value):
+    path = write_table(tmp_path / "a.csv", [{"image_id": "1", "text": value}, {"image_id": "2", "text": "b"}])
+    assert _pairs(open_captions("table", path)) == [("1", value), ("2", "b")]
+    assert _pandas(path) == [("1", value), ("2", "b")]
 
 
 @pytest.mark.parametrize("quoting", ["auto", "rfc4180", "none"])
