@@ -93,6 +93,7 @@ def test_read_plan_sets_defaults_for_rerunning_commands(folder):
             r"--min-count is 'x', expected a whole number, written 20 \(in steps\.a\)",
         ),
         ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
+        ("[steps.a]\ncommand = 'demo'\noutput = ''", r"steps\.a\.output is ''"),
         ("[paths]\na = 'x'\n[steps.a]\ncommand = 'demo'", "have the same name"),
         ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps depend on each other: a -> a"),
         (

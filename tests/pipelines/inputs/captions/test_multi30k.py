@@ -66,6 +66,13 @@ def test_inconsistent_files_are_refused(root, name, content, message):
         read(open_captions("multi30k", root), Selection(languages=("en",), splits=("train",)))
 
 
+def test_files_without_lines_are_refused(root):
+    for name in ("raw/train.en.gz", "image_splits/train.txt"):
+        write(root / "data/task1" / name, "")
+    with pytest.raises(InputError, match=r"train.en.gz' holds no captions"):
+        read(open_captions("multi30k", root), Selection(languages=("en",), splits=("train",)))
+
+
 @pytest.mark.parametrize(
     "selection",
     [

@@ -9,7 +9,7 @@ import pytest
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.opening import open_images
-from schemas.errors import DatasetError, InputError
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
 from tests.pipelines.inputs.reading import write, write_table
 
@@ -131,6 +131,14 @@ def test_columns_may_have_other_names(tree):
     assert pickle.loads(pickle.dumps(source)) == source
     with pytest.raises(InputError, match=r"has no column 'image_id'; .* --columns image_id=\.\.\.,uri=\.\.\."):
         list(open_images(path).refs())
+
+
+@pytest.mark.parametrize(
+    "options", [{"columns": {"uri": "file"}}, {"quoting": "none"}, {"allow_private_addresses": True}, {"user_agent": "a"}]
+)
+def test_options_of_a_table_are_refused_for_a_folder(tree, options):
+    with pytest.raises(UsageError, match="a table of addresses"):
+        open_images(tree, **options)
 
 
 def test_table_of_images_has_a_dialect(tree):
