@@ -142,6 +142,26 @@ def test_plans_of_the_package_are_understood():
         assert {step.command for step in plan.steps.values()} <= COMMANDS.keys()
 
 
+def test_multi30k_plan_has_the_commands_of_the_readme():
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    plan = read_plan("multi30k", LINE)
+    for step in plan.steps.values():
+        values = dict(step.values)
+        # Locations are not, nor what lets a command be given again.
+        elsewhere = tuple(f"--{name.replace('_', '-')}" for name in ("output", "update", "resume", *COMMANDS[step.command]))
+        words = [
+            word for word in LINE[step.command].words(values)[1:] if word.startswith("--") and not word.startswith(elsewhere)
+        ]
+        [line] = [line for line in readme.splitlines() if line.startswith(f"imagepivot {step.command} ") and "`" not in line]
+        for word in words:
+            option, _, value = word.partition("=")
+            assert f"{option} {value}" in line
+        assert values.get("config", "") in line
+        options = {part for part in line.split() if part.startswith("--")}
+        named = {word.partition("=")[0] for word in words} | {f"--{name}" for name in COMMANDS[step.command]}
+        assert options <= named
+
+
 def test_flags_for_beam_are_last_in_a_command_line():
     values = {"source": "i", "output": "o", "format": "table", "beam_flags": ("--runner=DirectRunner",)}
     assert LINE["captions"].words(values) == ["captions", "--format=table", "i", "o", "--", "--runner=DirectRunner"]
