@@ -243,6 +243,12 @@ def test_non_finite_features_fail(loads, value):
     assert (run.status, run.result) == ("failed", "fake computes float32[3] for one image, with NaN or infinity")
 
 
+def test_untrained_weights_are_a_warning(loads, monkeypatch):
+    monkeypatch.setattr("extractors.ExtractorRequest.describe", lambda request: description(untrained=True))
+    check, _ = check_weights(REQUEST, "cpu")
+    assert (check.status, check.result) == ("warning", "random:3 for fake, SHA-256 abcdefabcdef…, untrained")
+
+
 @pytest.mark.slow
 def test_weights_of_the_right_and_of_another_model(tmp_path):
     import timm

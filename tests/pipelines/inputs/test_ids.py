@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from pipelines.inputs.captions.opening import open_captions
-from pipelines.inputs.ids import KeyHashes, id_of_path, image_id_of
+from pipelines.inputs.ids import KeyHashes, extension_remark, id_of_path, image_id_of
 from pipelines.inputs.images.opening import open_images
 from schemas.errors import InputError, UsageError
 
@@ -65,3 +65,11 @@ def test_repeat_compares_keys_and_reads_them_only_for_equal_hashes():
     remaining = iter([("a", 0)])
     assert KeyHashes().repeat(remaining) is None
     assert list(remaining) == [("a", 0)]
+
+
+@pytest.mark.parametrize(
+    ("image_ids", "is_remarked"),
+    [(["1.jpg", "2.JPEG"], True), (["1.jpg", "2"], False), (["1.0", "Mr. A"], False), ([], False)],
+)
+def test_extension_remark_needs_an_image_extension_in_every_id(image_ids, is_remarked):
+    assert ("'1.jpg'" in extension_remark(image_ids)) == bool(extension_remark(image_ids)) == is_remarked

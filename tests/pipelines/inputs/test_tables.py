@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.inputs import tables
-from pipelines.inputs.captions.base import EVERYTHING, Part
+from pipelines.inputs.captions.base import EVERYTHING, Part, Selection
 from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.files import read_lines
 from pipelines.inputs.tables import InputTable
@@ -97,6 +97,11 @@ def test_table_ranges_of_small_or_compressed_tables_are_empty(tmp_path):
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1" * 200)
     assert [path.name for path in sorted(tmp_path.iterdir()) if ranges_of(tmp_path, path.name)] == ["a.tsv"]
     assert ranges_of(tmp_path, "missing.tsv") == []
+
+
+def test_parts_with_a_selection_hold_the_whole_table(tmp_path):
+    source = open_captions("table", write(tmp_path / "a.tsv", rows_of(seed=5)))
+    assert source.parts(Selection(languages=("de",))) == [Part("a.tsv")]
 
 
 @pytest.mark.parametrize(

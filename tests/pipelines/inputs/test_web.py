@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 import time
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -196,6 +197,14 @@ def test_silent_server_is_cut_off_and_asked_again(site, pauses):
     site.pages["/a"] = in_turn(lambda handler: time.sleep(0.5), found(b"a"))
     assert fetch(site.address("/a"), WebAccess(allow_private_addresses=True, read_seconds=0.1)) == b"a"
     assert pauses == [0.5]
+
+
+def test_deadline_ends_before_the_timeout_of_a_read(site):
+    over, waited = threading.Event(), []
+    site.pages["/a"] = lambda handler: waited.append(over.wait(10))
+    assert reason(site.address("/a"), WebAccess(allow_private_addresses=True, total_seconds=0.1)) == "timed out"
+    assert waited == []
+    over.set()
 
 
 # --- redirects -------------------------------------------------------------------------------------------------------

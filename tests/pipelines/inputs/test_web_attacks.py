@@ -220,6 +220,7 @@ ANSWERS = {
     "length above the limit": (answer(b"Content-Length: 1001", b"half"), TOO_LARGE),
     "gzip bomb": (answer(b"Content-Encoding: gzip\r\nContent-Length: %d" % len(BOMB), BOMB), TOO_LARGE),
     "gzip in gzip": (answer(b"Content-Encoding: gzip, gzip", gzip.compress(BOMB)), TOO_LARGE),
+    "broken gzip": (answer(b"Content-Encoding: gzip", BOMB[:50] + b"x" * 50), ("its content encoding is broken", TOO_LARGE)),
     "deflate bomb": (answer(b"Content-Encoding: deflate", zlib.compress(ZEROS * 64)), TOO_LARGE),
 }
 

@@ -127,3 +127,8 @@ def test_token_is_asked_for(report):
     assert client.get("/").status_code == 403
     assert client.get("/search.json?query=a&language=de&token=other").status_code == 403
     assert client.get("/", params={"token": "secret-ä"}).status_code == 200
+
+
+def test_without_a_token_those_of_other_programs_are_no_matter(client):
+    """A browser sends a cookie to all ports of a host."""
+    assert client.get("/", headers={"cookie": "token=of-another-program"}).status_code == 200

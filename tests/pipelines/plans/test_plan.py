@@ -58,6 +58,12 @@ def test_two_steps_with_one_output_are_an_error(folder, output):
     assert inside.steps["again"].output == str(folder / "build/plan/encoded/again")
 
 
+def test_two_steps_with_one_output_in_a_store_are_an_error(folder):
+    step = "[steps.again]\ncommand = 'encode'\ncaptions = 'captions'\nvocabulary = 'vocabulary'\noutput = 's3://b/encoded/'\n"
+    with pytest.raises(UsageError, match="both write 's3://b/encoded"):
+        read(folder, PLAN + step, output="s3://b")
+
+
 def test_shards_like_those_of_another_step(folder):
     plan = read(folder, PLAN + "[steps.f]\ncommand = 'features'\nimages = 'photos/'\nshards = 'like:captions'\n")
     assert plan.steps["f"].values["shards"] == f"like:{folder}/build/plan/captions"
@@ -86,6 +92,9 @@ def test_read_plan_sets_defaults_for_rerunning_commands(folder):
             "[steps.a]\ncommand = 'vocabulary'\nmin-count = 'x'",
             r"--min-count is 'x', expected a whole number, written 20 \(in steps\.a\)",
         ),
+        ("[steps.a]\ncommand = 'vocabulary'\nsplits = []", r"steps\.a\.splits is empty"),
+        ("[steps.a]\ncommand = 'demo'\noutput = ''", r"steps\.a\.output is ''"),
+        ("[paths]\na = 'x'\n[steps.a]\ncommand = 'demo'", "have the same name"),
         ("[steps.a]\ncommand = 'vocabulary'\ncaptions = 'a'", "the steps depend on each other: a -> a"),
         (
             "[paths]\nphotos = ''\n[steps.a]\ncommand = 'features'\nimages = 'photos'",
@@ -110,6 +119,11 @@ def test_settings_take_the_place_of_values_however_they_are_written(folder, monk
     assert plan.output == "out"
 
 
+def test_location_that_looks_like_an_option_is_absolute(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert read_plan("plan.toml", LINE, output="-o").output == f"{folder}/-o"
+
+
 def test_plan_extends_another(folder):
     (folder / "own.toml").write_text(
         'extends = "plan.toml"\n[steps.vocabulary]\nmin_count = 2\n[steps.more]\ncommand = "demo"\n'
@@ -126,6 +140,26 @@ def test_plans_of_the_package_are_understood():
         plan = read_plan(name, LINE)
         assert read_plan_table(name)["description"]
         assert {step.command for step in plan.steps.values()} <= COMMANDS.keys()
+
+
+def test_multi30k_plan_has_the_commands_of_the_readme():
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    plan = read_plan("multi30k", LINE)
+    for step in plan.steps.values():
+        values = dict(step.values)
+        # Locations are not, nor what lets a command be given again.
+        elsewhere = tuple(f"--{name.replace('_', '-')}" for name in ("output", "update", "resume", *COMMANDS[step.command]))
+        words = [
+            word for word in LINE[step.command].words(values)[1:] if word.startswith("--") and not word.startswith(elsewhere)
+        ]
+        [line] = [line for line in readme.splitlines() if line.startswith(f"imagepivot {step.command} ") and "`" not in line]
+        for word in words:
+            option, _, value = word.partition("=")
+            assert f"{option} {value}" in line
+        assert values.get("config", "") in line
+        options = {part for part in line.split() if part.startswith("--")}
+        named = {word.partition("=")[0] for word in words} | {f"--{name}" for name in COMMANDS[step.command]}
+        assert options <= named
 
 
 def test_flags_for_beam_are_last_in_a_command_line():

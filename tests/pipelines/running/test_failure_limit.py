@@ -154,3 +154,11 @@ def test_forty_dead_addresses_are_no_success(call, tmp_path, monkeypatch, elsewh
     before = tree(tmp_path / "f")
     assert call(*words, "--update", "--workers", "1")[0] == 3
     assert tree(tmp_path / "f") == before
+
+
+def test_forty_dead_addresses_fail_the_first_worker(call, tmp_path, monkeypatch, elsewhere):
+    use_colours(monkeypatch)
+    (tmp_path / "t.csv").write_text("image_id,uri\n" + "".join(f"a{number},a{number}.jpg\n" for number in range(40)))
+    code, _, err = call("features", tmp_path / "t.csv", tmp_path / "f", *OPTIONS, "--max-failures", "100", *FLINK)
+    assert (code, err.count("Error: the first worker failed its check: it cannot read the images of '")) == (1, 1)
+    assert not [name for name in Folder(str(tmp_path / "f")).names() if "part-" in name or "manifest" in name]

@@ -26,6 +26,17 @@ def square(value: int) -> tuple[int, int]:
     return os.getpid(), value * value
 
 
+class Remembering:
+    """Counts its calls; a worker gets one copy of it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, value: int) -> tuple[int, int]:
+        self.calls += 1
+        return os.getpid(), self.calls
+
+
 def fail(kind: type[Exception], value: int) -> None:
     raise kind(MESSAGE)
 
@@ -78,6 +89,12 @@ def test_map_yields_every_result_of_several_functions(two):
     assert os.getpid() not in {process for process, _ in results}
     assert list(two(square, [])) == []
     assert [value for _, value in two(square, [7])] == [49]
+
+
+def test_map_unpickles_a_function_once_in_each_worker(two):
+    last = dict(sorted(two(Remembering(), range(50))))
+    assert sum(last.values()) == 50
+    assert len(last) <= 2
 
 
 def test_workers_are_numbered(two):

@@ -8,6 +8,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_job_api_pb2
 
+from pipelines.running import remote
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
 from pipelines.running.remote import RemoteJob, check_detach, check_job_service, runner_log, wait, watch
@@ -15,6 +16,7 @@ from schemas.errors import ImagepivotError, LostJobError, UsageError
 from schemas.process import shutdown
 from schemas.process.shutdown import DetachedError
 from schemas.storage.folder import Folder
+from tests.stores import free_port
 from tests.web_server import serve
 
 JOB = RemoteJob("FlinkRunner", "job-1", "http://page", "curl -X PATCH http://page/cancel")
@@ -148,6 +150,15 @@ def test_job_on_flink_is_found_by_its_name(flink):
     }
     assert detached_job(run_on_flink("captions-1", flink)) == expected
     assert detached_job(run_on_flink("captions-1", "elsewhere:8081"), f"--flink_master=http://{flink}/") == expected
+
+
+def test_job_missing_in_flink_has_the_page_of_the_cluster(flink, monkeypatch):
+    monkeypatch.setattr(remote, "_HANDOVER_SECONDS", 0.0)
+    job = detached_job(run_on_flink("captions-3", flink))
+    assert (job["page"], job["cancel"]) == (f"http://{flink}", "")
+    for nowhere in ("[local]", "[auto]", ""):
+        assert detached_job(run_on_flink("captions-1", nowhere))["page"] == ""
+    assert detached_job(run_on_flink("captions-1", f"127.0.0.1:{free_port()}"))["cancel"] == ""
 
 
 def test_jobs_of_dataflow_get_a_name_unless_they_have_one():

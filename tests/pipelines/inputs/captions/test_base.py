@@ -22,6 +22,19 @@ def test_selection_brings_languages_to_their_usual_case():
 KINDS = [("en", "translation", "train"), ("cs", "translation", "train"), ("en", "comparable", "val")]
 
 
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(splits=("train", "test")), r"no captions of split 'test' in 'here': there are train, val"),
+        (Selection(("en", "cs"), ("comparable",)), r"in language 'cs' of portion comparable in 'here': there are en"),
+        (Selection((), ("comparable",), ("train", "val")), r"of split 'train' of portion comparable in 'here': there are val"),
+    ],
+)
+def test_require_selected_names_existing_values(selection, message):
+    with pytest.raises(InputError, match=message):
+        require_selected(selection, KINDS, location="here")
+
+
 def test_require_selected_accepts_existing_values_only():
     with pytest.raises(InputError, match="'here' holds no captions: check the program that wrote it"):
         require_selected(EVERYTHING, set(), location="here")

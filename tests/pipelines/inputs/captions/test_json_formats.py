@@ -74,11 +74,19 @@ def test_karpathy_language_and_selection(tmp_path):
         read(source, Selection(splits=("test", "test_2016")))
 
 
+def test_karpathy_folder_with_several_files_is_refused(tmp_path):
+    (tmp_path / "dataset_coco.json").touch()
+    (tmp_path / "dataset_flickr8k.json").touch()
+    with pytest.raises(InputError, match=r"holds several files, 'dataset_coco.json', 'dataset_flickr8k.json': name the one"):
+        open_captions("karpathy", tmp_path)
+
+
 SENTENCE = {"raw": "a", "tokens": ["a"]}
 SPLIT_IMAGE = {"filename": "a.jpg", "split": "train", "sentences": [SENTENCE]}
 BROKEN_IMAGES = [
     ({"filename": 7}, r"image number 1: the image id is 7, expected a string"),
     ({"filename": "a\n.jpg"}, r"image number 1: the image id 'a\\n.jpg' has the control character '\\n'"),
+    ({"split": None}, r"image number 1 \('a'\): 'split' is None, expected a name"),
     ({"sentences": "a"}, r"image number 1 \('a'\): 'sentences' is 'a', expected a list"),
     ({"sentences": [{"raw": "x\ud800"}]}, r"sentence 0: the text 'x\\ud800' has half a surrogate pair"),
     ({"sentids": [1, 2]}, r"\('a'\): 'sentids' is \[1, 2\], but its sentences are 1: some are missing"),
@@ -180,6 +188,8 @@ CAPTION = {"id": 5, "image_id": 1, "caption": "text"}
         ([], [CAPTION], r"captions_x.json' has no 'images' at its top level"),
         ([IMAGE, 3], [], r"image number 2: no 'id' or no 'file_name' in it"),
         ([IMAGE, {"id": 1, "file_name": "a.png"}], [], r"image number 2: the id 1 belongs to 'a.jpg' and 'a.png'"),
+        ([IMAGE, {"id": True, "file_name": "b.jpg"}], [], r"image number 2: no 'id'"),
+        ([IMAGE], [{**CAPTION, "image_id": True}], r"annotation number 1: its image True is not among"),
         ([IMAGE], [{**CAPTION, "image_id": "1"}], r"annotation number 1: its image '1' is not among"),
         ([IMAGE], [CAPTION, {**CAPTION, "id": 6}, CAPTION], r"number 1 and 3 both have the id '5' and describe the image 1"),
         ([IMAGE], [CAPTION, {**CAPTION, "image_id": 2}], r"annotation number 2: its image 2 is not among the 'images'"),

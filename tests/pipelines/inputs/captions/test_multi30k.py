@@ -57,11 +57,19 @@ def test_reads_everything_but_marks_and_line_ends_as_it_stands(root, below):
         ("image_splits/train.txt", "10.jpg\n\n", r"train.txt', line 2: the image id is empty"),
         ("raw/train.en.gz", b"fine\ncaf\xe9\n", r"task1/raw/train.en.gz' is not UTF-8: line 2, column 4 .* 0xe9"),
         ("raw/train.en.gz", "one\n", r"train.en.gz' has 1 lines, but its image list '.*splits/train.txt' has 2: line N"),
+        ("raw/train.en.gz", "one\ntwo\n\n", r"train.en.gz' has 3 lines, but its image list"),
     ],
 )
 def test_inconsistent_files_are_refused(root, name, content, message):
     write(root / "data/task1" / name, content)
     with pytest.raises(InputError, match=message):
+        read(open_captions("multi30k", root), Selection(languages=("en",), splits=("train",)))
+
+
+def test_files_without_lines_are_refused(root):
+    for name in ("raw/train.en.gz", "image_splits/train.txt"):
+        write(root / "data/task1" / name, "")
+    with pytest.raises(InputError, match=r"train.en.gz' holds no captions"):
         read(open_captions("multi30k", root), Selection(languages=("en",), splits=("train",)))
 
 
@@ -100,6 +108,7 @@ def test_inputs_are_the_files_of_the_selection(root):
     [
         ("task1/raw/train.english.gz", r"the name of '.*/train.english.gz': 'english' is not a language tag"),
         ("task2/raw/val.de", r"val.de' is not named 'SPLIT.N.LANG.gz'"),
+        ("task2/raw/val.0.de", r"val.0.de' is not named"),
         ("task1/raw/train.en", r"train.en' and '.*train.en.gz' are the same captions: keep one"),
         ("task1/raw/new.en", r"new.en' has no image list: '.*/image_splits/new.txt' does not exist"),
     ],

@@ -80,6 +80,7 @@ def test_selections_and_inputs(precomp):
     ("files", "message"),
     [
         ({"a_caps": lines(*range(9)), "a_ids": lines(1, 2)}, r"a_caps.txt' has 9 captions, but '.*a_ids.txt' has 2 ids"),
+        ({"a_caps": lines(*range(2)), "a_ids": lines(1, 2, 3)}, r"has 2 captions, but .* has 3 ids"),
         ({"a_caps": lines(*range(9))}, r"has 9 captions, expected 5 for each image, or their image ids in 'a_ids.txt'"),
         ({"a_caps": lines(*range(2)), "a_ids": lines(1, "")}, r"a_ids.txt', line 2: the image id is empty"),
         ({"a_caps": lines(*range(6)), "a_ids": lines("x", "y", "x")}, r"for 2 captions each, but the lines 1 and 3 are both"),

@@ -113,6 +113,7 @@ GOOD = '{"image_id": "1", "text": "a"}\n'
 
 BROKEN_CSV = [
     ("", r"a.csv' is empty: expected a line with the names of the columns"),
+    ("image_id,text\n", r"a.csv' has no rows below its header"),
     ('image_id,text\n1,"a\nb"\n2,a,b\n', r"row 2 \(line 4\): 3 columns"),
     ("image_id,text\n1,a\n" + '2,"' + "x\n" * 100_000, r"row 2 \(line 3\): unexpected end of data"),
     ('image_id,text\n1,"a" b\n', r"row 1 \(line 2\): .*expected after.*give --quoting none"),
@@ -120,6 +121,9 @@ BROKEN_CSV = [
     ("image_id,text\n,a\n", r"row 1 \(line 2\): the image id is empty"),
     ('image_id,text\n"1\n2",a\n', r"row 1 \(line 2\): the image id '1\\n2' has the control character '\\n'"),
     ("\ufeff\ufeffimage_id,text\n1,a\n", r"has no column 'image_id'; its columns are '\\ufeffimage_id', 'text'"),
+    ("image_id,text,split\n1,a,\n", r"row 1 \(line 2\): 'split' is '', expected a name"),
+    ("image_id,text,portion\n1,a,\x07\n", r"'portion' is '\\x07', expected a name"),
+    ("image_id,text,portion\n1,a,task1/raw\n", r"'portion' is 'task1/raw', expected a name"),
     ("image_id,text,text\n1,a,b\n", r"has 2 columns 'text': rename all but one"),
     ("image_id,text,language\n1,a,en\n2,b,english\n", r"row 2 \(line 3\): the language 'english' is not a language tag"),
     ("image_id;text\n1;a;b\n", r"row 1 \(line 2\): 3 columns, expected the 2 of the header, with ';' as the delimiter"),
@@ -129,15 +133,21 @@ BROKEN_LINES = [
     (GOOD + "[1]\n", r"line 2: found '\[1\]', expected a JSON object"),
     (GOOD + "\ufeff" + GOOD, r"line 2: not JSON, .*BOM"),
     (GOOD + '{"image_id": "2"}\n', r"line 2: lacks 'text', unlike the first line"),
+    (GOOD + '{"image_id": "2", "text": "b", "split": "val"}\n', r"line 2: has 'split', unlike the first line"),
     (GOOD + '{"image_id": null, "text": "b"}\n', r"line 2: 'image_id' is missing"),
     (GOOD + '{"image_id": "2", "text": ["a", "b"]}\n', r"line 2: 'text' is \['a', 'b'\], .*; write a row"),
+    (GOOD + '{"image_id": "2", "text": 5}\n', r"line 2: 'text' is 5, expected a string"),
+    (GOOD + '{"image_id": true, "text": "b"}\n', r"line 2: the image id is True, expected a string"),
     (GOOD + '{"image_id": 1.5, "text": "b"}\n', r"line 2: the image id is 1.5, expected a string"),
     (GOOD + '{"image_id": "2", "text": "\\ud800"}\n', r"line 2: the text '\\ud800' has half a surrogate pair"),
 ]
 BROKEN_PARQUET = [
+    ({"text": [b"a", b"b"]}, r"row 1: 'text' is b'a', expected a string"),
     ({"text": [["a", "b", "c"], ["d"]]}, r"row 1: 'text' is \['a', 'b', 'c'\], .*explode"),
     ({"image_id": ["1", None]}, r"a.parquet', row 2: 'image_id' is missing"),
     ({"index": [0, 40_000]}, r"row 2: 'index' is 40000"),
+    ({"index": [0.0, 1.0]}, r"row 1: 'index' is 0.0, expected an integer"),
+    ({"language": ["en", None]}, r"row 2: 'language' is missing"),
 ]
 INDICES = {"tsv": ["-1", "32768", "1.0", "", " 1", "one", "१", "9" * 5000], "jsonl": ["-1", "32768", "1.0", "true", "[]"]}
 WRONG_INDEX = r"line [12]\)?: 'index' is .*, expected an integer from 0 to 32767"
@@ -148,6 +158,7 @@ WRONG_INDEX = r"line [12]\)?: 'index' is .*, expected an integer from 0 to 32767
     [
         *(("a.csv", text, {}, message) for text, message in BROKEN_CSV),
         ("a.csv", "image_id,text\n1,a\n", {"delimiter": ";"}, r"a single column, 'image_id,text', with ';' as the delimiter"),
+        ("a.csv", "image_id,text\n1,a\n", {"columns": {"split": "fold"}}, r"has no column 'fold'; its columns are"),
         *(("a.jsonl", text, {}, message) for text, message in BROKEN_LINES),
         *(("a.tsv", f"image_id\ttext\tindex\n1\ta\t{index}\n", {}, WRONG_INDEX) for index in INDICES["tsv"]),
         *(("a.jsonl", f'{{"image_id": "1", "text": "a", "index": {index}}}\n', {}, WRONG_INDEX) for index in INDICES["jsonl"]),
@@ -258,6 +269,12 @@ def test_open_captions_refuses_other_tables_and_dialects(tmp_path, name, options
         open_captions("table", tmp_path)
 
 
+def test_selection_without_captions_is_refused(tmp_path):
+    source = _text_table(tmp_path / "a.csv", "image_id,text,language,split\n1,a,en,train\n2,b,de,val\n")
+    with pytest.raises(InputError, match=r"no captions in language 'it' in '.*/a.csv': there are de, en;"):
+        read(source, Selection(languages=("en", "it")))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_null_caption_is_a_row_without_text(tmp_path, name):
     texts = ["a", None, "b", None, None, "c"]
@@ -318,6 +335,16 @@ def test_quoted_value_over_rows_is_refused(tmp_path, kind):
         with pytest.raises(InputError, match=r"row 1 \(line 2\): .* 10 lines .* 8 rows"):
             read(_text_table(tmp_path / "b.tsv", odd))
     assert values == _pandas(path, sep=delimiter)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["Two dogs, a cat,\nand a bird", "a dog\nruns", "one\n\ntwo, three", "a, b\nc, d, e\nf", 'He said "hi",\nand\nleft'],
+)
+def test_quoted_prose_over_several_lines(tmp_path, value):
+    path = write_table(tmp_path / "a.csv", [{"image_id": "1", "text": value}, {"image_id": "2", "text": "b"}])
+    assert _pairs(open_captions("table", path)) == [("1", value), ("2", "b")]
+    assert _pandas(path) == [("1", value), ("2", "b")]
 
 
 @pytest.mark.parametrize("quoting", ["auto", "rfc4180", "none"])

@@ -82,6 +82,14 @@ def test_ids_are_names_or_paths_of_members(tmp_path):
     assert set(contents(open_images(path, id_rule="path"))) == {"a/x.y", "b/x", "b/é", "long/" * 40 + "name"}
 
 
+def test_listing_of_a_tar_holds_no_members(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", {f"{number}.jpg": b"1" for number in range(50)}.items())
+    held, following = [], tarfile.TarFile.next
+    monkeypatch.setattr(tarfile.TarFile, "next", lambda tar: (held.append(len(tar.members)), following(tar))[1])
+    assert len(list(open_images(path).refs())) == 50
+    assert max(held) <= 1
+
+
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ"])
 def test_compressed_tars_are_refused(tmp_path, name):
     (tmp_path / "d").mkdir()

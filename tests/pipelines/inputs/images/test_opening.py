@@ -9,7 +9,7 @@ import pytest
 from pipelines.inputs.images.base import ImageRef
 from pipelines.inputs.images.folders import ImagesInFolder, ImageTable
 from pipelines.inputs.images.opening import open_images
-from schemas.errors import DatasetError, InputError
+from schemas.errors import DatasetError, InputError, UsageError
 from schemas.storage.folder import Folder
 from tests.pipelines.inputs.reading import write, write_table
 
@@ -51,6 +51,7 @@ def test_folder_is_searched_to_every_depth(tree):
     ("pattern", "expected"),
     [
         ("*.jpg", {"b.jpg", ".hidden.jpg"}),
+        ("?.*", {"b.jpg", "a.JPEG"}),
         ("[ab].*", {"b.jpg", "a.JPEG"}),
         ("[!a].jpg", {"b.jpg"}),
         ("**/*.png", {"x/c.png"}),
@@ -130,6 +131,22 @@ def test_columns_may_have_other_names(tree):
     assert pickle.loads(pickle.dumps(source)) == source
     with pytest.raises(InputError, match=r"has no column 'image_id'; .* --columns image_id=\.\.\.,uri=\.\.\."):
         list(open_images(path).refs())
+
+
+@pytest.mark.parametrize(
+    "options", [{"columns": {"uri": "file"}}, {"quoting": "none"}, {"allow_private_addresses": True}, {"user_agent": "a"}]
+)
+def test_options_of_a_table_are_refused_for_a_folder(tree, options):
+    with pytest.raises(UsageError, match="a table of addresses"):
+        open_images(tree, **options)
+
+
+def test_table_of_images_has_a_dialect(tree):
+    (tree / "t.csv").write_text('image_id;uri\n"one;x/c.png\ntwo;b.jpg\nthree";b.jpg\n')
+    with pytest.raises(InputError, match=r"row 1 \(line 2\): a value in quotes holds the delimiter ';' and a line end"):
+        list(open_images(tree / "t.csv").refs())
+    ids = [ref.image_id for ref in open_images(tree / "t.csv", quoting="none").refs()]
+    assert ids == ['"one', "two", 'three"']
 
 
 def test_numbers_are_image_ids_as_text(tmp_path):
