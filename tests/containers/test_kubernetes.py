@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import urllib.error
 import urllib.request
 import zipfile
@@ -81,6 +82,16 @@ def pods(value: Any) -> Iterator[dict[str, Any]]:
             yield value
         for each in value.values():
             yield from pods(each)
+
+
+def test_our_containers_name_mounted_folders():
+    containers = [each for document in DOCUMENTS.values() for pod in pods(document) for each in pod["containers"]]
+    ours = [each for each in containers if "imagepivot/" in each.get("image", "")]
+    assert ours
+    for container in ours:
+        (mounted,) = container["volumeMounts"]
+        places = [word for text in container["args"] for word in shlex.split(text) if word.startswith("/")]
+        assert all(place.startswith((mounted["mountPath"], "/opt/imagepivot/weights/")) for place in places)
 
 
 PODS = [

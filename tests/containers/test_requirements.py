@@ -86,6 +86,27 @@ def test_everything_from_an_index_is_checked_by_hash():
     assert copied[:2] == [f"COPY docker/{name} /opt/imagepivot/" for name in FILES]
 
 
+def test_images_run_as_root_only_for_the_launcher():
+    instructions = commands_of(ROOT / "docker" / "Dockerfile")
+    assert [line for _, line in instructions if line.startswith("ARG RUN_AS")] == ["ARG RUN_AS=10001"] * 2
+    users = {stage: line for stage, line in instructions if line.startswith("USER ")}  # The last of each stage.
+    assert users == {"train": "USER 10001", "worker-cpu": "USER ${RUN_AS}", "launcher": "USER 0", "worker": "USER ${RUN_AS}"}
+
+
+def test_pin_script_adds_digests_to_all_foreign_images(tmp_path):
+    folder, docker, digest = tmp_path / "docker files", tmp_path / "docker", f"sha256:{'a' * 64}"
+    shutil.copytree(ROOT / "docker", folder)
+    docker.write_text(f"#!/bin/sh\necho '{digest}'\n")
+    docker.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([folder / "pin.sh", folder], env=environment, check=True)
+    text = "".join(path.read_text() for path in folder.rglob("*") if path.name.endswith(("Dockerfile", ".yaml")))
+    images = re.findall(r"(?:^ARG \w+=|image: )(\S+/\S+)$", text, re.MULTILINE)
+    foreign = [image for image in images if not image.startswith("registry.example.com/")]
+    assert {image.partition("@")[2] for image in foreign} == {digest}
+    assert len(foreign) >= 4
+
+
 @pytest.mark.slow
 @pytest.mark.containers
 def test_lock_script_reproduces_the_lists(tmp_path):

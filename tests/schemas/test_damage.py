@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.damage import content_errors
+from schemas.damage import content_errors, damaged
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_content, parse_failures
@@ -243,6 +243,13 @@ def test_content_errors_convert_pyarrow_errors(error):
         raise error
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
+
+
+def test_content_errors_pass_through_dataset_errors_and_bugs():
+    for error in (damaged("a", "is broken"), KeyError("x"), TypeError("x")):
+        with pytest.raises(type(error)) as caught, content_errors("data/part-0"):
+            raise error
+        assert caught.value is error
 
 
 def test_content_errors_connection_failure_is_not_damage():

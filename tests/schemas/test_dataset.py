@@ -40,6 +40,13 @@ def test_open_dataset_reads_every_kind(toys, kind):
     assert same(dataset.table().to_pylist(), toy.rows)
 
 
+def test_opening_reads_the_manifest_only(copy_toy):
+    toy = copy_toy("features")
+    for path in toy.path.glob("part-*"):
+        path.unlink()
+    assert len(open_dataset(toy.path)) == 12
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_shard(toys, kind):
     toy = toys[kind]

@@ -46,6 +46,7 @@ def test_to_json_is_safe_and_parses_to_the_value():
     [
         ("'s3://AKIA:wJal%2Fr@bucket/x' and 's3://B:c@d'", "'s3://***@bucket/x' and 's3://***@d'"),
         ("s3://AKIA:wJ/al/r@bucket/x", "s3://***@bucket/x"),
+        ("s3://AKIA:12/al/r@bucket/x", "s3://***@bucket/x"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
         ("cannot parse 's3://AKIA:wJ' at 13", "cannot parse 's3://***' at 13"),
         ("http://[::1]:80/@me/a.jpg and https://h:80?m=a@b", "http://[::1]:80/@me/a.jpg and https://h:80?m=a@b"),
@@ -69,11 +70,14 @@ def test_passwords_leave_messages(text, expected):
     ("address", "expected"),
     [
         ("photos/a b@c?sig=1", "photos/a b@c?sig=1"),
+        ("https://host/get?key=a.jpg&id=2", "https://host/get?key=a.jpg&id=2"),
+        ("http://u:p w'@host/a.jpg", "http://***@host/a.jpg"),
         (
             "https://b/a?X-Amz-Date=1&X-Amz-Credential=2&X-Amz-Signature=3",
             "https://b/a?X-Amz-Date=***&X-Amz-Credential=***&X-Amz-Signature=***",
         ),
         ("https://b/a?X-Goog-Signature=3&alt=media", "https://b/a?X-Goog-Signature=***&alt=media"),
+        ("https://b/a?Expires=1&Signature=2,3&Key-Pair-Id=4", "https://b/a?Expires=***&Signature=***&Key-Pair-Id=***"),
         ("https://b/a?sv=2024&se=1&sig=2", "https://b/a?sv=2024&se=***&sig=***"),
         ("https://b/a?se=1&st=2&token=3#p", "https://b/a?se=1&st=2&token=***#p"),
     ],

@@ -89,3 +89,15 @@ def test_table_holds_it_all():
     assert table["count"].to_pylist() == [0, 0, 0, 0, 4, 4, 4, 3, 2]
     assert table["counts"].to_pylist()[4:7] == [[("de", 4)], [("en", 4)], [("de", 2), ("en", 2)]]
     assert Vocabulary.from_table(table) == vocabulary
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        (("<unk>", "<pad>", "<start>", "<end>"), "a vocabulary begins with"),
+        ((*SPECIALS, "dog", "dog"), "a token occurs twice in the vocabulary"),
+    ],
+)
+def test_vocabulary_checks_itself(tokens, problem):
+    with pytest.raises(ValueError, match=problem):
+        Vocabulary(tokens=tokens, counts=({},) * len(tokens))

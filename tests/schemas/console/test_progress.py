@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -42,6 +43,20 @@ def test_unknown_counts_are_null_and_no_metrics():
 def test_bottleneck_is_named(waited, worked, expected):
     counts = {"images": 1, "wait_msec": waited, "forward_msec": worked}
     assert Snapshot("x", "images", counts, 1.0).bottleneck == expected
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_live_line_fits_the_terminal(width):
+    file = io.StringIO()
+    counts = {"images": 30000, "failed": 1234, "wait_msec": 900, "forward_msec": 100}
+    with ProgressDisplay(Console(file=file, width=width, force_terminal=True, color_system=None)) as display:
+        display.show(Snapshot("timm:vit_base_patch14_reg4_dinov2.lvd142m", "images", counts, 1.0, 31014))
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(" ".join(lines).split())
+    assert "…e_patch14_reg4_dinov2.lvd142m" in shown
+    assert "30000/31014 images" in shown
+    assert "30,000.0/s, 1,234 failed, bound by decoding" in shown
 
 
 def test_labels_of_metrics_are_escaped():

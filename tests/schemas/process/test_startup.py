@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.process.startup import keep_freed_memory
+
 ROOT = Path(__file__).parents[3]
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs Linux with glibc")
 
@@ -34,6 +36,15 @@ def run(code: str, *words: str, **environment: str) -> str:
 def test_keep_freed_memory_keeps_user_settings(environment, is_set):
     code = "from schemas.process import startup; print(startup.keep_freed_memory())"
     assert run(code, **environment) == str(is_set)
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_keep_freed_memory_without_mallopt_does_nothing(system, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert keep_freed_memory() is False
 
 
 SET = """

@@ -4,6 +4,7 @@ import io
 import random
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from schemas.errors import DatasetError, UsageError
-from schemas.storage import object_store
+from schemas.storage import object_store, s3
 from schemas.storage.folder import Folder, _ObjectFile, object_at, open_bucket
 from schemas.storage.google_storage import GoogleBucket
 from schemas.storage.locations import split_address
@@ -285,6 +286,27 @@ def test_options_of_an_address_of_s3(no_settings, monkeypatch):
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     assert settings(keys) == ("http://127.0.0.1:1", "eu-north-1")
     assert settings(f"{keys}?endpoint_override=h:9&region=x") == ("https://h:9", "x")
+
+
+def test_process_has_one_client_for_a_bucket_which_retries(no_settings):
+    with ThreadPoolExecutor(8) as pool:
+        (client,) = set(pool.map(client_of, [f"s3://key:secret@b/{number}" for number in range(8)]))
+    assert client.meta.config.retries["total_max_attempts"] == s3.ATTEMPTS
+
+
+def test_options_of_an_address_of_google(no_settings, monkeypatch):
+    def endpoint(location):
+        return client_of(location)._connection.API_BASE_URL
+
+    anonymous = "gs://anonymous@b"
+    assert endpoint(anonymous) == "https://storage.googleapis.com"
+    assert endpoint(f"{anonymous}?endpoint_override=h:9&scheme=http") == "http://h:9"
+    limited = open_bucket(split_address(f"{anonymous}?retry_limit_seconds=3")[0])
+    assert limited._options["retry"].timeout == 3
+    open_bucket.cache_clear()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    assert endpoint("gs://b") == "http://127.0.0.1:1"
+    assert endpoint(f"{anonymous}?endpoint_override=h:9") == "https://h:9"
 
 
 def test_without_credentials_access_is_denied(no_settings):

@@ -239,11 +239,13 @@ def test_files_besides_shards_are_written_by_every_task_and_committed(toy, new_f
     output = replace(toy.output, files={"_names/classes": b"cat\ndog\n"}, other_files=r"_names/\w+")
     for index in range(2):
         run(toy, index, output=output)
+    toy.output.folder.put("index.json", b"{}")  # Of another tool: neither deleted nor committed.
     (toy.path / "_names/classes").unlink()
     run(toy, 2, output=output)
     expected = new_features("named", failures=[FAILURE])
     named = replace(expected.output, files=output.files)
     write_dataset(named, expected.fill, libraries=("pillow",))
+    named.folder.put("index.json", b"{}")
     assert tree(toy.path) == tree(expected.path)
     renamed = replace(output, files={"_names/classes": b"cat\nbird\n"})
     run(toy, 0, output=renamed, during=nothing)  # Nothing but the names has changed: they are written, and committed.

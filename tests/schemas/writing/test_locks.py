@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import DatasetError
+from schemas.storage.folder import Folder
 from schemas.writing import locks
 from schemas.writing.locks import lock_folder, publishing
 from tests.schemas.conftest import blocked_process
@@ -36,6 +37,15 @@ def test_second_run_is_refused_until_the_first_is_killed(folder, shared):
         with lock_folder(folder, shared=shared):
             assert folder.names() == [".lock"]
     assert folder.names() == []
+
+
+@pytest.mark.parametrize(("name", "left"), [("build/new/data", []), ("own/new/data", ["own"]), ("own", ["own"])])
+def test_refused_run_keeps_existing_folders(tmp_path, name, left):
+    if name.startswith("own"):
+        (tmp_path / "own").mkdir()
+    with pytest.raises(ZeroDivisionError, match="refused"), lock_folder(Folder(str(tmp_path / name))):
+        raise ZeroDivisionError("refused")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == left
 
 
 def test_launcher_exit_keeps_the_lock_of_a_publishing_worker(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from schemas.features import FeatureSpec
 from schemas.storage.folder import Folder
@@ -73,6 +74,17 @@ def test_is_current_compares_file_sizes(tmp_path):
     assert not is_current(folder, made_from("figures", {}, {"run": ("",)}))
     (tmp_path / "map.png").write_bytes(b"1")
     assert not is_current(folder, now)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"read": {"data": 1}, ', '{"read": {"data": [{}, {}]}, '])
+def test_damaged_description_is_not_current(tmp_path, text):
+    (tmp_path / "pairs.txt").write_text("a")
+    now, output = made_from("sts", {}, {"data": (str(tmp_path / "pairs.txt"),)}), Folder(str(tmp_path / "out"))
+    write_made_from(output, now, {})
+    assert is_current(output, now)
+    stored = output.read(MADE_FROM_NAME).decode()
+    output.put(MADE_FROM_NAME, (text + stored[1:] if text.startswith("{") else text).encode())
+    assert not is_current(output, now)
 
 
 def test_is_current_with_changed_file_beside_an_input_returns_false(tmp_path):

@@ -28,6 +28,10 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def grow(path):
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
 # --- one folder in each state, and everyone who looks at it ----------------------------------------------------------
 
 SHARD = "part-00001-of-00003"
@@ -87,6 +91,7 @@ CASES = {
     ),
     "cut": Case("damaged", lambda path, _: cut(path / f"{SHARD}.parquet"), "written", "written", "deleted", "deleted"),
     "failures cut": Case("damaged", lambda path, _: cut(failures(path)), "written", "written", "deleted", "deleted"),
+    "failures grown": Case("damaged", lambda path, _: grow(failures(path)), "written", "written", "deleted", "deleted"),
     "flipped": Case(
         "damaged",
         lambda path, _: flip(path / f"{SHARD}.parquet", 200),

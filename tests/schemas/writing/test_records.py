@@ -5,6 +5,7 @@ import json
 import pytest
 
 from schemas.failures import FailuresEntry
+from schemas.fingerprints import sha256_of_json
 from schemas.footers import Footer
 from schemas.manifest import ShardEntry
 from schemas.writing.records import Record, Source, read_record, record_name, write_record
@@ -94,3 +95,11 @@ def test_read_record_cut_anywhere_is_none(folder, written):
         # Without sources nothing is lost with the last line end.
         whole = dataclasses.replace(record, sources=[]) if size == len(data) - 1 and not written.sources else None
         assert read_record(folder, SHARD, whole=True) == whole
+
+
+def test_read_record_other_format_is_none(folder):
+    write_record(folder, SHARD, RECORD)
+    content = {**json.loads(path(folder).read_text(encoding="utf-8")), "format": "shard record 2"}
+    del content["record_sha256"]
+    path(folder).write_text(json.dumps({**content, "record_sha256": sha256_of_json(content)}) + "\n", encoding="utf-8")
+    assert read_record(folder, SHARD) is None

@@ -50,6 +50,10 @@ def test_damaged_footer(copy_toy, forge):
 
 
 EDITS = {
+    "another footer": (
+        *("features", lambda content: content["shards"][0].update(footer_sha256="0" * 64), "none"),
+        rf"{FIRST} has another footer than the manifest says",
+    ),
     "more rows": (
         *("captions", lambda content: content["shards"][0].update(rows=1000), "none"),
         rf".*/{FIRST} has \d+ rows, the manifest says 1,000: copy .*",
