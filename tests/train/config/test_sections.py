@@ -1,8 +1,10 @@
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
+import train
 from schemas.errors import UsageError
 from train.config.presets import list_presets
 from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, load_config, select_languages, to_toml
@@ -273,6 +275,29 @@ NUMBERS = {
     },
     "mlmme-general": {"model.scoring": "general"},
 }
+
+
+def preset_text(name: str) -> str:
+    return (Path(train.__file__).parent / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo"])
+def test_presets_of_papers_set_all_hyperparameters(name):
+    """Other defaults leave the presets as they are."""
+    config, text = load_config(name), preset_text(name)
+    assert from_toml(to_toml(config), "copy") == config
+    said = text
+    while 'extends = "' in text:
+        text = preset_text(text.partition('extends = "')[2].partition('"')[0])
+        said += text
+    sections, keys = ("model.", "optimizer.", "loss.diversity"), ("loss.margin", "loss.hinges", "schedule.batch_size")
+    for key, _ in leaves(config):
+        if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another text encoder.
+            continue
+        if key.startswith("loss.diversity") and config.model.kind != "mha-d":  # There are no heads.
+            continue
+        if key.startswith(sections) or key in keys:
+            assert f"{key.rpartition('.')[2]} = " in said, f"{name} leaves {key} to a default"
 
 
 @pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo" and not name.startswith("vsepp")])
