@@ -171,6 +171,13 @@ def test_paired_p_values_of_10000_draws_reject_5_percent() -> None:
     assert all(4.3 <= share <= 5.7 for share in shares.values()), shares
 
 
+def test_paired_p_values_detect_a_difference() -> None:
+    generator = np.random.default_rng(0)
+    better, worse = draw_ranks(generator, 1.0)[0], draw_ranks(generator, 2.0)[0]
+    p_values = paired_p_values(better, worse, IMAGES)
+    assert p_values["recall_at_5"] == paired_p_values(worse, better, IMAGES)["recall_at_5"] == 0.5 / 10_001
+
+
 def loop_seed_p_value(first: list[float], second: list[float]) -> float:
     scores = first + second
     differences = []
