@@ -1,8 +1,10 @@
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
+import train
 from schemas.errors import UsageError
 from train.config.presets import list_presets
 from train.config.sections import Config, DataConfig, ScheduleConfig, from_toml, load_config, select_languages, to_toml
@@ -72,10 +74,20 @@ def test_overrides(tmp_path):
         ),
         ("[loss]\nmargin = 0", "loss.margin is 0.0, expected more than 0"),
         ("[loss]\nmargin = nan", "loss.margin is nan, expected a finite number"),
+        ("[loss]\nsum_warmup_steps = 4", "loss.sum_warmup_steps belongs to the hinges 'max'"),
+        ("[loss]\nc2c_probability = 1.5", "loss.c2c_probability is 1.5, expected 0 to 1"),
+        ("[loss]\nc2c_probability = 0.5\n[schedule]\nbatches = 'images'", "belongs to batches of 'tasks'"),
         ("[loss]\ncaption_weight = 0\nc2c_probability = 0.5", "such steps would learn nothing"),
         ("[model]\nkind = []", r"model\.kind is \[\], expected text in quotes"),
         ("[model]\nkind = 'vsa'", "model.kind is 'vsa', expected one of .*'vse'"),
         ("[optimizer]\nbetas = [0.9, 1]", "optimizer.betas is .0.9, 1.0., expected 0 to less than 1"),
+        ("[schedule]\nbatches = 'images'\nbucket_by_length = true", "schedule.bucket_by_length belongs to batches of 'tasks'"),
+        ("[schedule]\nlr_schedule = 'cosine'", "give schedule.max_steps or schedule.max_epochs"),
+        (
+            "[schedule]\nlr_schedule = 'cosine'\nmax_steps = 9\nlr_step_epochs = 3",
+            "lr_step_epochs is 3, but schedule.lr_schedule is 'cosine'",
+        ),
+        ("[schedule]\nlr_step_factor = 10", "the learning rate would grow"),
         ("[schedule]\npatience = 0", "training would never end"),
         ("[schedule]\nbatch_size = 1", "schedule.batch_size is 1, so that batches have no negatives"),
     ],
@@ -91,6 +103,10 @@ def test_invalid_values_are_refused(text, message):
         (
             "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nshared_encoder = false\n[loss]\nc2c_probability = 0.5",
             r"loss.c2c_probability needs one encoder for all languages \(model.shared_encoder = true\)",
+        ),
+        (
+            "[data]\nportions = { en = ['a'], de = ['a'] }\n[model]\nkind = 'mha-d'\n[loss]\nc2c_probability = 0.5",
+            "loss.c2c_probability needs one encoder for all languages",
         ),
         ("", "data is missing"),
         ("[data]\nportions = { en = ['a'] }\nimages = 'disjoint'", "divides the images between two languages"),
@@ -259,6 +275,29 @@ NUMBERS = {
     },
     "mlmme-general": {"model.scoring": "general"},
 }
+
+
+def preset_text(name: str) -> str:
+    return (Path(train.__file__).parent / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo"])
+def test_presets_of_papers_set_all_hyperparameters(name):
+    """Other defaults leave the presets as they are."""
+    config, text = load_config(name), preset_text(name)
+    assert from_toml(to_toml(config), "copy") == config
+    said = text
+    while 'extends = "' in text:
+        text = preset_text(text.partition('extends = "')[2].partition('"')[0])
+        said += text
+    sections, keys = ("model.", "optimizer.", "loss.diversity"), ("loss.margin", "loss.hinges", "schedule.batch_size")
+    for key, _ in leaves(config):
+        if key == "model.pooling" and config.model.kind == "vse":  # It belongs to another text encoder.
+            continue
+        if key.startswith("loss.diversity") and config.model.kind != "mha-d":  # There are no heads.
+            continue
+        if key.startswith(sections) or key in keys:
+            assert f"{key.rpartition('.')[2]} = " in said, f"{name} leaves {key} to a default"
 
 
 @pytest.mark.parametrize("name", [name for name in list_presets() if name != "demo" and not name.startswith("vsepp")])

@@ -11,10 +11,12 @@ import pytest
 
 from schemas.dataset import open_dataset
 from schemas.errors import DatasetError
-from tests.train.trainings import ALL_PORTIONS, rewrite
+from tests.train.trainings import ALL_PORTIONS, CONFIG, assert_equal, rewrite, weights
 from train.data.captions import Captions, caption_pairs, disjoint_halves, half_of_images, one_caption_per_image, read_captions
 from train.evaluation.scores import evaluate
 from train.jobs import EvaluateJob
+from train.runs.checkpoints import BEST
+from train.runs.run import open_run
 
 KEY = ("image_id", "language", "portion", "index")
 PORTIONS = {"en": ("comparable", "translation"), "fr": ("translation",)}
@@ -82,16 +84,27 @@ def test_read_captions_of_several_splits(toy, tmp_path):
         read_captions(encoded, split=("train", "test2015"), portions=PORTIONS)
 
 
-def test_overlapping_splits_are_reported(toy, write_run, tmp_path):
+@pytest.mark.slow
+def test_training_on_several_splits_equals_one(toy, train_toy, tmp_path, finished_run):
+    corpus = replace(toy, captions=divided(toy, tmp_path / "encoded"))
+    train_toy(CONFIG.replace("[data]", '[data]\nsplit = ["train", "restval"]'), corpus=corpus)
+    assert_equal(weights(tmp_path / "run", BEST), weights(finished_run[0], BEST))
+    assert open_run(tmp_path / "run").config.data.splits == ("train", "restval")
+
+
+@pytest.mark.slow
+def test_overlapping_splits_are_reported(toy, train_toy, tmp_path):
     def move(rows):
         chosen = ("train-003", "train-007")
         return [row | ({"split": "test"} if row["image_id"] in chosen and row["index"] == 1 else {}) for row in rows]
 
-    run, captions, remarks = write_run(), rewrite(toy.captions, tmp_path / "e", move), []
+    corpus, remarks = replace(toy, captions=rewrite(toy.captions, tmp_path / "e", move)), []
+    train_toy(CONFIG.replace("max_steps = 44", "max_steps = 1"), corpus=corpus, on_warning=remarks.append)
     for splits in (("val",), ("test",)):
-        evaluate(EvaluateJob(run, captions, toy.features, splits, device="cpu"), on_warning=remarks.append)
-    (remark,) = remarks
-    assert remark.startswith("2 images have captions in several splits (2 in test, train): train-003, train-007. ")
+        job = EvaluateJob(str(tmp_path / "run"), corpus.captions, corpus.features, splits, device="cpu")
+        evaluate(job, on_warning=remarks.append)
+    expected = "2 images have captions in several splits (2 in test, train): train-003, train-007. "
+    assert [remark[: len(expected)] for remark in remarks] == [expected] * 2
 
 
 def test_read_captions_with_dictionaries_per_row_group(toy, tmp_path: Path, monkeypatch):

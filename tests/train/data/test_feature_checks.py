@@ -36,3 +36,11 @@ def test_outliers_are_counted(features, tmp_path, arguments, mapped):
     found = find_feature_outliers("train", read, IDS)
     assert found == FeatureOutliers("train", images=20, zero_features=2, norm_outliers=3, median=5.0, example="image-03")
     assert json.loads(json.dumps(vars(found)))["norm_outliers"] == 3
+
+
+def test_outliers_among_several_vectors_zeros_or_none(features):
+    found = find_feature_outliers("val", features({4: 0}, shape=(3, 2), dtype="float16"), IDS)
+    assert (found.zero_features, found.norm_outliers, found.example) == (1, 0, "image-04")
+    zeros = find_feature_outliers("val", features(dict.fromkeys(range(20), 0.0)), IDS)
+    assert (zeros.zero_features, zeros.norm_outliers, zeros.median) == (20, 0, 0.0)
+    assert find_feature_outliers("train", features({1: 99.0, 2: 1 / 99}), IDS) is None

@@ -56,6 +56,19 @@ def test_read_features_in_requested_order(features, storage, dtype, l2):
     assert read_features(dataset, [], l2=l2, **storage)[:].shape == (0, 6)
 
 
+@pytest.mark.parametrize("width", [3, 2048])
+def test_features_of_a_batch_equal_all_features(new_dataset, storage, tmp_path, width):
+    values = np.random.default_rng(2).standard_normal((50, width)).astype(np.float16)
+    ids = [f"{number:02d}" for number in range(50)]
+    rows = [{"image_id": image_id, "feature": value} for image_id, value in zip(ids, values, strict=True)]
+    new_dataset(tmp_path / "wide", "features", rows, parameters={}, spec=FeatureSpec("wide", (width,), "float16"))
+    wide = values.astype(np.float32)
+    expected = wide / np.linalg.norm(wide, axis=-1, keepdims=True)
+    features = read_features(open_dataset(tmp_path / "wide"), ids, l2=True, **storage)
+    assert np.concatenate([features[n : n + 1] for n in range(50)]).tobytes() == expected.tobytes()
+    assert features[np.arange(7, 39)].tobytes() == expected[7:39].tobytes()
+
+
 def test_mapped_file_is_reused(features, tmp_path):
     dataset, _ = features()
     arguments = {"memory_map": tmp_path / "cache"}

@@ -84,6 +84,13 @@ def test_epoch_batches_bucket_by_length():
     assert set(pool.tolist()) == set(np.concatenate([EpochBatches(len(lengths), 8 * BUCKET_BATCHES, (0,)).next()]).tolist())
 
 
+def test_epoch_batches_orders_are_uniform():
+    shuffled = EpochBatches(4, 4, (1,))
+    orders = Counter(tuple(shuffled.next().tolist()) for _ in range(2400))
+    assert len(orders) == 24
+    assert all(60 <= count <= 140 for count in orders.values())  # 100 expected, standard deviation 9.8.
+
+
 def test_task_sampler_languages_are_equally_likely(rows):
     captions = rows()
     sampler = TaskSampler(captions, 4, seed=0)

@@ -73,6 +73,18 @@ def test_missing_features_are_refused(toy, tmp_path):
         open_data(toy.captions, few, split="val", portions=COMPARABLE)
 
 
+def test_portion_without_any_features_is_refused(toy, tmp_path):
+    """It would silently have no part in the training."""
+
+    def only_english(rows):
+        return [row for row in rows if row["language"] == "en" or row["image_id"] == "val-003"]
+
+    captions = rewrite(toy.captions, tmp_path / "captions", only_english)
+    features = rewrite(toy.features, tmp_path / "few", lambda rows: [row for row in rows if row["image_id"] != "val-003"])
+    with pytest.raises(DatasetError, match="lacks the features of all images with captions in de comparable of split 'val'"):
+        open_data(captions, features, split="val", portions=COMPARABLE, allow_missing_features=True)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

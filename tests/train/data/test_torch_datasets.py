@@ -105,6 +105,7 @@ def test_pair_dataset_equals_joined_rows(toy, resharded, selected):
         check(pair, expected[key_of(pair)])
         assert pair["token_ids"].dtype == np.int32
         assert pair["feature"].shape == (8,)
+    assert [pairs.image_ids[image] for image in pairs.images] == [pair["image_id"] for pair in pairs]
     pairs[0]["feature"][:] = pairs[0]["token_ids"][:] = 7
     check(pairs[0], expected[key_of(pairs[0])])  # A changed pair leaves the dataset unchanged.
 

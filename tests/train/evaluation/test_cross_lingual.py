@@ -80,6 +80,16 @@ def test_images_without_captions_in_both_languages_take_no_part(write_run, data)
     assert (found["de", "en"].direction, found["de", "en"].chance) == (expected.direction, expected.chance)
 
 
+def test_languages_without_a_common_image_are_left_out(write_run, data):
+    captions = data.captions
+    english, french = (captions.language_names.index(name) for name in ("en", "fr"))
+    apart = captions.select(
+        (captions.languages == english) & (captions.images < 4) | (captions.languages == french) & (captions.images >= 4)
+    )
+    model = open_run(write_run(languages=("en", "de", "fr"))).model
+    assert evaluate_cross_lingual([(model, replace(data, captions=apart))]) == {}
+
+
 @pytest.mark.cluster
 def test_ensemble_ranks_by_the_mean(write_run, data):
     models = [open_run(write_run(f"run-{seed}", languages=("en", "fr"), seed=seed)).model for seed in range(2)]

@@ -250,3 +250,5 @@ def test_missing_features_of_a_split_are_refused_or_reported(job, gappy, caplog)
     written = open_dataset(f"{job.output}/images")
     assert len(written) == 9 + 12 - 3
     assert not {"test-004", "val-002", "val-009"} & set(written.image_ids())
+    # Captions need no features.
+    assert "test-004" in open_dataset(f"{job.output}/captions").table(["image_id"])["image_id"].to_pylist()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.errors import UsageError
 from tests.fake_gpu import fake_gpu
 from tests.train.test_losses import inputs_of
 from tests.train.trainings import (
@@ -244,3 +245,8 @@ def test_chance_in_folds_counts_smaller_galleries(model, comparable):
     recalls = mean_over_folds([chance(captions, "en") for captions, _ in folds])
     assert recalls.text_to_image == (25.0, 100.0, 100.0, 2)
     assert recalls.image_to_text[0] == pytest.approx(25.0)
+
+
+def test_more_folds_than_images_are_refused(model, comparable):
+    with pytest.raises(UsageError, match="--folds is 13, but split 'val' has only 12 images with captions in 'en'"):
+        evaluate_folds([(model, comparable)], 13)

@@ -152,6 +152,12 @@ def test_features_of_another_extractor_are_refused(write_run):
         imagepivot.mteb_model(imagepivot.open_run(write_run()), ToyExtractor(np.zeros((9, 8), np.float32), "0" * 64))
 
 
+def test_text_with_an_image_is_refused(write_run):
+    model = imagepivot.mteb_model(imagepivot.open_run(write_run()))
+    with pytest.raises(UsageError, match="a run embeds a text or an image, not both"):
+        model.encode([{"image": [Image.new("RGB", (2, 2))], "text": ["en1"]}])
+
+
 def test_front_door_tokenizes_and_extracts(write_run, toy):
     recipe = imagepivot.load_recipe("multi30k-lc").parameters().to_json()
     run = replace(imagepivot.open_run(write_run(l2=True)), captions={"text": recipe})

@@ -14,6 +14,7 @@ from schemas.dataset import open_dataset
 from schemas.duplicates import Duplicate, duplicates_csv
 from schemas.errors import DatasetError
 from schemas.parameters import FeaturesParameters
+from tests.builders import write_rows
 from tests.train.trainings import DAN, MLMME, rewrite
 from train.evaluation.embedding import embed
 from train.evaluation.pairs import UNKNOWN_TRAINING
@@ -177,11 +178,19 @@ def test_mteb_model_of_a_tower_embeds_as_the_run(run, toy, pair_of, tower):
 
 def test_figures_of_a_pair_are_those_of_the_run(run, toy, pair_of, tmp_path):
     captions, images = pair_of(run, toy)
+    texts = [
+        {name: row[name] for name in ("image_id", "language", "portion", "index", "split")}
+        | {"text": f"{row['language']} {row['index']} of {row['image_id']}", "tokens": ["text"]}
+        for row in open_dataset(toy.captions)
+    ]
+    write_rows(tmp_path / "texts", "captions", texts, parameters={"recipe": "raw"})
     options = {"split": "test", "only": ("retrieval", "map"), "points": 9, "device": "cpu"}
     theirs = draw_figures(FiguresJob(run, str(tmp_path / "a"), toy.captions, toy.features, **options))
-    job = FiguresJob(str(tmp_path / "b"), captions=captions, features=images, **options)
+    job = FiguresJob(str(tmp_path / "b"), captions=captions, features=images, texts=str(tmp_path / "texts"), **options)
     assert (job.run, job.output) == ("", str(tmp_path / "b"))
     ours = draw_figures(job)
     place = lambda ranking: (ranking.caption.key, ranking.rank, ranking.right.image_id, [hit.image_id for hit in ranking.hits])  # noqa: E731
     assert [place(ranking) for ranking in ours.rankings] == [place(ranking) for ranking in theirs.rankings]
+    for shown in (ranking.caption for ranking in ours.rankings):
+        assert shown.text == f"{shown.key.language} {shown.key.index} of {shown.key.image_id}"
     assert ours.map.image_ids == theirs.map.image_ids

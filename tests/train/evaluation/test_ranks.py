@@ -10,7 +10,7 @@ from schemas.errors import DatasetError
 from schemas.storage.folder import Folder
 from train.data.splits import open_data
 from train.evaluation.evaluation import embed_captions, embed_images
-from train.evaluation.ranks import RANKS, SCHEMA, read_ranks, write_ranks
+from train.evaluation.ranks import RANKS, SCHEMA, Queries, join_runs, read_ranks, write_ranks
 from train.evaluation.scores import evaluate
 from train.evaluation.statistics import bootstrap_intervals
 from train.runs.run import open_run
@@ -104,6 +104,18 @@ def test_ranks_are_written_with_equal_bytes_and_read_back(tmp_path):
     stored = imagepivot.read_ranks(tmp_path / "one")
     assert stored.equals(table())
     assert stored.schema.metadata == {b"step": b"12"}
+
+
+def test_only_runs_with_ranks_of_the_same_queries_are_joined():
+    rows = [{**table(rank).to_pylist()[0], "query_id": name, "image_id": name} for rank, name in ((3, "b"), (1, "a"))]
+    first, turned, other = (
+        Queries.of(pa.Table.from_pylist(own, SCHEMA), direction="image_to_text")
+        for own in (rows, rows[::-1], [rows[0], {**rows[1], "query_id": "c"}])
+    )
+    joined = join_runs([first, turned])
+    assert (joined.ids.tolist(), joined.images.tolist(), joined.ranks.tolist()) == (["a", "b"], ["a", "b"], [[1, 3], [1, 3]])
+    assert join_runs([first, other]) is None
+    assert join_runs([first, None]) is None
 
 
 def test_missing_and_damaged_ranks_are_errors(tmp_path):

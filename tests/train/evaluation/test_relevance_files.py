@@ -134,6 +134,15 @@ def test_files_of_another_layout_are_refused(name, content, message, files):
         read_relevance([str(location)], str(files / "captions_val2014.json"), WORDS)
 
 
+def test_files_of_one_name_are_refused(files, tmp_path):
+    both = [str(files / "eccv_image_to_caption.json"), str(files / "eccv_caption_to_image.json")]
+    assert list(read_relevance(both, str(files / "dataset_coco.json"), WORDS)) == ["eccv"]
+    for name in ("eccv", "captions"):
+        other = str(tmp_path / "other" / f"{name}_caption_to_image.json")
+        with pytest.raises(UsageError, match=f"other/{name}_caption_to_image.json', but '{name}' already names correct items"):
+            read_relevance([*both, other], str(files / "dataset_coco.json"), WORDS)
+
+
 @pytest.fixture
 def cxc(files):
     return read_relevance([str(files / "cxc_image_to_caption.json")], str(files / "dataset_coco.json"), WORDS)["cxc"]
@@ -168,6 +177,13 @@ def test_items_and_queries_listed_twice_count_once(captions, files, cxc):
     again = read_relevance([str(path)], str(files / "dataset_coco.json"), WORDS)["cxc"]
     expected, found = (definition(captions, np.arange(19), np.arange(4))[0] for definition in (cxc, again))
     assert [indices.tolist() for indices in found] == [indices.tolist() for indices in expected]
+
+
+def test_correct_items_of_files_need_annotations_and_one_gallery():
+    job = EvaluateJob("run", "captions", "features", relevance=("a_image_to_caption.json",), annotations="b.json")
+    for change in ({"annotations": ""}, {"folds": 5}):
+        with pytest.raises(UsageError, match="--relevance needs --annotations, and one gallery"):
+            replace(job, **change)
 
 
 def test_evaluate_adds_measures_of_files(write_run, toy, tmp_path):

@@ -81,6 +81,15 @@ def test_intervals_equal_plain_loops(seeds: int, monkeypatch: pytest.MonkeyPatch
     assert [intervals.recall_at_1, intervals.recall_at_5, intervals.recall_at_10, intervals.median_rank] == expected
 
 
+def test_medians_of_repeated_images_are_exact() -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.multinomial(9, np.full(9, 1 / 9), size=50)
+    images, ranks = np.sort(generator.integers(9, size=31)), np.sort(generator.integers(1, 99, size=31))
+    repeated = [np.repeat(ranks, row[images]) for row in weights]  # The rank depends on the image: medians vary.
+    expected = [(row[(len(row) - 1) // 2] + row[len(row) // 2]) // 2 for row in repeated]
+    assert statistics._medians(weights, images, ranks).tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("images", "hits", "bounds"),
     [(1, 1, (0.5, 98)), (100, 0, (0, 3.6217)), (100, 2, (38.5513, 42.1730)), (100, 5, (96.3783, 100))],
@@ -169,6 +178,13 @@ def test_paired_p_values_of_10000_draws_reject_5_percent() -> None:
     shares = {name: 100 * mean(values) for name, values in rejected.items()}
     assert len(shares) == 3
     assert all(4.3 <= share <= 5.7 for share in shares.values()), shares
+
+
+def test_paired_p_values_detect_a_difference() -> None:
+    generator = np.random.default_rng(0)
+    better, worse = draw_ranks(generator, 1.0)[0], draw_ranks(generator, 2.0)[0]
+    p_values = paired_p_values(better, worse, IMAGES)
+    assert p_values["recall_at_5"] == paired_p_values(worse, better, IMAGES)["recall_at_5"] == 0.5 / 10_001
 
 
 def loop_seed_p_value(first: list[float], second: list[float]) -> float:

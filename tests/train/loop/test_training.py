@@ -192,6 +192,18 @@ def test_diverged_run_keeps_checkpoints_and_log(train_toy, tmp_path, monkeypatch
     assert train_toy(resume=True).progress.step == 44
 
 
+def test_resuming_with_other_threads_is_reported(copied_run, train_toy):
+    path, remarks = copied_run / "log.jsonl", []
+    train_toy(resume=True, on_warning=remarks.append)
+    assert remarks == []
+    other, lines = torch.get_num_threads() + 1, map(json.loads, path.read_text().splitlines())
+    lines = [line | ({"threads": other} if line["event"] == "timing" else {}) for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    train_toy(resume=True, on_warning=remarks.append)
+    (remark,) = remarks
+    assert remark.startswith(f"the run was trained with {other} threads and goes on with {other - 1}: ")
+
+
 @pytest.mark.slow
 def test_resuming_needs_the_same_missing_features(train_toy, toy, gappy, tmp_path, caplog):
     allowed, remarks = {"corpus": gappy, "allow_missing_features": True}, []

@@ -71,6 +71,7 @@ def test_training_inputs_follow_the_configuration(toy, l2):
         norms = (data.features[:] ** 2).sum(1) ** 0.5
         assert (abs(norms - 1).max() < 1e-6) == l2
     sampler, captions = training_inputs.sampler(config, 0), training_inputs.training.captions
+    assert load_training_inputs(config, toy, seed=1).training.captions.image_ids != captions.image_ids
     expected = TaskSampler(captions, 5, seed=0, c2c_probability=1.0, bucket_by_length=True)
     assert [[side.tolist() for side in sampler.next().captions] for _ in range(9)] == [
         [side.tolist() for side in expected.next().captions] for _ in range(9)

@@ -145,6 +145,7 @@ def test_damaged_checkpoint_is_refused_or_read_as_it_was_written(folder, parts, 
         ({"progress": {"step": "7"}}, "progress.step is '7', expected a whole number"),
         ({"started_from": {"run": "x", "weights_sha256": 3}}, "started_from is "),
         ({"more": 1}, "unknown key more"),
+        ({"version": "1"}, "version is '1'"),
     ],
     ids=str,
 )
@@ -231,7 +232,9 @@ def with_weights(name, values):
         ({"model": with_weights("images.weight", lambda weights: weights * torch.nan)}, r"images\.weight holds .* not finite"),
         ({"model": lambda model: {**model, "more": torch.zeros(1)}}, "more is unknown"),
         ({"model": {}}, r"images\.weight is missing"),
+        ({"config": "a = " + "[" * 100_000}, "nested too deeply"),
         ({"tokens": ("<pad>", "<start>", "<end>", "<unk>")}, "the vocabulary 4"),
+        ({"dimensions": lambda dimensions: replace(dimensions, feature_shape=(2**50,))}, "no model has its dimensions"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )

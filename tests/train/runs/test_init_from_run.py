@@ -61,6 +61,11 @@ def started(text: str, corpus: Corpus, run, seed: int = 1):
     return model
 
 
+def test_all_weights_are_taken(source, toy):
+    run = source(UNSHARED)
+    assert_equal(dict(started(UNSHARED, toy, run).state_dict()), dict(run.model.state_dict()))
+
+
 def test_shared_encoder_of_other_languages_is_taken(source, toy):
     run = source(languages(ENGLISH, '{ en = ["comparable"] }'))
     model = started(CONFIG, toy, run)

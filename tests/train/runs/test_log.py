@@ -51,6 +51,14 @@ def test_damaged_line_is_an_error(tmp_path, line):
     assert (tmp_path / LOG).read_bytes() == before
 
 
+def test_line_may_hold_unicode_line_separators(tmp_path):
+    with RunLog(tmp_path, step=0, tensorboard=False) as log:
+        log.write("evaluation", 10, {"a\u2028b\x85": 1})
+    before = (tmp_path / LOG).read_bytes()
+    with RunLog(tmp_path, step=10, tensorboard=False):
+        assert (tmp_path / LOG).read_bytes() == before
+
+
 @pytest.fixture
 def events_of():
     """Read the events of a folder."""

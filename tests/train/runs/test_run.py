@@ -213,6 +213,14 @@ def test_resumed_training_refuses_a_damaged_file_or_does_without_it(train_toy, f
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("lost", ["optimizer", "sampler"])
+def test_resume_without_training_state_is_refused(train_toy, copied_run, lost):
+    folder = Folder(str(copied_run))
+    write_checkpoint(folder, LAST, replace(read_checkpoint(folder, LAST), **{lost: None}))
+    with pytest.raises(DatasetError, match=rf"last\.pt has no state of the {lost} to resume from"):
+        train_toy(resume=True)
+
+
 def test_folder_in_use_is_refused(train_toy, tmp_path):
     with lock_folder(Folder(str(tmp_path / "run"))), pytest.raises(DatasetError, match="is in use"):
         train_toy()
