@@ -349,8 +349,14 @@ def test_decode_image_max_pixels_are_counted_in_the_header():
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_decode_image_default_limit_equals_pillow_limit(monkeypatch):
+@pytest.mark.parametrize("is_icon", [False, True])
+def test_decode_image_default_limit_equals_pillow_limit(is_icon, monkeypatch):
     bomb = png(20_000, 20_000, 8, 2, b"")
+    if is_icon:
+        small = encode(Image.new("RGB", (1, 1)))
+        entries = ((1, len(small), 38), (0, len(bomb), 38 + len(small)))
+        packed = [struct.pack("<BBBBHHII", side, side, 0, 0, 1, 32, size, at) for side, size, at in entries]
+        bomb = struct.pack("<HHH", 0, 1, 2) + b"".join(packed) + small + bomb
     assert reason_of(bomb) == "too_large"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert reason_of(bomb) == "too_large"

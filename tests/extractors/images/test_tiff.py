@@ -81,6 +81,11 @@ def test_tiff_white_is_zero_with_reversed_bits_is_inverted():
     assert row_of(tiff("<", [row], {BITS: 16, PHOTOMETRIC: 0, SAMPLES: 1, FILL_ORDER: 2})) == (255 - RAMP).tolist()
 
 
+def test_tiff_planes_of_reversed_bits_are_unsupported():
+    tags = {BITS: [8] * 3, PHOTOMETRIC: 2, SAMPLES: 3, PLANES: 2, FILL_ORDER: 2}
+    assert "separate planes" in message_of(tiff("<", [bytes(16)] * 3, tags))
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_tiff_sample_value_range_is_ignored(order):
     """TIFF 6.0: MaxSampleValue "is not to be used to affect the visual appearance of an image"."""

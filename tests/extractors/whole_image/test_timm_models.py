@@ -142,6 +142,13 @@ def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
     assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
 
 
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_load_weights_of_other_model_raise(tmp_path, name):
+    torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InputError, match=r"are not this model's|is of another model than"):
+        extractors.load_extractor(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+
+
 def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     trained, original = seeded(MODELS[1], seed=7), timm.create_model
 
