@@ -3,15 +3,16 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import sys
 import zlib
 
 import cv2
 import numpy as np
 import pillow_heif
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, features
 
-from extractors.images import decoding
+from extractors.images import decoding, formats
 from extractors.images.decoding import DecodeError, decode_image
 from extractors.images.formats import FORMATS, image_format
 
@@ -423,6 +424,15 @@ def test_image_format_of_container_reads_all_brands():
     assert image_format(box(b"mif1", b"miaf", b"heic")) == "HEIF"
     assert image_format(box(b"mif1")) == "HEIF"
     assert image_format(box(b"isom", b"mp42") + b"avif") is None
+
+
+def test_decode_image_without_its_decoder_is_unsupported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(formats, "_register_heif", formats._register_heif.__wrapped__)
+    assert reason_of(encode_as("HEIF"), r"bytes are HEIF, .* pip install 'imagepivot\[heif\]'") == "unsupported"
+    monkeypatch.setattr(features, "get_supported", list)
+    for name in ("AVIF", "WEBP"):
+        assert reason_of(encode_as(name), f"bytes are {name}, and this build of Pillow has no decoder") == "unsupported"
 
 
 def test_decode_image_jpeg_2000_with_a_box_of_64_bits_is_decode_error():
