@@ -107,6 +107,11 @@ def test_resize_without_antialias_does_not_depend_on_strips(monkeypatch):
         np.testing.assert_array_equal(np.asarray(resize(noise(500, 333), ALIASED)), whole)
 
 
+def test_resize_without_antialias_rounds_half_to_even():
+    image = Image.fromarray(np.array([[[0, 1, 2], [1, 2, 3]]] * 2, np.uint8))
+    assert np.asarray(resize(image, dataclasses.replace(ALIASED, resize_short=1))).tolist() == [[[0, 2, 2]]]
+
+
 @pytest.mark.parametrize("size_wh", SIZES_WH)
 def test_cropped_pixels_both_sides_equals_torchvision(size_wh):
     warp = dataclasses.replace(PREPROCESSING, resize_short=None)
