@@ -75,6 +75,10 @@ def test_find_batch_size_tries_at_most_half_of_free_memory(find, free, expected)
     assert max(extractor.sizes) == expected
 
 
+def test_find_batch_size_is_limited_by_host_memory(find):
+    assert find(Timed(width=2**18)) == 32  # A MiB, and 3 KiB of pixels: 64 would be more than 64 MiB.
+
+
 @pytest.mark.parametrize(
     "extractor", [{"device": "cpu"}, {"kind": "regions"}, {"compiled": True}], ids=["cpu", "regions", "compiled"]
 )

@@ -63,6 +63,7 @@ def test_request_keep_crops_changes_spec_and_fingerprint(name):
             {"keep_crops": True},
             "needs one of the extractors vgg19-10crop, vgg19-10crop-caffe, not 'resnet50-pool': leave it out",
         ),
+        ("resnet50-pool", {"unpooled": True}, "--unpooled works with timm:NAME only, not with extractor 'resnet50-pool'"),
         ("vgg19-grid", {"unpooled": True}, "vgg19-grid and resnet152-grid are always unpooled"),
         ("resnet", {"unpooled": True}, "there is no extractor 'resnet'"),
     ],

@@ -97,6 +97,21 @@ def test_precision_context_switches_tf32_inside_only(gpu, precision, tf32):
     assert switches() == before
 
 
+@pytest.mark.parametrize("name", ["conv", "rnn", "matmul"])
+def test_precision_context_restores_contradicting_switches(gpu, name):
+    """A program may have set one of the new switches, after which torch refuses to tell the old ones."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    owner = {"conv": cudnn.conv, "rnn": cudnn.rnn, "matmul": matmul}[name]
+    before = owner.fp32_precision
+    value = owner.fp32_precision = "tf32" if name == "matmul" else "ieee"
+    try:
+        with precision_context("fp32", GPU):
+            assert {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision} == {"ieee"}
+        assert owner.fp32_precision == value
+    finally:
+        owner.fp32_precision = before
+
+
 def test_precision_context_sets_gpu_of_thread_and_restores_after_error(gpu):
     """Page-locked memory names no device: it would open a context on the first GPU, in every worker."""
     before = switches()
@@ -129,6 +144,18 @@ def test_precision_context_waits_for_other_switches_only(gpu, precision, waits):
     leave.set()
     thread.join(30)
     assert switches() == before != inside
+
+
+def test_cast_layers_skips_nested_norm():
+    layer = nn.Conv2d(3, 8, 3)
+    layer.norm = nn.BatchNorm2d(8)
+    assert cast_layers(layer, "bf16") == torch.bfloat16
+    assert {name: values.dtype for name, values in layer.state_dict().items()} == {
+        "weight": torch.bfloat16,
+        "bias": torch.bfloat16,
+        **{f"norm.{name}": torch.float32 for name in ("weight", "bias", "running_mean", "running_var")},
+        "norm.num_batches_tracked": torch.int64,
+    }
 
 
 def test_cast_layers_equals_autocast():

@@ -173,6 +173,12 @@ def test_fuse_onednn_torchvision_networks_are_fused_entirely(name):
             assert_close(merged(images(other)), exact(images(other).double()), 3e-6)
 
 
+def test_fuse_onednn_unsupported_dtype_is_unchanged(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    model = trace_and_fold(with_statistics(Residual(torch.add))).to(torch.bfloat16)
+    assert counts(with_merged_layers(model))["Conv2d"] == 2
+
+
 def traced(model: nn.Module) -> fx.GraphModule:
     return fx.symbolic_trace(model.eval())
 

@@ -44,9 +44,11 @@ def test_run_with_oom_retry_remembers_size_and_warns_once(caplog):
     "message",
     [
         "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "CUDA error: out of memory",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation",
     ],
 )
 def test_run_with_oom_retry_recognizes_errors_of_libraries(message):

@@ -79,6 +79,26 @@ def processor(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("capabilities", "channels", "shape", "side"),
+    [
+        (INTEL, (64, 64), (1, 64, 224, 224), 4),
+        (INTEL, (64, 64), (2, 64, 14, 14), 4),
+        (INTEL, (64, 64), (1, 64, 14, 14), 2),
+        (INTEL, (64, 64), (1, 64, 7, 7), None),
+        (INTEL, (32, 64), (1, 32, 56, 56), None),
+        (INTEL, (64, 63), (1, 64, 56, 56), None),
+        (AMD, (64, 128), (2, 64, 56, 56), None),
+        (AMD, (128, 128), (2, 128, 56, 56), 4),
+        (AMD, (128, 128), (2, 128, 7, 7), None),
+    ],
+)
+def test_winograd_tile_depends_on_processor_channels_and_number_of_tiles(capabilities, channels, shape, side, processor):
+    """On an AMD EPYC with AVX-512, products of MKL reach 60 GFLOP/s a core where convolutions of oneDNN reach 110."""
+    processor(capabilities)
+    assert winograd_tile(convolution(*channels), shape) == side
+
+
+@pytest.mark.parametrize(
     "other",
     [
         {"stride": 2},

@@ -3,15 +3,16 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import sys
 import zlib
 
 import cv2
 import numpy as np
 import pillow_heif
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, features
 
-from extractors.images import decoding
+from extractors.images import decoding, formats
 from extractors.images.decoding import DecodeError, decode_image
 from extractors.images.formats import FORMATS, image_format
 
@@ -35,12 +36,14 @@ def replicated(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[:, :, None], 3, axis=2)
 
 
-def png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
+def png(width: int, height: int, depth: int, color: int, rows: bytes, **chunks: bytes) -> bytes:
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    data = chunk(b"IDAT", zlib.compress(rows))
+    more = b"".join(chunk(name.encode(), body) for name, body in chunks.items())
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more + data + chunk(b"IEND", b"")
 
 
 def noise(height: int = 64, width: int = 48) -> Image.Image:
@@ -97,12 +100,28 @@ def test_16_bit_rgb_and_grey_with_alpha_give_the_high_byte():
     assert pixels(grey_alpha).tolist() == [[[0x42] * 3]]
 
 
+@pytest.mark.parametrize("chunk", [{"tRNS": b"\x42\x42"}, {"gAMA": b"\x00\x01\x86\xa0"}, {"sBIT": b"\x0c"}])
+def test_decode_image_png_ignores_transparency_gamma_and_significant_bits(chunk):
+    """Samples of fewer significant bits are scaled to all bits by who writes the file (PNG 13.12)."""
+    values = np.arange(16) * 0x111  # 12 bits
+    row = b"\x00" + (values << 4 | values >> 8).astype(">u2").tobytes()
+    assert pixels(png(16, 1, 16, 0, row, **chunk))[0, :, 0].tolist() == [17 * value for value in range(16)]
+
+
 def test_decode_image_cmyk_tiff_and_adobe_inverted_jpeg_have_intended_colour():
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     assert pixels(encode(red, "TIFF")).tolist() == [[[255, 0, 0]] * 16] * 16
     jpeg = encode(red, "JPEG", quality=100)
     assert b"Adobe" in jpeg  # Pillow writes CMYK as Photoshop does: inverted, with Adobe's marker
     assert np.abs(pixels(jpeg).astype(int) - [255, 0, 0]).max() <= 2
+
+
+def test_decode_image_cmyk_jpeg_is_inverted_without_adobe_marker_and_as_ycck():
+    data = encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
+    at = data.index(b"\xff\xee") + 16
+    np.testing.assert_array_equal(pixels(data[: at - 16] + data[at:]), pixels(data))
+    ycck = pixels(data[: at - 1] + b"\x02" + data[at:])  # The same samples are Y 255, Cb 0, Cr 0, and no black.
+    assert np.abs(ycck - np.array([1.402 * 128, 0, 1.772 * 128])).max() <= 1
 
 
 # --- the other formats -----------------------------------------------------------------------------------------------
@@ -128,8 +147,11 @@ def test_decode_image_lossy_formats_are_near_original(format):  # noqa: A002
     ("data", "expected"),
     [
         (b"P2\n3 1\n100\n0 50 100\n", [0, 128, 255]),
+        (b"P5\n3 1\n100\n\x00\x32\x64", [0, 128, 255]),
+        (b"P5 2 1 65535\n" + struct.pack(">HH", 20000, 65535), [78, 255]),
         (b"P5 2 1 4095\n" + struct.pack(">HH", 1250, 4095), [78, 255]),
         (b"P1 2 1\n1 0\n", [0, 255]),  # Bitmaps are black where they have ones.
+        (b"P4 2 1\n\x80", [0, 255]),
     ],
 )
 def test_pgm_and_pbm_are_scaled_to_their_maximum(data, expected):
@@ -141,6 +163,18 @@ def test_ppm_is_scaled_to_its_maximum():
     colours = np.stack([RAMP_16, RAMP_16[::-1], RAMP_16.T], axis=-1)
     data = b"P6 64 64 65535\n" + colours.astype(">u2").tobytes()
     np.testing.assert_array_equal(pixels(data), np.round(colours / 257))
+
+
+def test_decode_image_15_bit_tga_begins_at_the_bottom():
+    header = struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 16, 0)
+    rows = struct.pack("<HHHH", 0x7C00, 0x03E0, 0x001F, 0x7FFF)  # Red and green, above them blue and white.
+    assert pixels(header + rows + bytes(26)).tolist() == [[[0, 0, 255], [255, 255, 255]], [[255, 0, 0], [0, 255, 0]]]
+
+
+def test_decode_image_tga_palette_is_applied():
+    header = struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 8, 0x20)
+    palette = b"\x00\x00\xff" + b"\x00\x80\x00"  # Blue, green, red.
+    assert pixels(header + palette + b"\x01\x00").tolist() == [[[0, 128, 0], [255, 0, 0]]]
 
 
 @pytest.mark.parametrize("bitmap_format", ["png", "bmp"])
@@ -216,6 +250,14 @@ def test_orientation_of_avif_and_heic_is_part_of_the_format(format, orientation)
     assert np.abs(found.astype(int) - turned).mean() < 3
 
 
+@pytest.mark.parametrize("depth", [10, 12])
+def test_deep_colours_of_avif_become_8_bits(depth):
+    grey = np.full((64, 64, 3), 700 << (depth - 10), np.uint16)
+    encoded, data = cv2.imencode(".avif", grey, [cv2.IMWRITE_AVIF_DEPTH, depth, cv2.IMWRITE_AVIF_QUALITY, 100])
+    assert encoded
+    assert np.abs(pixels(data.tobytes()).astype(float) - 700 / 1023 * 255).max() <= 1
+
+
 @pytest.mark.parametrize(("mode", "bands"), [("RGB;16", 3), ("I;16", 1)])
 def test_deep_colours_and_grey_of_heic_become_8_bits(mode, bands):
     data = io.BytesIO()
@@ -226,11 +268,21 @@ def test_deep_colours_and_grey_of_heic_become_8_bits(mode, bands):
 # --- whole files of kinds that are not decoded --------------------------------------------------------------------------
 
 
+def bmp(bits: int, compression: int, masks: bytes = b"") -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, 4, 2, 1, bits, compression, 0, 0, 0, 0, 0) + masks
+    return b"BM" + struct.pack("<IHHI", 14 + len(header) + 64, 0, 0, 14 + len(header)) + header + bytes(64)
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        b"BM" + struct.pack("<IHHIIiiHHIIiiII", 118, 0, 0, 54, 40, 4, 2, 1, 64, 0, 0, 0, 0, 0, 0) + bytes(64),
+        bmp(16, 3, struct.pack("<III", 0xF00, 0xF0, 0xF)),
+        bmp(32, 3, struct.pack("<III", 0x3FF00000, 0xFFC00, 0x3FF)),
+        bmp(64, 0),
+        bmp(2, 0),
+        bmp(0, 4),  # a JPEG in it
         struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 32, 0, 0, 2, 1, 8, 0x20) + bytes(16),  # a palette of four bytes each
+        struct.pack("<BBBHHBHHHHBB", 0, 1, 1, 0, 2, 24, 0, 0, 2, 1, 16, 0x20) + bytes(18) + b"TRUEVISION-XFILE.\x00",
     ],
 )
 def test_decode_image_bmp_and_tga_variants_without_pillow_support_are_unsupported(data):
@@ -298,8 +350,14 @@ def test_decode_image_max_pixels_are_counted_in_the_header():
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_decode_image_default_limit_equals_pillow_limit(monkeypatch):
+@pytest.mark.parametrize("is_icon", [False, True])
+def test_decode_image_default_limit_equals_pillow_limit(is_icon, monkeypatch):
     bomb = png(20_000, 20_000, 8, 2, b"")
+    if is_icon:
+        small = encode(Image.new("RGB", (1, 1)))
+        entries = ((1, len(small), 38), (0, len(bomb), 38 + len(small)))
+        packed = [struct.pack("<BBBBHHII", side, side, 0, 0, 1, 32, size, at) for side, size, at in entries]
+        bomb = struct.pack("<HHH", 0, 1, 2) + b"".join(packed) + small + bomb
     assert reason_of(bomb) == "too_large"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert reason_of(bomb) == "too_large"
@@ -343,7 +401,10 @@ def test_image_format_of_tga_needs_no_footer(mode, compression):
         b"P",
         b"P5",
         b"P9\n1 1\n255\n",
+        *(encode_as(name) for name in ("EPS", "PDF", "PCX", "SGI", "DDS")),
         b"\x00\x00\x02\x00\x01\x00\x20\x20\x00\x00\x01\x00\x01\x00\xa8\x10\x00\x00\x16\x00",  # a cursor
+        b"\x00\x00\x02\x00\x06\x04\x06\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00",  # Lotus 1-2-3
+        b"\x00\x00\x01\xba" + bytes(range(40)),  # an MPEG program stream
         b"\x00\x01\x00\x00\x00\x0f\x00\x80" + bytes(30),  # a TrueType font
         b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom",  # a film
         struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 0, 5, 24, 0),  # TGA of width 0
@@ -363,6 +424,15 @@ def test_image_format_of_container_reads_all_brands():
     assert image_format(box(b"mif1", b"miaf", b"heic")) == "HEIF"
     assert image_format(box(b"mif1")) == "HEIF"
     assert image_format(box(b"isom", b"mp42") + b"avif") is None
+
+
+def test_decode_image_without_its_decoder_is_unsupported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(formats, "_register_heif", formats._register_heif.__wrapped__)
+    assert reason_of(encode_as("HEIF"), r"bytes are HEIF, .* pip install 'imagepivot\[heif\]'") == "unsupported"
+    monkeypatch.setattr(features, "get_supported", list)
+    for name in ("AVIF", "WEBP"):
+        assert reason_of(encode_as(name), f"bytes are {name}, and this build of Pillow has no decoder") == "unsupported"
 
 
 def test_decode_image_jpeg_2000_with_a_box_of_64_bits_is_decode_error():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -77,8 +78,17 @@ def without_scan(data: bytes) -> bytes:
     return data[:tables] + data[next_tables:]
 
 
+def with_segment(data: bytes, marker: int, body: bytes) -> bytes:
+    return data[:2] + struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body + data[2:]
+
+
 def of_jfif_7(data: bytes) -> bytes:
     return data.replace(b"JFIF\x00\x01", b"JFIF\x00\x07", 1)
+
+
+def of_adobe_transform_7(data: bytes) -> bytes:
+    """Without JFIF's segment, which goes first."""
+    return with_segment(data[:2] + data[20:], 0xEE, b"Adobe\x00\x64\x00\x00\x00\x00\x07")
 
 
 def of_zero_scan_parameters(data: bytes) -> bytes:
@@ -103,10 +113,12 @@ LOSSES = {
     "HIT_MARKER, closed": (closed, {}, "premature end of data segment", "truncated"),
     "HIT_MARKER, progressive, closed": (closed, {"progressive": True}, "premature end of data segment", "truncated"),
     "HIT_MARKER, hole": (hole, {}, "premature end of data segment", "truncated"),
+    "HIT_MARKER, progressive, hole": (hole, {"progressive": True}, "premature end of data segment", "truncated"),
     "HUFF_BAD_CODE": (zeros, {"progressive": True}, "bad Huffman code", "decode_error"),
     "EXTRANEOUS_DATA, zeros": (zeros, {}, "extraneous bytes before marker 0xd9", "decode_error"),
     "EXTRANEOUS_DATA, sparse": (sparse_and_closed, {}, "extraneous bytes before marker 0xd9", "truncated"),
     "JPEG_EOF, sparse": (sparse, {}, "Premature end of JPEG file", "truncated"),
+    "JPEG_EOF, progressive, sparse": (sparse, {"progressive": True}, "Premature end of JPEG file", "truncated"),
     "JPEG_EOF, cut": (lambda data: data[: middle(data)], {}, "Premature end of JPEG file", "truncated"),
     "MUST_RESYNC": (without_restart, {"restart_marker_blocks": 32}, "found marker 0xd3 instead of RST2", "decode_error"),
     "EXTRANEOUS_DATA, restart": (
@@ -114,6 +126,7 @@ LOSSES = {
         *("extraneous bytes before marker 0xd1", "decode_error"),
     ),
     "BOGUS_PROGRESSION": (without_scan, {"progressive": True}, "Inconsistent progression sequence", "decode_error"),
+    "grey": (closed, {"mode": "L"}, "premature end of data segment", "truncated"),
     "CMYK": (closed, {"mode": "CMYK"}, "premature end of data segment", "truncated"),
 }
 HARMLESS = {
@@ -122,7 +135,9 @@ HARMLESS = {
     "EXTRANEOUS_DATA, header": (of_header_garbage, "7 extraneous bytes before marker 0xdb"),
     "JPEG_EOF, padding": (lambda data: data[:-2] + bytes(5000), "Premature end of JPEG file"),
     "NOT_SEQUENTIAL": (of_zero_scan_parameters, "Invalid SOS parameters"),
+    "ADOBE_XFORM": (of_adobe_transform_7, "Unknown Adobe color transform code 7"),
     "JFIF_MAJOR": (of_jfif_7, "unknown JFIF revision number 7"),
+    "BOGUS_ICC": (lambda data: with_segment(data, 0xE2, b"ICC_PROFILE\x00\x05\x02" + bytes(9)), "bad ICC marker"),
 }
 
 
@@ -141,10 +156,10 @@ def test_decode_image_jpeg_with_harmless_warning_gives_all_pixels(case):
     whole = jpeg()
     data = change(whole)
     assert warning in warning_of(data)
-    np.testing.assert_array_equal(np.asarray(decode_image(data)), by_pillow(whole))
+    np.testing.assert_array_equal(np.asarray(decode_image(data)), by_pillow(data if case == "ADOBE_XFORM" else whole))
 
 
-@pytest.mark.parametrize("change", [of_jfif_7, of_zero_scan_parameters, of_header_garbage])
+@pytest.mark.parametrize("change", [of_jfif_7, of_adobe_transform_7, of_zero_scan_parameters, of_header_garbage])
 @pytest.mark.parametrize("damage", [closed, hole, zeros, sparse, sparse_and_closed])
 def test_decode_image_jpeg_harmless_warning_hides_no_loss(change, damage):
     assert reason_of(change(damage(jpeg()))) in ("truncated", "decode_error")
@@ -164,3 +179,10 @@ def test_decode_image_jpeg_equals_pillow(mode, options):
             buffer = io.BytesIO()
             image.crop((0, 0, *size)).save(buffer, "JPEG", subsampling=subsampling, **options)
             np.testing.assert_array_equal(np.asarray(decode_image(buffer.getvalue())), by_pillow(buffer.getvalue()))
+
+
+def test_decode_image_jpeg_photographs_equal_pillow(photos):
+    paths = sorted((photos / "images").glob("*.jpg"))
+    assert len(paths) == 12
+    for path in paths:
+        np.testing.assert_array_equal(np.asarray(decode_image(path.read_bytes())), by_pillow(path.read_bytes()))

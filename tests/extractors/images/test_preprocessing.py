@@ -55,11 +55,17 @@ def test_cropped_pixels_photographs_equal_torchvision(photos):
         assert torch.equal(resize_and_crop(decode_image(file.read_bytes()), PREPROCESSING), expected), file.name
 
 
-def test_normalizer_equals_torchvision():
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+def test_normalizer_equals_torchvision(order):
     crop = resize_and_crop(noise(500, 333), PREPROCESSING)
+    ordered = crop if order == "RGB" else crop.flip(0)
     steps = [transforms.ToTensor(), transforms.Normalize(PREPROCESSING.mean, PREPROCESSING.std)]
-    expected = transforms.Compose(steps)(Image.fromarray(crop.permute(1, 2, 0).numpy()))
-    assert torch.equal(PREPROCESSING.normalizer(CPU)(crop[None])[0], expected)
+    expected = transforms.Compose(steps)(Image.fromarray(ordered.permute(1, 2, 0).numpy()))
+    normalize = dataclasses.replace(PREPROCESSING, channel_order=order).normalizer(CPU)
+    for pixels in (crop, crop.contiguous()):
+        before = pixels.clone()
+        assert torch.equal(normalize(pixels[None])[0], expected)
+        assert torch.equal(pixels, before)
 
 
 def test_cropped_pixels_too_thin_image_raises_decode_error():
@@ -99,6 +105,11 @@ def test_resize_without_antialias_does_not_depend_on_strips(monkeypatch):
     for values in (1, 10_000, 2**40):
         monkeypatch.setattr("extractors.images.preprocessing._STRIP_VALUES", values)
         np.testing.assert_array_equal(np.asarray(resize(noise(500, 333), ALIASED)), whole)
+
+
+def test_resize_without_antialias_rounds_half_to_even():
+    image = Image.fromarray(np.array([[[0, 1, 2], [1, 2, 3]]] * 2, np.uint8))
+    assert np.asarray(resize(image, dataclasses.replace(ALIASED, resize_short=1))).tolist() == [[[0, 2, 2]]]
 
 
 @pytest.mark.parametrize("size_wh", SIZES_WH)

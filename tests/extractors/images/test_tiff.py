@@ -9,7 +9,7 @@ import pytest
 
 from extractors.images.decoding import DecodeError, decode_image
 
-BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANES = 258, 259, 262, 277, 284
+BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES, PLANES = 258, 259, 262, 266, 277, 284
 COLOR_MAP, SUBSAMPLING, EXTRA_SAMPLES, SAMPLE_FORMAT = 320, 530, 338, 339
 RAMP = np.arange(16) * 17  # 0 17 34 ... 255
 ORDERS = ["<", ">"]
@@ -71,10 +71,35 @@ def test_tiff_white_is_zero_is_inverted(order, kind, options):
     assert row_of(grey(order, values, kind, **options)) == expected[::-1]
 
 
+def test_tiff_white_is_zero_is_scaled_after_inversion():
+    values = [0, 128, 129, 20000, 65406, 65407, 65535] + [65535] * 9
+    assert row_of(grey("<", values, "u2", t262=0))[:7] == [255, 255, 254, 177, 1, 0, 0]
+
+
+def test_tiff_white_is_zero_with_reversed_bits_is_inverted():
+    row = bytes(int(f"{byte:08b}"[::-1], 2) for byte in samples("<", RAMP * 257, "u2"))
+    assert row_of(tiff("<", [row], {BITS: 16, PHOTOMETRIC: 0, SAMPLES: 1, FILL_ORDER: 2})) == (255 - RAMP).tolist()
+
+
+def test_tiff_planes_of_reversed_bits_are_unsupported():
+    tags = {BITS: [8] * 3, PHOTOMETRIC: 2, SAMPLES: 3, PLANES: 2, FILL_ORDER: 2}
+    assert "separate planes" in message_of(tiff("<", [bytes(16)] * 3, tags))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_tiff_sample_value_range_is_ignored(order):
+    """TIFF 6.0: MaxSampleValue "is not to be used to affect the visual appearance of an image"."""
+    assert row_of(grey(order, RAMP * 16, "u2", t280=0, t281=4095)) == ((RAMP * 16 + 128) // 257).tolist()
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("kind", "factor", "offset", "limits"),
-    [("i1", 1, 128, "from -128 to 127, expected 0 to 255"), ("i2", 257, 32768, "from -32768 to 32767, expected 0 to 65535")],
+    [
+        ("i1", 1, 128, "from -128 to 127, expected 0 to 255"),
+        ("i2", 257, 32768, "from -32768 to 32767, expected 0 to 65535"),
+        ("i4", 257, 1, "from -1 to 65534, expected 0 to 65535"),
+    ],
 )
 def test_tiff_signed_grey_is_scaled_unless_negative(order, kind, factor, offset, limits):
     assert row_of(grey(order, RAMP // 2 * factor, kind, t339=2)) == (RAMP // 2).tolist()
@@ -113,9 +138,13 @@ def test_tiff_fewer_bits_are_scaled(order, bits, photometric):
     ("kind", "tags"),
     [
         ("u4", {"t262": 0}),
+        ("f2", {"t339": 3}),
         ("f4", {"t339": 3}),
+        ("f8", {"t339": 3}),
         ("u2", {"t262": 32803}),  # the mosaic of a camera
         ("u1", {"t262": 3, "t258": 16}),
+        ("u1", {"t262": 4}),
+        ("u1", {"t259": 34887}),  # LERC
         ("u1", {"t259": 50001}),  # WebP, which a library that can decode it may not have
     ],
 )
@@ -153,6 +182,13 @@ def test_tiff_colours_are_decoded_or_unsupported(order, planes, compressed, extr
         np.testing.assert_array_equal(np.asarray(decode_image(data))[0], COLOURS)
 
 
+def test_tiff_premultiplied_colours_are_divided_by_alpha():
+    values = np.concatenate([COLOURS * 128 // 255, np.full((16, 1), 128)], axis=-1)
+    tags = {BITS: [8] * 4, PHOTOMETRIC: 2, SAMPLES: 4, EXTRA_SAMPLES: 1}
+    found = np.asarray(decode_image(tiff("<", [samples("<", values, "u1")], tags)))[0]
+    assert np.abs(found.astype(int) - COLOURS).max() <= 2
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("factor", [1, 256, 257])
 def test_tiff_8_bit_palette_equals_opencv(order, factor):
@@ -176,6 +212,13 @@ def test_tiff_uncompressed_ycbcr_is_unsupported(order):
     """Pillow takes uncompressed YCbCr for RGBX."""
     assert row_of(ycbcr(order, compressed=True)) == RAMP.tolist()
     assert "YCbCr without compression" in message_of(ycbcr(order, compressed=False))
+
+
+@pytest.mark.parametrize("photometric", [8, 9, 10])
+def test_tiff_lab_is_unsupported(photometric):
+    for kind in ("u1", "u2"):
+        tags = {BITS: [8 * np.dtype(kind).itemsize] * 3, PHOTOMETRIC: photometric, SAMPLES: 3}
+        assert message_of(tiff("<", [samples("<", COLOURS, kind)], tags))
 
 
 def test_tiff_grey_with_alpha_needs_8_bits():

@@ -184,6 +184,15 @@ def test_extract_on_fake_gpu_equals_cpu(extractor, weights):
     check_agrees(alone, used(expected, 0))
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-5), ("bf16", 0.02), ("fp16", 0.02)])
+def test_extract_on_fake_gpu_in_other_precisions_is_close(weights, thin, precision, tolerance):
+    with fake_gpu():
+        found = regions(FasterRCNNRegions(settings(precision), weights, torch.device("cuda", 0)), picture(*THIN))
+    np.testing.assert_array_equal(found["boxes"], thin["boxes"])
+    np.testing.assert_allclose(found["features"], thin["features"], rtol=0, atol=tolerance * thin["features"].max())
+
+
 def used(found, image):
     """Return the rows of an image that are in use."""
     return {name: values[image, : found["num_regions"][image]] for name, values in found.items() if values.ndim > 1}

@@ -109,6 +109,8 @@ def test_bytes_do_not_depend_on_batches(bert, tmp_path):
             {"kinds": ("WordWeights",)},
             r"module 2 of .* is 'sentence_transformers.models.WordWeights', expected Dense or Normalize",
         ),
+        ({"library": "my_code"}, r"module 0 of .* is 'my_code.Transformer', expected Transformer"),
+        ({"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, r"pools 'mean,cls', expected one of"),
         ({"pooling": {"pooling_mode": "lasttoken"}}, r"pools 'lasttoken', expected one of mean, cls, max"),
     ],
 )

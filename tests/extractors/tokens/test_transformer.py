@@ -156,6 +156,11 @@ def test_token_request_unknown_name_raises(no_network):
         ("config.json", "{ no", r"transformers cannot read the model in .*broken.* download it again"),
         ("model.safetensors", "{ no", r"transformers cannot read the model in .*broken.* download it again"),
         ("config.json", {"num_hidden_layers": 3}, r"do not match its config\.json: 16 tensors are missing"),
+        (
+            "tokenizer_config.json",
+            {"cls_token": None, "tokenizer_class": "PreTrainedTokenizerFast"},
+            r"\(bert\) is not a BERT-like model: expected a fast tokenizer .* with \[CLS\], \[SEP\] and \[UNK\]",
+        ),
     ],
 )
 def test_token_request_damaged_model_raises(folder, tmp_path, name, content, message):

@@ -42,6 +42,12 @@ def page(body: bytes, **headers: str):
     return lambda handler: handler.answer(200, body, **headers)
 
 
+def test_fetch_weights_file_local_path_is_returned(tmp_path, cache):
+    assert fetch_weights_file(f"file://{tmp_path}/a%20b.pth") == tmp_path / "a b.pth"
+    assert fetch_weights_file("no/such.pth") == Path("no/such.pth")
+    assert not cache.exists()
+
+
 def test_resolve_weights_address_equals_file(site, tmp_path):
     state = build().state_dict()
     torch.save(state, tmp_path / "w.pth")

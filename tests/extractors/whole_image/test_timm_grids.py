@@ -84,6 +84,7 @@ def test_unpooled_changes_spec_and_fingerprint():
 
 
 @pytest.mark.slow
-def test_unpooled_model_with_unknown_order_of_tokens_raises():
-    with pytest.raises(UsageError, match=r"timm's model 'hiera_tiny_224\..*' returns \[1, 49, 768\] before its pooling"):
-        ExtractorRequest("timm:hiera_tiny_224", unpooled=True).spec()
+@pytest.mark.parametrize(("name", "shape"), [("hiera_tiny_224", "49, 768"), ("pit_ti_224", "1, 256")])
+def test_unpooled_model_with_unknown_order_of_tokens_raises(name, shape):
+    with pytest.raises(UsageError, match=rf"timm's model '{name}\..*' returns \[1, {shape}\] before its pooling"):
+        ExtractorRequest(f"timm:{name}", unpooled=True).spec()

@@ -142,6 +142,23 @@ def test_load_file_with_and_without_classifier(tmp_path, name, suffix):
     assert headless.extract(batch).tobytes() == extractor.extract(batch).tobytes()
 
 
+@pytest.mark.slow
+def test_find_weights_original_names_are_converted(tmp_path):
+    """ConvNeXt with the names of OpenCLIP."""
+    state = seeded("test_convnext").state_dict()
+    torch.save({f"visual.trunk.{name}": values for name, values in state.items()}, tmp_path / "w.pth")
+    found = timm_models.find_weights(ExtractorRequest("timm:test_convnext").spec(), str(tmp_path / "w.pth"))
+    assert sorted(found.state) == sorted(state)
+    assert all(torch.equal(found.state[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_load_weights_of_other_model_raise(tmp_path, name):
+    torch.save(seeded("test_convnext").state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InputError, match=r"are not this model's|is of another model than"):
+        extractors.load_extractor(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+
+
 def test_load_default_weights_equal_file(monkeypatch, tmp_path):
     trained, original = seeded(MODELS[1], seed=7), timm.create_model
 

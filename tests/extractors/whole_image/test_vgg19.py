@@ -15,6 +15,7 @@ from extractors.options import ExtractorOptions
 from extractors.weights.resolve import Weights
 from extractors.whole_image import vgg19
 from extractors.whole_image.vgg19 import VARIANTS, VGG19TenCrop
+from schemas.errors import InputError
 from tests.extractors.images.test_preprocessing import bilinear
 from tests.extractors.weights.test_caffemodel import net
 from tests.threads import threads_of_torch
@@ -258,3 +259,15 @@ def test_read_caffemodel_renames_layers(tmp_path, old, last):
         del layers["fc8"]
     (tmp_path / "w.caffemodel").write_bytes(net(layers, old=old))
     assert_same(VARIANTS["vgg19-10crop-caffe"].architecture.read(tmp_path / "w.caffemodel"), without_last(state))
+
+
+def test_describe_caffemodel_for_torchvision_extractor_raises(tmp_path):
+    (tmp_path / "w.caffemodel").write_bytes(b"\x0a\x03net")
+    with pytest.raises(InputError, match=r"is a Caffe model, .*: use it with --extractor vgg19-10crop-caffe"):
+        ExtractorRequest("vgg19-10crop", weights=str(tmp_path / "w.caffemodel")).describe()
+
+
+def test_caffe_architecture_refuses_weights_of_torchvision():
+    ours, caffe = (VARIANTS[name].architecture for name in NAMES)
+    assert list(caffe.refused) == [ours.hash_prefix]
+    assert "Use the extractor vgg19-10crop with them" in caffe.refused[ours.hash_prefix]

@@ -270,3 +270,6 @@ def test_read_detector_missing_and_unexpected_names_raise(tmp_path, state):
         r"\.weight, backbone\.res3\.1\.conv2\.norm\.bias; 1 unexpected: backbone\.res4\.23\.conv1\.weight\. ",
     ):
         read_detector(written(tmp_path / "w.pth", names))
+    half = {name: value for name, value in airsplay(state).items() if "fc_attr" not in name}
+    with pytest.raises(InputError, match=r"2 missing: roi_heads\.box_predictor\.fc_attr\.weight, roi_heads"):
+        read_detector(written(tmp_path / "w.pkl", arrays(half)))

@@ -1,4 +1,5 @@
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from extractors import ExtractorRequest
 from extractors.options import RegionOptions
 from schemas.errors import InputError
 from tests.extractors.regions import reference_detector
+from tests.threads import threads_of_torch
 
 pytest.importorskip("detectron2", reason="needs detectron2: extractors.catalogue says how to install it")
 
@@ -112,6 +114,27 @@ def test_extract_equals_detectron2_predictor(config, checkpoint, size):
     assert found["features"].shape == (1, 20, 128)
 
 
+def test_extract_does_not_depend_on_threads_and_batch(config, checkpoint):
+    extractor = extractors.load_extractor(name(config, checkpoint), regions=KEPT)
+    batch = extractor.collate([extractor.preprocess(noise(*size)) for size in ((120, 90), (60, 150), (99, 99))])
+    expected = extractor.extract_columns(batch)
+    for threads in (1, 2):
+        with threads_of_torch(threads):
+            for i, pixels in enumerate(batch):
+                found = extractor.extract_columns([pixels])
+                assert all(found[column].tobytes() == expected[column][i : i + 1].tobytes() for column in expected), threads
+    assert extractor.extract([]).shape == (0, 20, 128)
+
+
+def test_load_pickle_of_arrays_equals_checkpoint(config, checkpoint, tmp_path):
+    state = torch.load(checkpoint, weights_only=True)["model"]
+    path = tmp_path / "zoo.pkl"
+    path.write_bytes(pickle.dumps({"model": {k: v.numpy() for k, v in state.items()}, "__author__": "somebody"}, protocol=2))
+    pixels = extractors.load_extractor(name(config, checkpoint), regions=KEPT).preprocess(noise(99, 77))
+    found = [extractors.load_extractor(name(config, weights), regions=KEPT).extract([pixels]) for weights in (checkpoint, path)]
+    assert found[0].tobytes() == found[1].tobytes()
+
+
 def test_describe_depends_on_config_and_weights_only(config, checkpoint, tmp_path):
     description = ExtractorRequest(name(config, checkpoint)).describe()
     assert (description.kind, description.spec.name, description.spec.shape) == ("regions", "detectron2:mine-36", (36, 128))
@@ -146,6 +169,14 @@ def test_spec_broken_config_raises(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(InputError, match=f"(?s)the config file .*broken.yaml.* is {message}"):
         ExtractorRequest(name(path, "random:0")).spec()
+
+
+def test_describe_weights_of_other_model_raise(config, checkpoint):
+    content = torch.load(checkpoint, weights_only=True)
+    del content["model"]["backbone.stem.conv1.weight"]
+    torch.save(content, checkpoint)
+    with pytest.raises(InputError, match=r"not this model's: 1 missing: backbone\.stem\.conv1\.weight"):
+        ExtractorRequest(name(config, checkpoint)).describe()
 
 
 def test_describe_checkpoint_with_other_anchors_raises(config, checkpoint):
