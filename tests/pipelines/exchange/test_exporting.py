@@ -143,6 +143,10 @@ def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
     captions = make_captions(tmp_path / "uneven", {"30": 5, "1000092795": 2, "猫": 3, "9": 1})
     with pytest.raises(DatasetError, match=r"images of split 'train' have 2 to 5 captions, image '1000092795' has 2"):
         export_dataset(scan_job(tmp_path, path, captions))
+    with pytest.raises(UsageError, match="have 2 captions each, but the loaders of this layout take 5, or 1"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=2, splits=("train",)))
+    with pytest.raises(DatasetError, match="this layout needs 5 of each; give --captions-per-image 1"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=5, splits=("train",)))
     with pytest.raises(UsageError, match="two splits would both be called 'train'"):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1, split_names={"val": "train"}))
     export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1))
@@ -188,6 +192,8 @@ def test_mulisera_rows_follow_the_lists(tmp_path, features):
         assert array.dtype == np.float16
         expected = np.stack([values[image_id].astype(np.float16) for image_id in images])
         np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
+        listed = (tmp_path / "imgfeats" / f"{split}-resnet50-avgpool.ids").read_text(encoding="utf-8")
+        assert listed.splitlines() == images
 
 
 def test_mulisera_refuses_absent_images_and_large_values(tmp_path, features):
