@@ -133,6 +133,14 @@ def test_scan_comes_back_with_its_captions(tmp_path):
     assert read == {key: (split, f"of {key}") for key, split in zip(KEYS, ["train", "val"] * len(KEYS), strict=False)}
 
 
+def test_mulisera_comes_back(tmp_path):
+    dataset = write_features(tmp_path / "features", make_values(KEYS), "float16")
+    lists = (write_list(tmp_path / "train.txt", KEYS[::2]), write_list(tmp_path / "val.txt", KEYS[1::2]))
+    paths = export(tmp_path, dataset, "mulisera", lists=lists)
+    arrays = (path for path in paths if path.suffix == ".npy")
+    assert_same_rows(import_(tmp_path, *arrays), dataset)
+
+
 @pytest.mark.parametrize("layout", ["npy", "tsv"])
 @pytest.mark.parametrize("key", ["", "a\nb", "a\rb"])
 def test_lists_refuse_unsupported_keys(tmp_path, layout, key):
