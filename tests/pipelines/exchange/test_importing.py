@@ -382,6 +382,17 @@ def test_hdf5_links_are_followed_and_a_loop_is_refused(hdf5, tmp_path):
         import_features(job)
 
 
+# --- the number of shards --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_number_of_shards_is_that_of_the_dataset_before_or_of_another(tmp_path):
+    job = npy_job(tmp_path, make_rows(len(IDS), WIDTH), IDS)
+    automatic, like = replace(job, shards="auto"), replace(job, shards=f"like:{job.output}", output=str(tmp_path / "like"))
+    jobs = [job, automatic, like, replace(automatic, overwrite=True)]
+    assert [len(import_features(job).shards) for job in jobs] == [3, 3, 3, 16]
+
+
 # --- webdataset ------------------------------------------------------------------------------------------------------
 
 
