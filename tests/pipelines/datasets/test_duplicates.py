@@ -224,6 +224,12 @@ def test_groups_are_connected_components_with_the_strongest_match(tmp_path):
     assert [duplicate.similarity == 1 for duplicate in duplicates] == [True, True, False, False, False]
 
 
+def test_equal_features_of_all_images_are_one_group(tmp_path):
+    """They have no deviations by which they could be compared."""
+    features = write_features(tmp_path, dict.fromkeys("abc", np.arange(4.0)))
+    assert len(pairs_of(find_duplicates(DuplicatesJob(features), on_warning=lambda remark: None))) == 3
+
+
 def test_regions_are_averaged_without_their_padding(tmp_path):
     values = np.random.default_rng(0).standard_normal((6, 3, 8)).astype(np.float32)
     values[5, 0] = values[0].mean(0)
