@@ -168,3 +168,9 @@ def test_dry_run_lists_the_shards_of_the_task(images, tmp_path):
 def test_invalid_task_is_refused(tmp_path, more, message):
     with pytest.raises(UsageError, match=message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
+
+
+def test_task_on_a_remote_runner_is_refused(images, tmp_path):
+    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
+        extract_features(job_of(images, tmp_path / "t", 0), Execution(beam_flags=("--runner=DataflowRunner",)))
+    assert not (tmp_path / "t").exists()

@@ -198,6 +198,3 @@ def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
     extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)
     assert not (tmp_path / "r" / "_names/classes").exists()
     assert validate(tmp_path / "r") == []
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
