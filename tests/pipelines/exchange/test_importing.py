@@ -370,13 +370,18 @@ def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
     assert not (tmp_path / "out").exists()
 
 
-def test_hdf5_links_are_followed_and_a_loop_is_refused(hdf5, tmp_path):
+def test_hdf5_links_are_followed_and_dangling_links_and_loops_refused(hdf5, tmp_path):
     job = hdf5({"g/a": np.ones(3)})
     with h5py.File(tmp_path / "f.h5", "a") as file:
         file["b"], file["g/c"] = file["g/a"], h5py.SoftLink("/g/a")
     import_features(job)
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "g/a", "g/c"]
     with h5py.File(tmp_path / "f.h5", "a") as file:
+        file["g/none"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(InputError, match=r"f.h5:g/none is a link to something that does not exist"):
+        import_features(job)
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        del file["g/none"]
         file["g/round"] = file["g"]
     with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
         import_features(job)
