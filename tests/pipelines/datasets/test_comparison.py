@@ -124,6 +124,14 @@ def test_differs_ignores_differences_up_to_the_tolerance(tmp_path):
     assert [compare(a, b, tolerance).differs for tolerance in (0, gap * 0.999, gap)] == [True, True, False]
 
 
+def test_nan_is_the_largest_difference(tmp_path):
+    right = vectors()
+    right["image-03"][1], right["image-05"][1] = np.nan, 1e9
+    comparison = compare(features(tmp_path / "a", vectors()), features(tmp_path / "b", right), tolerance=1e10)
+    assert comparison.differs
+    assert comparison.vectors[0].max_difference_key == "image-03"
+
+
 def test_zero_vectors_have_a_cosine(tmp_path):
     left = {image_id: np.zeros(WIDTH, "float32") for image_id in IMAGES[:2]}
     right = {"image-00": left["image-00"], "image-01": np.ones(WIDTH, "float32")}

@@ -224,6 +224,12 @@ def test_groups_are_connected_components_with_the_strongest_match(tmp_path):
     assert [duplicate.similarity == 1 for duplicate in duplicates] == [True, True, False, False, False]
 
 
+def test_equal_features_of_all_images_are_one_group(tmp_path):
+    """They have no deviations by which they could be compared."""
+    features = write_features(tmp_path, dict.fromkeys("abc", np.arange(4.0)))
+    assert len(pairs_of(find_duplicates(DuplicatesJob(features), on_warning=lambda remark: None))) == 3
+
+
 def test_regions_are_averaged_without_their_padding(tmp_path):
     values = np.random.default_rng(0).standard_normal((6, 3, 8)).astype(np.float32)
     values[5, 0] = values[0].mean(0)
@@ -251,9 +257,14 @@ def test_features_that_are_not_finite_are_an_error(tmp_path):
         ("cafe\u0301  au\u00a0lait", "Café au lait.", True),
         ("ﬁve “dogs”", "five dogs", True),
         ("a dog", "a cat", False),
+        ("a `big` dog", "a big dog", True),
         ("का", "की", False),  # Vowel signs are no letters, but no punctuation.
         ("costs $", "costs €", True),
         ("\U0001f468\u200d\U0001f469\u200d\U0001f467 a family", "a family", True),  # Joined.
+        ("a \u2764\ufe0f dog \U0001f44d\U0001f3fd", "a dog", True),  # With a variation selector, and of a skin colour.
+        ("1\ufe0f\u20e3 dog", "1 dog", True),
+        ("the dog\u00b4s ball\u00a8", "the dog's ball", True),
+        ("\uff04 a dog \uff5e", "a dog", True),
         ("20 \u2103", "20 \u00b0C", True),
         ("5 dogs", "6 dogs", False),
     ],

@@ -5,6 +5,7 @@ import numpy as np
 from pipelines.datasets.inspection import describe_dataset, describe_json, failures_table, statistics_tables
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
+from schemas.manifest import Manifest
 from tests.builders import region_row, write_rows
 
 SPEC = FeatureSpec("fake", (6,))
@@ -62,6 +63,19 @@ def test_failures_are_counted_by_reason_with_the_first_of_each(tmp_path):
     every = failures_table(dataset)
     assert every.title == "3 failures"
     assert sorted(every.rows) == [(row["key"], row["reason"], row["uri"], row["message"]) for row in failures]
+
+
+def test_statistics_of_captions_and_of_other_kinds(tmp_path):
+    statistics = {
+        "captions": {
+            "translation/val/fr": {"captions": 2, "tokens": 12345},
+            "comparable/train/en": {"captions": 1000, "tokens": 7},
+        }
+    }
+    (table,) = statistics_tables(Manifest("captions", "0" * 64, {}, (), {}, (), statistics=statistics))
+    assert table.rows == [("comparable", "train", "en", "1,000", "7"), ("translation", "val", "fr", "2", "12,345")]
+    (table,) = statistics_tables(make_features(tmp_path / "f", statistics={"captions_cut": 1234}).manifest)
+    assert table.values == [["captions cut", "1,234"]]
 
 
 def test_statistics_of_a_vocabulary(tmp_path):

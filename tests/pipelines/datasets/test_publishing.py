@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -101,3 +102,20 @@ def test_other_targets_are_refused(update, call, tmp_path):
     code, _, err = call("publish", source, tmp_path / "t")
     assert (code, "holds 'mine.txt' and is no dataset: give an empty folder, or an earlier copy" in err) == (1, True)
     assert tree(tmp_path / "t") == {"mine.txt": b"mine"}
+    (tmp_path / "c.tsv").write_text("image_id\ttext\na\tone\n")
+    assert call("captions", tmp_path / "c.tsv", tmp_path / "c", "--format", "table", "--workers", "1")[0] == 0
+    before = tree(tmp_path / "c")
+    with pytest.raises(DatasetError, match="holds captions, expected features"):
+        publish(source, str(tmp_path / "c"))
+    assert tree(tmp_path / "c") == before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"), [(Path.unlink, "is missing"), (lambda path: os.truncate(path, 9), "has 9 bytes")]
+)
+def test_missing_or_truncated_shard_is_an_error_and_no_manifest_is_copied(update, tmp_path, spoil, message):
+    source = update(1, 2)
+    spoil(tmp_path / "f" / "part-00003-of-00008.parquet")
+    with pytest.raises(DatasetError, match=rf"part-00003-of-00008.parquet {message}.*: the dataset changes, or validate it"):
+        publish(source, str(tmp_path / "t"))
+    assert not (tmp_path / "t" / "_manifest.json").exists()

@@ -143,6 +143,10 @@ def test_one_caption_an_image_and_the_first_of_several(tmp_path, features):
     captions = make_captions(tmp_path / "uneven", {"30": 5, "1000092795": 2, "猫": 3, "9": 1})
     with pytest.raises(DatasetError, match=r"images of split 'train' have 2 to 5 captions, image '1000092795' has 2"):
         export_dataset(scan_job(tmp_path, path, captions))
+    with pytest.raises(UsageError, match="have 2 captions each, but the loaders of this layout take 5, or 1"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=2, splits=("train",)))
+    with pytest.raises(DatasetError, match="this layout needs 5 of each; give --captions-per-image 1"):
+        export_dataset(scan_job(tmp_path, path, captions, captions_per_image=5, splits=("train",)))
     with pytest.raises(UsageError, match="two splits would both be called 'train'"):
         export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1, split_names={"val": "train"}))
     export_dataset(scan_job(tmp_path, path, captions, captions_per_image=1))

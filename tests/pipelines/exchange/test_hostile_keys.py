@@ -42,6 +42,7 @@ PAIRS = list(zip(PIECES, PIECES[5:] + PIECES[:5], strict=True))
 KEYS = {LONG, *PIECES, *(f"{one}{join}{other}" for one, other in PAIRS for join in ("", "."))}
 KEYS |= {f"{folder}/{name}" for folder in ("a", "..", "caf\u00e9", " a", "\\") for name in PIECES}
 KEYS = random.Random(0).sample(sorted(KEYS), k=len(KEYS))
+KEYS.sort(key=lambda key: key != "\ufeffa")  # Comes first, where readers take it for the byte order mark of the list.
 
 
 def make_values(keys: list[str], *shape: int) -> dict[str, np.ndarray]:
@@ -133,6 +134,14 @@ def test_scan_comes_back_with_its_captions(tmp_path):
     assert read == {key: (split, f"of {key}") for key, split in zip(KEYS, ["train", "val"] * len(KEYS), strict=False)}
 
 
+def test_mulisera_comes_back(tmp_path):
+    dataset = write_features(tmp_path / "features", make_values(KEYS), "float16")
+    lists = (write_list(tmp_path / "train.txt", KEYS[::2]), write_list(tmp_path / "val.txt", KEYS[1::2]))
+    paths = export(tmp_path, dataset, "mulisera", lists=lists)
+    arrays = (path for path in paths if path.suffix == ".npy")
+    assert_same_rows(import_(tmp_path, *arrays), dataset)
+
+
 @pytest.mark.parametrize("layout", ["npy", "tsv"])
 @pytest.mark.parametrize("key", ["", "a\nb", "a\rb"])
 def test_lists_refuse_unsupported_keys(tmp_path, layout, key):
@@ -206,16 +215,16 @@ def test_each_key_is_a_row_or_the_error_names_the_option(tmp_path, layout):
 
 @pytest.mark.parametrize("layout", ["npy", "tsv", "hdf5 array"])
 def test_duplicates_are_one_row_if_they_are_equal_and_an_error_otherwise(tmp_path, layout):
-    values = make_values(["a", "b/c.d"])
-    assert len(WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], values)()) == 2
+    keys, values = ["a", "b/c.d", "b/c.d", "a"], make_values(["a", "b/c.d"])
+    assert len(WRITERS[layout](tmp_path, keys, values)()) == 2
 
     class Rows(dict):
-        rows = iter([values["a"], values["b/c.d"], values["a"]])
+        rows = iter([values["a"], values["b/c.d"], values["a"], values["a"]])
 
         def __getitem__(self, key):
             return next(self.rows)
 
-    import_them = WRITERS[layout](tmp_path, ["a", "b/c.d", "b/c.d"], Rows())
+    import_them = WRITERS[layout](tmp_path, keys, Rows())
     with pytest.raises(InputError, match=r"image 'c\.d' occurs at .* and again, with other values, at"):
         import_them(overwrite=True)
     assert len(open_dataset(tmp_path / "back")) == 2

@@ -147,6 +147,15 @@ def test_broken_arrays_are_refused_and_nothing_is_written(tmp_path, change, mess
     assert not (tmp_path / "out").exists()
 
 
+def npy_bytes(values) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+OBJECTS = npy_bytes(np.array([{}, {}]))
+
+
 def header_of(shape: str) -> bytes:
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header
@@ -156,6 +165,7 @@ def header_of(shape: str) -> bytes:
     ("content", "flaw"),
     [
         (pickle.dumps([1, 2]), "it is a file of another kind"),
+        (OBJECTS, "it holds Python objects, which could run code when read; save it again as numbers"),
         (header_of("(2, 6)") + bytes(40), "it is cut off"),
         (header_of(f"({2**64}, 6)") + bytes(48), "its header is damaged"),
     ],
@@ -184,6 +194,7 @@ def files(tmp_path) -> Path:
     [
         (["runs.npy"], {"repeats": 2}, InputError, "runs.txt, line 2: image 'b' among the 2 lines of image 'a'"),
         (["one.npy", "two.npy"], {}, InputError, r"two.npy has rows float32 \(7,\), one.npy has float32 \(6,\)"),
+        (["r.npy"], {"boxes": ("boxes.npy",)}, InputError, "has 37 regions per image, .* give --max-regions 37"),
         (["r.npy"], {"boxes": ("boxes.npy",), "max_regions": 37}, InputError, r"boxes.npy .* expected numbers \(2, 37, 4\)"),
         (["one.npy", "two.npy"], {"ids": ("one.txt",)}, UsageError, "2 arrays but 1 files with --ids: give one for each"),
     ],
@@ -248,6 +259,8 @@ GOOD = tsv_line("a", *regions_of(1, 2))
         ([GOOD[:5]], "t.tsv has 5 columns and lacks image_id, .*expected the 6 columns of bottom-up-attention"),
         ([GOOD, GOOD[:5]], "t.tsv, line 2 has 5 columns, expected 6"),
         ([[*GOOD[:4], "AAAA", GOOD[5]]], "column 'boxes' has 3 bytes, expected 32 for 2 boxes"),
+        ([[*GOOD[:5], "AAAA"]], "column 'features' has 3 bytes, expected a multiple of 8 for 2 boxes"),
+        ([tsv_line("b", *regions_of(2, 40))], "t.tsv, line 1: an image with 40 regions, .* give --max-regions 40"),
         ([GOOD, tsv_line("b", *regions_of(2, 2, width=9))], "line 2: image 'b' has features of 9 values, those before it 8"),
         ([tsv_line("b", np.full((1, 4), np.inf), np.ones((1, 8)))], "4 values of 1 images are not finite as float32"),
         ([tsv_line("b", np.ones((1, 4)), np.ones((1, 8)), lxmert=([40000], [1], [1], [1]))], "class_ids lie between 40000"),
@@ -302,6 +315,7 @@ def test_hdf5_array_with_a_list_of_ids(tmp_path, hdf5):
     [
         ({"x": np.ones((2, 3)), "i": [1]}, XI, InputError, "f.h5:i has 1 ids but f.h5:x has 2 rows"),
         ({"x": np.ones((2, 3)), "i": [1, 2]}, {}, InputError, "expected arrays of one shape, one per image"),
+        ({"x": np.ones((2, 3)), "i": [b"a", b"\xe4"]}, XI, InputError, r"f.h5:i, row 1: b'\\xe4' is not UTF-8"),
         ({"a": np.ones(3), "b": np.full(3, np.nan)}, {}, InputError, r"3 values of 1 images .* first of image 'b' \(f.h5:b\)"),
         (ROW_PER_REGION, {"array": "image_features"}, InputError, "f.h5 holds 'pos_boxes': .* one row per region,"),
     ],
@@ -356,25 +370,35 @@ def test_values_of_hdf5_in_other_files_are_refused(tmp_path, hdf5, kind):
     assert not (tmp_path / "out").exists()
 
 
-def test_hdf5_links_are_followed_and_a_loop_is_refused(hdf5, tmp_path):
+def test_hdf5_links_are_followed_and_dangling_links_and_loops_refused(hdf5, tmp_path):
     job = hdf5({"g/a": np.ones(3)})
     with h5py.File(tmp_path / "f.h5", "a") as file:
         file["b"], file["g/c"] = file["g/a"], h5py.SoftLink("/g/a")
     import_features(job)
     assert sorted(open_dataset(tmp_path / "out").image_ids()) == ["b", "g/a", "g/c"]
     with h5py.File(tmp_path / "f.h5", "a") as file:
+        file["g/none"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(InputError, match=r"f.h5:g/none is a link to something that does not exist"):
+        import_features(job)
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        del file["g/none"]
         file["g/round"] = file["g"]
     with pytest.raises(InputError, match=r"f.h5:g/round is a link to a group around it: delete the link"):
         import_features(job)
 
 
+# --- the number of shards --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_number_of_shards_is_that_of_the_dataset_before_or_of_another(tmp_path):
+    job = npy_job(tmp_path, make_rows(len(IDS), WIDTH), IDS)
+    automatic, like = replace(job, shards="auto"), replace(job, shards=f"like:{job.output}", output=str(tmp_path / "like"))
+    jobs = [job, automatic, like, replace(automatic, overwrite=True)]
+    assert [len(import_features(job).shards) for job in jobs] == [3, 3, 3, 16]
+
+
 # --- webdataset ------------------------------------------------------------------------------------------------------
-
-
-def npy_bytes(values) -> bytes:
-    file = io.BytesIO()
-    np.save(file, values)
-    return file.getvalue()
 
 
 ROW = npy_bytes(np.ones(3, "f4"))
@@ -388,7 +412,7 @@ LABELS = "regions.json does not hold labels of regions"
         ([("a.feature.npy", ROW), ("./a.feature.npy", ROW)], r"x.tar holds '\./a.feature.npy' twice"),
         *(
             ([("a.feature.npy", data)], "x.tar, sample 'a': feature.npy is not an npy array of numbers")
-            for data in (ROW[:9], header_of(f"({2**50},)"))
+            for data in (ROW[:9], header_of(f"({2**50},)"), OBJECTS)
         ),
         ([("a.feature.npy", ROW), ("b.feature.npy", npy_bytes(np.ones(4, "f4")))], r"sample 'b' has a feature float32 \(4,\)"),
     ],
@@ -416,9 +440,11 @@ REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
             ("regions.json", json.dumps(REGION_LABELS | changed).encode(), LABELS)
             for changed in ({"width": -1}, {"num_regions": 3}, {"class_ids": [2**15, 0]}, {"class_scores": [0]})
         ),
+        ("regions.json", json.dumps(REGION_LABELS | {"attribute_ids": [0, -1]}).encode(), LABELS),
         ("regions.json", b"[" * 100_000, LABELS),
         ("feature.npy", npy_bytes(np.zeros((2, 4, 3), "f4")), r"has a feature \(.*\), expected \[R, D\] beside boxes"),
         ("boxes.npy", npy_bytes(np.zeros((3, 4), "f4")), r"has boxes .*, expected numbers \(2, 4\)"),
+        ("boxes.npy", npy_bytes(np.zeros((2, 4), "c8")), r"has boxes .*, expected numbers \(2, 4\)"),
     ],
 )
 def test_regions_in_tars_with_false_counts_are_refused(tmp_path, member, value, message):

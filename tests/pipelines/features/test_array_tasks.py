@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,9 @@ def images(tmp_path) -> Path:
     return folder
 
 
-def draw(path: Path, colour: tuple[int, int, int]) -> None:
+def draw(path: Path, colour: tuple[int, int, int], stamp: int = STAMP) -> None:
     Image.new("RGB", (2, 2), colour).save(path)
-    os.utime(path, ns=(STAMP, STAMP))
+    os.utime(path, ns=(stamp, stamp))
 
 
 def job_of(images: Path, output: Path, index: int | None = None, **more) -> FeaturesJob:
@@ -83,9 +84,26 @@ def image_of(images: Path, task: int) -> Path:
 def change(images: Path, task: int, how: str) -> None:
     if how == "gone":
         image_of(images, task).unlink()
+    elif how == "another":
+        size = image_of(images, task).stat().st_size
+        draw(image_of(images, task), (9, 8, 7), STAMP + 10**9)
+        assert image_of(images, task).stat().st_size == size  # Only the time tells.
     else:
         name = next(name for name in map("new{}".format, range(99)) if shard_of(name, SHARDS) % TASKS == task)
         draw(images / f"{name}.png", (1, 2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [(1,), (0, 1)])
+def test_update_of_a_finished_dataset_names_the_tasks_to_run_again(images, tmp_path, tasks):
+    fresh(images, tmp_path / "t")
+    for task in tasks:
+        change(images, task, "another")
+    told = run(images, tmp_path / "t", 0, update=True)
+    assert re.fullmatch(r"4 of 5 shards are done; out of date [13]: run task 1 of 2 again", told)
+    assert (tmp_path / "t" / "_manifest.json").exists() == (0 not in tasks)
+    assert run(images, tmp_path / "t", 1, update=True) == ""
+    assert tree(tmp_path / "t") == fresh(images, tmp_path / "plain")
 
 
 @pytest.mark.slow
@@ -150,3 +168,9 @@ def test_dry_run_lists_the_shards_of_the_task(images, tmp_path):
 def test_invalid_task_is_refused(tmp_path, more, message):
     with pytest.raises(UsageError, match=message):
         job_of(tmp_path, tmp_path / "t", 0, **more)
+
+
+def test_task_on_a_remote_runner_is_refused(images, tmp_path):
+    with pytest.raises(UsageError, match=r"--task is '0/2', and --runner follows --: .* Leave out one of the two"):
+        extract_features(job_of(images, tmp_path / "t", 0), Execution(beam_flags=("--runner=DataflowRunner",)))
+    assert not (tmp_path / "t").exists()

@@ -179,6 +179,12 @@ def test_image_that_crashes_a_process_is_tried_once_more_alone_and_then_a_failur
 
 
 @pytest.mark.cluster
+def test_image_whose_second_attempt_succeeds_is_no_failure(tmp_path):
+    own = crashing(tmp_path / "log", signal.SIGBUS, 1, 1)
+    assert torch.equal(own.pixels(photograph(16)), resize_and_crop(extractors.decode_image(photograph(16)), PREPROCESSING))
+
+
+@pytest.mark.cluster
 def test_images_that_crash_simultaneously_wait_for_each_other(tmp_path):
     own = crashing(tmp_path / "log", signal.SIGSEGV, 99)
 

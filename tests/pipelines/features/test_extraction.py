@@ -549,3 +549,11 @@ def test_resumed_and_updated_runs_keep_the_shard_count(images, extracted, tmp_pa
     like = extract_features(job_of(images, tmp_path / "g", shards=f"like:{extracted}"), ONE)
     assert like == open_dataset(extracted).manifest
     assert len(extract_features(job_of(images, extracted, shards="auto", overwrite=True), ONE).shards) == 16
+
+
+def test_oversized_shards_are_refused_before_writing(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(FeaturesJob, "feature_bytes", lambda job: 1 << 30)
+    message = r"40 GiB in 4 shards make 10 GiB each, expected at most 4, .*give --shards 10 or more"
+    with pytest.raises(UsageError, match=message):
+        extract_features(job_of(images, tmp_path / "f"), ONE)
+    assert not (tmp_path / "f").exists()

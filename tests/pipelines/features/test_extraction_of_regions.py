@@ -149,6 +149,24 @@ def test_each_image_has_its_regions(images, colours, tmp_path):
     assert dataset.numpy("features").shape == (23, R, D)
 
 
+def test_update_with_another_batch_size_equals_a_fresh_run(images, extracted, tmp_path):
+    for name in ("aaa", "image105", "zzz"):
+        (images / f"{name}.png").write_bytes(picture(6, 5, 4))
+    FakeRegions.batches.clear()
+    extract_features(job_of(images, extracted, update=True), ONE)
+    assert sum(FakeRegions.batches) == 3
+    extract_features(job_of(images, tmp_path / "s", batch_size=5), ONE)
+    assert max(FakeRegions.batches) == 5
+    assert tree(extracted) == tree(tmp_path / "s")
+
+
+def test_libraries_name_the_backend_of_the_extractor(images):
+    assert "detectron2" not in job_of(images, "r").libraries()
+    assert job_of(images, "r", regions=RegionOptions(backend="detectron2")).libraries()[-1] == "detectron2"
+    assert job_of(images, "r", name="detectron2:c.yaml+w.pth").libraries()[-1] == "detectron2"
+    assert job_of(images, "r", name="timm:resnet18").libraries()[-1] == "timm"
+
+
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +216,3 @@ def test_names_of_an_overwritten_dataset_go(images, names, tmp_path):
     extract_features(job_of(images, tmp_path / "r", weights="1", overwrite=True), ONE)
     assert not (tmp_path / "r" / "_names/classes").exists()
     assert validate(tmp_path / "r") == []
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import apache_beam as beam
@@ -48,6 +50,12 @@ def job(tmp_path, monkeypatch):
     return FeaturesJob(images=open_images(str(tmp_path / "images")), output=str(tmp_path / "f"), shards=6, batch_size=1)
 
 
+def test_device_beside_the_gpus_of_the_workers_is_refused(job):
+    for device in ("cpu", "cuda:0"):
+        with pytest.raises(UsageError, match=f"^--device is '{device}', and --gpu 'nvidia-l4' runs the model on all GPUs"):
+            extract_features(replace(job, device=device), REMOTE)
+
+
 @pytest.mark.parametrize(
     ("device", "gpus", "worker", "own", "expected"),
     [
@@ -71,6 +79,16 @@ def test_no_worker_falls_back_to_its_cpu(job, monkeypatch):
     extract_features(job, REMOTE)
     with pytest.raises(UsageError, match=r"device 'cuda:0' is not on this host: torch.cuda.is_available\(\) is False"):
         checks[0]()
+
+
+def test_pool_lends_an_extractor_to_one_shard_at_a_time():
+    pool = ExtractorPool([ColourExtractor(), ColourExtractor()], batch_size=1)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as third:
+        with pool.extractor() as first, pool.extractor():
+            waiting = threads.submit(third.enter_context, pool.extractor())
+            with pytest.raises(TimeoutError):
+                waiting.result(0.05)
+        assert waiting.result(30).first_images is first.first_images
 
 
 @pytest.mark.slow
