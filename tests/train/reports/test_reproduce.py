@@ -101,8 +101,10 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         ({"paper": "kadar2018", "rows": ("multi-translation",)}, "needs captions of cs translation, de translation, which"),
         ({"split": "train"}, "--split is 'train', which gella2017/vse-en is trained on: name another split"),
         ({"split": "mine"}, "gella2017/vse-en needs captions of en comparable, which .* does not have in split mine"),
+        ({"table": 3, "rows": (), "split": "val"}, "ranks captions of the test images of 2016: leave --split out"),
+        ({"seeds": 0}, "--seeds is 0"),
     ],
-    ids=["language", "split of training", "unknown split"],
+    ids=["language", "split of training", "unknown split", "ranks of captions", "no seeds"],
 )
 def test_rows_without_test_captions_are_refused_before_training(toy_2016, tmp_path, change, message):
     with pytest.raises((UsageError, DatasetError), match=message):
@@ -259,6 +261,8 @@ def raised(do) -> Exception:
         (raised(lambda: torch.empty(1 << 60)), "memory", "DefaultCPUAllocator: can't allocate memory"),
         (MemoryError(), "memory", "memory ran out (MemoryError): give fewer --workers"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"), "memory", "(OutOfMemoryError: CUDA out of"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), "memory", "CUBLAS"),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), "memory", "find an engine"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory", "Cannot allocate memory"),
         (DatasetError("cannot use '/a/b.pt': the disk is full"), "disk", "cannot use '/a/b.pt': the disk is full"),
         (OSError(errno.EDQUOT, "quota"), "disk", "the disk is full: free some space"),
