@@ -7,7 +7,6 @@ import pytest
 
 from schemas.console.tables import Cell
 from schemas.storage.folder import Folder
-from train.reports.published import STS_PAPERS
 from train.sts.correlation import Correlation
 from train.sts.pairs import StsPairs
 from train.sts.plot import plot_sts
@@ -38,23 +37,6 @@ def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 7
 
 
 # --- what was published ----------------------------------------------------------------------------------------------
-
-
-def test_quoted_sts_rows_equal_their_source():
-    gella, huang = ({row.name: row for row in paper.rows} for paper in STS_PAPERS.values())
-    same = {
-        "STS baseline": "Shared task baseline",
-        "GRAN (Wieting et al.)": "GRAN (Wieting et al.)",
-        "VSE (Kiros et al.)": "VSE",
-        "OE (Vendrov et al.)": "OE",
-        "PIVOT (Gella et al.)": "PARALLEL-ASYM",
-    }
-    for name, original in same.items():
-        assert huang[name].values == gella[original].values
-        assert huang[name].quoted
-    assert {name for name, row in gella.items() if row.quoted} == {
-        *("Shared task baseline", "STS best system", "GRAN (Wieting et al.)", "MLMME (Calixto et al.)")
-    }
 
 
 @pytest.mark.parametrize(
