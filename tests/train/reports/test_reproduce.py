@@ -20,7 +20,7 @@ from train.evaluation.scores import evaluate
 from train.jobs import DivergedError, ReproduceJob
 from train.reports.reproduce import failure_of, reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.row_results import FAILURE_KINDS, read_result
+from train.reports.row_results import FAILURE_KINDS, read_result, write_result
 from train.runs.run import open_run
 
 
@@ -195,6 +195,30 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     }
     tested = {(language, "translation") for language in ("en", "de", "fr", "cs")} | {("en", "comparable"), ("de", "comparable")}
     assert measured == {(row, *pair) for row, data in rows.items() for pair in tested if pair[0] in data.portions}
+
+
+def test_further_portions_are_below_the_table_of_their_language(tmp_path):
+    recalls = {"queries": 1000} | dict.fromkeys(("recall_at_1", "recall_at_5", "recall_at_10", "median_rank"), 1.0)
+    scores = [
+        {"language": language, "portion": portion, "split": "test_2016", "image_to_text": recalls, "text_to_image": recalls}
+        for language in ("de", "en", "fr")
+        for portion in ("comparable", "translation")
+    ]
+    for preset in ("gella2017/pivot-sym", "gella2017/vse-de"):
+        result = {"scores": scores, "feature": "toy", "untrained": [], "step": 1, "steps": 1, "overrides": []}
+        write_result(tmp_path / "results" / preset / "seed-0.json", result)
+    further = {
+        section.title: [(line.row.preset.partition("/")[2], line.row.language) for line in section.lines]
+        for section in read_report(str(tmp_path), "gella2017").further
+    }
+    assert further == {  # No table has a French row, nor an English one of VSE in German.
+        "Table 1 (translation captions), not in the paper": [("pivot-sym", "en"), ("pivot-sym", "fr")],
+        "Table 1 (comparable captions), not in the paper": [("pivot-sym", "fr")],
+        "Table 2 (comparable captions), not in the paper": [("vse-de", "en"), ("vse-de", "fr")],
+        "Table 2 (translation captions), not in the paper": [
+            *(("vse-de", "de"), ("vse-de", "en"), ("vse-de", "fr"), ("pivot-sym", "de")),
+        ],
+    }
 
 
 def test_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
