@@ -25,11 +25,10 @@ from train.models.catalogue import build_model
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 
-def inputs_of(data: SplitData, batch: Batch, rows: slice = slice(None)) -> Inputs:
+def inputs_of(data: SplitData, batch: Batch) -> Inputs:
     dimensions = Dimensions(data.captions.language_names, 1, data.features.shape[1:])
-    return TrainingInputs(data, data, Vocabulary(SPECIALS, ({},) * len(SPECIALS)), {}, dimensions).inputs(
-        batch, torch.device("cpu"), rows
-    )
+    inputs = TrainingInputs(data, data, Vocabulary(SPECIALS, ({},) * len(SPECIALS)), {}, dimensions)
+    return inputs.inputs(batch, torch.device("cpu"))
 
 
 def brute_force(scores: list[list[float]], rows: list[int], columns: list[int], margin: float, hinges: str) -> float:

@@ -9,7 +9,9 @@ from schemas.errors import DatasetError, UsageError
 from tests.train.region_models import REGION_CONFIG
 from tests.train.trainings import CONFIG, assert_equal, lasting_log, weights
 from train.config.sections import from_toml
+from train.data.features import read_features
 from train.evaluation.embedding import embed
+from train.evaluation.evaluation import embed_images
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
 from train.jobs import EmbedJob, EvaluateJob, SearchJob, TrainJob
@@ -81,3 +83,18 @@ def test_embedding_and_searching(whole, regions, write_regions, tmp_path):
         assert {hit.image_id for hit in hits} == set(by_id)
     with pytest.raises(DatasetError, match="lacks the features of 1 of 9 images of split 'test': test-004"):
         embed(replace(job, output=str(tmp_path / "split"), splits=("test",)))
+
+
+def test_embed_images_batches_are_bounded(whole, regions, monkeypatch):
+    run = open_run(whole)
+    sizes, encode = [], type(run.model).encode_images
+    monkeypatch.setattr(
+        type(run.model), "encode_images", lambda self, images: sizes.append(len(images)) or encode(self, images)
+    )
+    monkeypatch.setattr("train.evaluation.evaluation._MAX_BATCH_BYTES", 5 * 4 * 8 * 4)
+    dataset = open_dataset(regions.features)
+    read = read_features(dataset, dataset.image_ids()[:12])
+    encoded = embed_images(run.model, read).values
+    assert sizes == [5, 5, 2]
+    with torch.no_grad():
+        torch.testing.assert_close(encoded, encode(run.model, ImageBatch.of(read, slice(None), torch.device("cpu"))).values)

@@ -1,5 +1,6 @@
 """Features of random weights are named by everything that derives from them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,18 @@ from train.config.sections import from_toml
 from train.evaluation.embedding import embed
 from train.evaluation.scores import evaluate
 from train.evaluation.search import search
-from train.jobs import Corpus, EmbedJob, EvaluateJob, SearchJob, TrainJob
+from train.jobs import Corpus, EmbedJob, EvaluateJob, FiguresJob, SearchJob, StsJob, TrainJob
 from train.loop.training import train
+from train.reports.comparison import compare_runs
+from train.reports.figures import draw_figures
 from train.reports.reproduce import reproduce
 from train.reports.reproduce_report import read_report
 from train.reports.row_results import write_result
 from train.reports.score_report import score_table
 from train.runs.checkpoints import BEST, LAST
 from train.runs.run import open_run
+from train.sts.report import sts_tables
+from train.sts.similarity import sts
 
 NAME = "toy (random:3)"
 REMARK = f"untrained: the weights of {NAME} are random, the features mean nothing"
@@ -67,6 +72,12 @@ def test_scores_name_the_features(trained, corpus, finished_run, toy):
     assert len(score_table(scores, title="").notes) == 2
 
 
+def test_comparison_names_the_runs(trained, finished_run):
+    comparison = compare_runs([trained[0], finished_run[0]])
+    assert [run["untrained"] for run in comparison.to_dict()["runs"]] == [[NAME], []]
+    assert [note for note in comparison.notes if "untrained" in note] == [f"{comparison.runs[0].name}: {REMARK}"]
+
+
 def test_embeddings_and_search_name_the_features(trained, corpus, finished_run, toy, tmp_path):
     manifests = embed(EmbedJob(trained[0], str(tmp_path), corpus.features, corpus.captions, device="cpu"))
     assert [manifest.parameters["model"]["untrained"] for manifest in manifests] == [[NAME], [NAME]]
@@ -79,6 +90,25 @@ def test_embeddings_and_search_name_the_features(trained, corpus, finished_run, 
         warnings: list[str] = []
         search(SearchJob(run, "en1 en2", "en", **places, tokenized=True, device="cpu"), on_warning=warnings.append)
         assert warnings == expected
+
+
+def test_sts_names_the_features(trained, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("5\ten1 en2\ten1 en2\n0\ten1\ten9\n3\ten4\ten4 en5\n")
+    result = sts(StsJob((trained[0], str(tmp_path / "pairs.tsv")), tokenized=True, device="cpu"))
+    assert [system["untrained"] for system in result.to_dict()["systems"]] == [[], [NAME]]
+    assert f"{trained[0]}: {REMARK}" in sts_tables(result)[0].notes
+
+
+def test_figures_name_the_features(trained, corpus, tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr("train.reports.figures.plot_rankings", lambda *args, note: notes.append(note))
+    job = FiguresJob(
+        trained[0], str(tmp_path), corpus.captions, corpus.features, only=("retrieval",), split="test", device="cpu"
+    )
+    monkeypatch.setattr("train.reports.figures.write_made_from", lambda *args: None)
+    assert draw_figures(job).untrained == (NAME,)
+    assert json.loads((tmp_path / "figures.json").read_text())["untrained"] == [NAME]
+    assert notes[0].endswith(f" {REMARK}.")
 
 
 def test_reproduce_and_its_report_name_the_features(toy_2016, tmp_path, monkeypatch):

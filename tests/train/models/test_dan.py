@@ -7,7 +7,7 @@ import torch
 from tests.train.models.equations import batch_of, both_ways, drawn, parameters_of
 from train.config.models import DanConfig
 from train.models.catalogue import build_model
-from train.models.dan import Dan, Dropout
+from train.models.dan import AttentionSteps, Dan, Dropout
 from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 
@@ -69,6 +69,18 @@ def steps_by_hand(items: np.ndarray, parameters: dict[str, np.ndarray], steps: i
         contexts.append(context(step + 1, pooled))
         memory = memory + contexts[-1]
     return np.stack(contexts), np.stack(weights)
+
+
+@pytest.mark.parametrize(("mapped", "masks"), [(True, 3 + 2), (False, 1 + 2)])
+def test_attention_steps_dropout_in_training_only(mapped, masks):
+    """Masks of the inputs of P_k, or of the words, and of h in each step."""
+    config = DanConfig(embed_dim=5, attention_steps=2, attention_dim=6, dropout=0.5)
+    module, items = AttentionSteps(5, config, mapped=mapped), Encoded(torch.randn(7, 6, 5))
+    seed = int(module.dropout.next_seed)
+    assert not torch.equal(module(items), module(items))
+    assert int(module.dropout.next_seed) == seed + 2 * masks
+    module.eval()
+    assert torch.equal(module(items), module(items))
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda steps: f"{steps} steps")

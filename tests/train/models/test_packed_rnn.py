@@ -102,6 +102,25 @@ def test_gru_is_reproducible(threads):
         assert results() == results()
 
 
+def test_gru_under_autocast():
+    captions = batch(7, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.manual_seed(0)
+        gru, collected = torch.nn.GRU(WORDS, UNITS), packed(captions)
+        words = torch.randn(len(collected.tokens), WORDS, requires_grad=True)
+        rounded = gru_over_trie(gru, words, collected)
+        rounded.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in (words, *gru.parameters())]
+    gru.zero_grad()
+    words.grad = None
+    exact = gru_over_trie(gru, words, collected)
+    exact.sum().backward()
+    assert {tensor.dtype for tensor in (rounded, *gradients)} == {torch.float32}
+    assert 0 < (rounded - exact).abs().max() < 0.02
+    for gradient, parameter in zip(gradients, (words, *gru.parameters()), strict=True):
+        assert 0 < (gradient - parameter.grad).abs().max() < 0.01 * parameter.grad.abs().max()
+
+
 def batch_of(captions: list[list[int]]) -> CaptionBatch:
     """Return captions as rows of a dataset with other captions before, between and after them."""
     others = [[7, 7, 8], *(caption for caption in captions for caption in (caption, [8]))]

@@ -91,6 +91,15 @@ def test_cross_attention_equals_equations(choices, tiles):
     np.testing.assert_allclose(scores, by_the_equations(queries, contexts, choices), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
+def test_cross_attention_float32_error_at_paper_size():
+    queries, contexts = units([9, 14], 256, 0), units([36, 36, 20], 256, 1)
+    for choices in (ScanConfig(pooling="lse"), ScanConfig(lambda_softmax=4.0)):
+        exact = by_the_equations(queries, contexts, choices)
+        ours = [Encoded(encoded.values.float(), encoded.mask) for encoded in (together(queries), together(contexts))]
+        np.testing.assert_allclose(cross_attention(*ours, choices), exact, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("dense", [0, 1], ids=["whole tiles", "a context at a time"])
 def test_cross_attention_gradients_equal_finite_differences(choices, dense, monkeypatch):

@@ -70,6 +70,13 @@ def test_tables(runs):
     differences, _, scores, _ = comparison.to_tables()
     assert differences.headings == ["", "both (2 seeds)", "english"]
     assert ("optimizer.learning_rate", "0.01", "0.02") in differences.rows
+    interval = "  95 % interval"
+    assert [row[0] for row in scores.values] == [
+        *(("en comparable val", "12 images, 36 captions"), " both/seed-0", " both/seed-1", " english", interval),
+        *(" both, mean of 2", interval, "   deviation", " chance"),
+        *(("de comparable val", "12 images, 24 captions"), " both/seed-0", " both/seed-1", " both, mean of 2", interval),
+        *("   deviation", " chance"),
+    ]
     found = comparison.runs[2].measured[ENGLISH_VAL].scores
     expected = [f"{found[pair]:.{0 if pair[1] == 'median_rank' else 1}f}" for pair in (*SCORES, SUM)]
     assert [text.rstrip("≈ ") for text in scores.values[3][1:]] == expected
@@ -286,6 +293,8 @@ def test_deviation_of_seeds_is_that_of_a_sample():
     variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
     assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
     assert variance > 0
+    deviation = next(line for line in compare_ranked(*runs).to_tables()[2].values if line[0] == "   deviation")
+    assert deviation[6].strip() == f"{variance**0.5:.1f}"
 
 
 def test_runs_of_other_queries_are_not_tested():

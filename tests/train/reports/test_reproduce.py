@@ -20,7 +20,7 @@ from train.evaluation.scores import evaluate
 from train.jobs import DivergedError, ReproduceJob
 from train.reports.reproduce import failure_of, reproduce
 from train.reports.reproduce_report import read_report
-from train.reports.row_results import FAILURE_KINDS, read_result
+from train.reports.row_results import FAILURE_KINDS, read_result, write_result
 from train.runs.run import open_run
 
 
@@ -101,8 +101,10 @@ def test_other_settings_or_data_are_refused(finished, toy_2016, tmp_path):
         ({"paper": "kadar2018", "rows": ("multi-translation",)}, "needs captions of cs translation, de translation, which"),
         ({"split": "train"}, "--split is 'train', which gella2017/vse-en is trained on: name another split"),
         ({"split": "mine"}, "gella2017/vse-en needs captions of en comparable, which .* does not have in split mine"),
+        ({"table": 3, "rows": (), "split": "val"}, "ranks captions of the test images of 2016: leave --split out"),
+        ({"seeds": 0}, "--seeds is 0"),
     ],
-    ids=["language", "split of training", "unknown split"],
+    ids=["language", "split of training", "unknown split", "ranks of captions", "no seeds"],
 )
 def test_rows_without_test_captions_are_refused_before_training(toy_2016, tmp_path, change, message):
     with pytest.raises((UsageError, DatasetError), match=message):
@@ -195,6 +197,30 @@ def test_one_vocabulary_serves_all_rows(four_languages, tmp_path):
     assert measured == {(row, *pair) for row, data in rows.items() for pair in tested if pair[0] in data.portions}
 
 
+def test_further_portions_are_below_the_table_of_their_language(tmp_path):
+    recalls = {"queries": 1000} | dict.fromkeys(("recall_at_1", "recall_at_5", "recall_at_10", "median_rank"), 1.0)
+    scores = [
+        {"language": language, "portion": portion, "split": "test_2016", "image_to_text": recalls, "text_to_image": recalls}
+        for language in ("de", "en", "fr")
+        for portion in ("comparable", "translation")
+    ]
+    for preset in ("gella2017/pivot-sym", "gella2017/vse-de"):
+        result = {"scores": scores, "feature": "toy", "untrained": [], "step": 1, "steps": 1, "overrides": []}
+        write_result(tmp_path / "results" / preset / "seed-0.json", result)
+    further = {
+        section.title: [(line.row.preset.partition("/")[2], line.row.language) for line in section.lines]
+        for section in read_report(str(tmp_path), "gella2017").further
+    }
+    assert further == {  # No table has a French row, nor an English one of VSE in German.
+        "Table 1 (translation captions), not in the paper": [("pivot-sym", "en"), ("pivot-sym", "fr")],
+        "Table 1 (comparable captions), not in the paper": [("pivot-sym", "fr")],
+        "Table 2 (comparable captions), not in the paper": [("vse-de", "en"), ("vse-de", "fr")],
+        "Table 2 (translation captions), not in the paper": [
+            *(("vse-de", "de"), ("vse-de", "en"), ("vse-de", "fr"), ("pivot-sym", "de")),
+        ],
+    }
+
+
 def test_damaged_run_is_a_failure_of_its_row(toy_2016, tmp_path):
     damaged = tmp_path / "o" / "runs" / "gella2017" / "vse-en" / "seed-0"
     damaged.mkdir(parents=True)
@@ -259,6 +285,8 @@ def raised(do) -> Exception:
         (raised(lambda: torch.empty(1 << 60)), "memory", "DefaultCPUAllocator: can't allocate memory"),
         (MemoryError(), "memory", "memory ran out (MemoryError): give fewer --workers"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"), "memory", "(OutOfMemoryError: CUDA out of"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), "memory", "CUBLAS"),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), "memory", "find an engine"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory", "Cannot allocate memory"),
         (DatasetError("cannot use '/a/b.pt': the disk is full"), "disk", "cannot use '/a/b.pt': the disk is full"),
         (OSError(errno.EDQUOT, "quota"), "disk", "the disk is full: free some space"),

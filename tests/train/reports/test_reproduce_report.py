@@ -43,6 +43,17 @@ def rows_of(report: PaperReport, name: str) -> list[list]:
     return rows[start:end]
 
 
+def test_chance_follows_the_rows_of_its_language(report_on):
+    report = report_on(score())
+    assert rows_of(report, "chance, ") == [
+        ["chance, en", None, None, None, None],
+        ["  image to text", "0.5", "2.5", "5.0", None],
+        ["  text to image", "0.1", "0.5", "1.0", None],
+    ]
+    assert rows_of(report, "VSE, en")[2] == ["    published", 31.6, 60.4, 72.7, 3]  # Without a mark.
+    assert "| chance | en |  | 0.5 | 2.5 | 5.0 |  | 0.1 | 0.5 | 1.0 |  |" in report.to_markdown()
+
+
 @pytest.mark.parametrize("sizes", [(1000, 4999), (999, 5000)])
 def test_published_numbers_on_another_set_are_marked(report_on, sizes):
     report = report_on(score(*sizes))

@@ -42,6 +42,7 @@ def result_of(count: int, names: tuple[str, ...] = ("runs/c2c",), pairs: int = 7
 @pytest.mark.parametrize(
     ("pairs", "baseline", "task"),
     [
+        (750, 29.96, "MSRvid 2012"),
         (750, 51.34, "images 2014"),
         (750, 60.39, "images 2015"),
         (750, 51.0, None),

@@ -136,6 +136,14 @@ def test_language_is_english_or_the_only_one(write_run, data, languages, given, 
     assert system.language == expected
 
 
+def test_words_without_a_vector_of_their_own_are_not_known(finished_run, data):
+    run = open_run(finished_run[0])
+    english = [run.vocabulary.tokens.index(word) for word in ("en1", "en2")]
+    system = score_sts(replace(run, language_ids={"en": english}), read_sts(data), tokenize)
+    words = {word for pairs in read_sts(data) for sentence in pairs.sentences for word in sentence.lower().split()}
+    assert set(system.coverage.unknown) == words - {"en1", "en2"}
+
+
 def test_unsuitable_runs_are_refused_with_a_reason(write_run, data, monkeypatch):
     folder = write_run()
     job = StsJob((data, folder), device="cpu")
