@@ -227,7 +227,9 @@ def test_printed_link_opens_the_served_page(command, toy, served, host):
     assert listener.getsockname()[0] == host.strip("[]")
     assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
     assert ("?token=" in link) == (host != "127.0.0.1")
-    assert f"<h1>Report of {Path(toy.vocabulary).name}</h1>" in TestClient(app, base_url=link).get(link).text
+    client = TestClient(app, base_url=link)
+    assert f"<h1>Report of {Path(toy.vocabulary).name}</h1>" in client.get(link).text
+    assert client.get(link, headers={"host": "evil.example"}).status_code == (200 if host == "0.0.0.0" else 400)
 
 
 @pytest.mark.slow
