@@ -188,6 +188,19 @@ def test_prepare(name: str, expected: list[str]) -> None:
     assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", load_recipe(name)) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "steps", "tokenizer"),
+    [
+        ("multi30k-lc", {"lowercase": True, "normalize": True, "truecase": False}, "moses"),
+        ("raw", {"lowercase": False, "normalize": False, "truecase": False}, "whitespace"),
+    ],
+)
+def test_parameters_hold_token_options(name: str, steps: dict[str, bool], tokenizer: str) -> None:
+    of_moses = {"moses_commit": "3a0631a", "sacremoses": sacremoses.__version__, "escape": True}
+    expected = {"recipe": name, "tokenizer": tokenizer, **steps, **(of_moses if tokenizer == "moses" else {})}
+    assert load_recipe(name).parameters().to_json() == expected
+
+
 def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:
     message = "unknown recipe 'multi30k': expected one of moses-truecase, multi30k-lc, raw; did you mean 'multi30k-lc'?"
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
