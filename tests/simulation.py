@@ -1,6 +1,6 @@
 """Datasets of any size without their content: invented ids, sentences and vectors of one number, through the code of real runs.
 
-What the code does with keys, shards, listings, vocabularies, records, commits and manifests is real; images are neither read nor
+What the code does with keys, shards, listings, token counts, records, commits and manifests is real; images are neither read nor
 computed, and captions are cut at spaces. Each function returns what its phases cost.
 """
 

@@ -1,6 +1,6 @@
 """`constraints.txt` pins the whole closure of the requirements, in one file for all Pythons."""
 
-from importlib.metadata import distribution
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,11 @@ def test_transitive_requirements_are_pinned_once():
     needed, pins = closure("imagepivot", "dev"), pinned()
     assert {"torch", "numpy", "grpcio", "markupsafe", "uv"} <= needed
     assert {name: pins.get(name, []) for name in needed if len(pins.get(name, [])) != 1} == {}
+
+
+@pytest.mark.slow
+def test_pinned_versions_are_installed():
+    assert {name: version(name) for name in closure("imagepivot", "dev") if pinned()[name] != [f"=={version(name)}"]} == {}
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])

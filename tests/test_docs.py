@@ -19,11 +19,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 import yaml
 from qdrant_client import QdrantClient
 
 import imagepivot
 from extractors import ExtractorRequest
+from pipelines.commands.app import app
 from schemas.console import events
 from schemas.process.shutdown import CLOSED_PIPE
 from tests import reference
@@ -126,6 +128,10 @@ def with_checked_shapes(block: str) -> str:
     return CHECK_SHAPES + "\n".join(lines) + "\n"
 
 
+def test_pages_with_snippets() -> None:
+    assert (len(WITH_SNIPPETS), sum(len(blocks(page, "python")) for page in PAGES)) == (14, 40)
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", [page for page in WITH_SNIPPETS if page not in (TUTORIAL, "docs/how-to/train.md")])
 def test_snippets_run(page: str, folder: Path) -> None:
@@ -215,6 +221,23 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
             assert command in COMMANDS, span
             known = options_of(command) | {"--help"} | BEAM_FLAGS
         assert set(OPTION.findall(span)) <= known, span
+
+
+def test_files_of_values_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, name in zip(blocks("docs/reference/configuration.md", "toml"), ("run.toml", "captions.toml"), strict=True):
+        assert text.startswith(f"# {name}")
+        Path(name).write_text(text, encoding="utf-8")
+    group = typer.main.get_command(app)
+    parsed = []
+    for line in [*shell_lines("docs/reference/configuration.md"), "imagepivot captions --config captions.toml"]:
+        words = shlex.split(line)
+        with pytest.MonkeyPatch.context() as patch, typer.Context(group, info_name="imagepivot") as parent:
+            while "=" in words[0]:
+                patch.setenv(*words.pop(0).split("=", 1))
+            parsed.append(COMMANDS[words[1]].make_context(words[1], words[2:], parent=parent).params)
+    assert [params.get("device") for params in parsed] == [None, "auto", "cpu", None, "auto", None]
+    assert [params.get("dry_run") for params in parsed] == [None, True, False, None, False, None]
 
 
 FEW = {"train": 12, "val": 4, "test_2016": 4}
@@ -379,6 +402,14 @@ def test_paths_in_contributing_exist() -> None:
     paths = [span for span in spans if span.partition("/")[0] in {*OUR_PACKAGES, "docs", "tests"}]
     assert len(paths) > 20
     assert [path for path in paths if not any(ROOT.glob(path))] == []
+
+
+@pytest.mark.slow
+def test_names_in_contributing_exist() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for folder in source_folders() for path in (ROOT / folder).glob("*.py"))
+    walked = PAGES["docs/internals/extending.md"] + PAGES["docs/internals/architecture.md"].partition("## Call chains")[2]
+    names = {part for span in CODE.findall(walked) if re.fullmatch(r"[A-Za-z_.]+", span) for part in span.split(".")}
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

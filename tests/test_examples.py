@@ -23,6 +23,7 @@ NAMES = {"imagepivot": imagepivot, "beam": beam, "np": np, "pa": pa, "torch": to
 NAMES |= {"dataclass": dataclass, "ClassVar": ClassVar}
 RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MAX_LINES = 6
 IMAGES = 6
 LANGUAGES = {"en": "a red circle", "de": "ein roter Kreis", "fr": "un cercle rouge", "cs": "červený kruh"}
 
@@ -67,5 +68,7 @@ def example(name: str) -> doctest.DocTest:
 @pytest.mark.parametrize("name", dir(imagepivot))
 def test_example_runs(name: str, folder: Path) -> None:
     test, messages = example(name), []
+    if inspect.isclass(getattr(imagepivot, name)):
+        assert 1 <= sum(item.source.count("\n") for item in test.examples) <= MAX_LINES
     doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=messages.append)
     assert messages == []

@@ -256,6 +256,27 @@ def test_only_the_storage_package_imports_store_clients(sources):
     assert set().union(*map(clients, sources.values())) == CLIENTS
 
 
+def test_stores_have_one_client_each(sources):
+    """Neither obstore nor pyarrow reaches a store; local disks need no file system of pyarrow."""
+    others = r"\bobstore\b|pyarrow\.fs\b|from pyarrow import .*\bfs\b|\.__reduce__\("
+    assert [name for name, text in sources.items() if re.search(others, text)] == []
+
+
+def test_figures_are_created_with_the_names_and_the_style_of_drawing(sources):
+    importing = {name for name, text in sources.items() if re.search(r"(from|import) matplotlib\b", text)}
+    assert importing == {"schemas.drawing.style", "schemas.drawing.fonts"}
+    creating = {name for name, text in sources.items() if re.search(r"\b(Figure|new_figure)\(", text)}
+    assert creating >= {"pipelines.datasets.view", "train.reports.comparison_plot", "train.runs.curves"}
+    assert creating == {name for name in creating if re.search(r"^@own_style|with own_style", sources[name], re.MULTILINE)}
+
+
+@pytest.mark.parametrize("place", ["{}", "def lazily():\n    {}"])
+def test_trespass_is_found(place):
+    source = place.format("from pipelines.features.extraction import FeaturesPlan")
+    found = graph({"pipelines.inputs.files": source, "pipelines.features": "", "pipelines.features.extraction": ""})
+    assert trespasses(found) == [f"pipelines.inputs.files:{source.count(chr(10)) + 1} imports pipelines.features.extraction"]
+
+
 # --- without the rest ------------------------------------------------------------------------------------------------
 
 BLOCKER = """

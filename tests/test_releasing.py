@@ -1,9 +1,11 @@
-"""The page of releasing and the workflows agree with the project's metadata."""
+"""The page of releasing and the workflows agree with the project's metadata and `.ci/run`."""
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 
@@ -46,6 +48,29 @@ def test_release_is_refused_with_placeholders_and_unreleased_changes():
     assert any("the first heading is 'Unreleased'" in problem for problem in release.problems())
 
 
+def replace(path: Path, pattern: str, text: str) -> None:
+    path.write_text(re.sub(pattern, text, path.read_text(encoding="utf-8"), count=0, flags=re.MULTILINE), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "text", "problem"),
+    [
+        ("CITATION.cff", r"^version: .*", "version: 9.9", "CITATION.cff: the version is 9.9"),
+        ("CHANGELOG.md", r"^## 0\.2\.0 .*", "## 0.2.0", "CHANGELOG.md: the first heading is"),
+        ("pyproject.toml", r"imagepivot\.example", "site.invalid", "pyproject.toml: the address Documentation is"),
+    ],
+)
+def test_release_with_one_mistake_is_refused(tmp_path, name, pattern, text, problem):
+    for file in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
+        shutil.copy(ROOT / file, tmp_path)
+    replace(tmp_path / "pyproject.toml", r"[a-z]+\.invalid", "imagepivot.example")
+    date = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["date-released"]
+    replace(tmp_path / "CHANGELOG.md", "^## Unreleased$", f"## {PROJECT['version']} ({date})")
+    assert list(release.problems(tmp_path)) == []
+    replace(tmp_path / name, pattern, text)
+    assert next(iter(release.problems(tmp_path))).startswith(problem)
+
+
 # --- workflows -------------------------------------------------------------------------------------------------------
 
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")}
@@ -54,6 +79,13 @@ WORKFLOWS = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for pat
 def lines_of(workflow: str) -> list[str]:
     """Return the shell lines of a workflow."""
     return [step["run"] for job in WORKFLOWS[workflow]["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+def test_workflow_runs_the_stages_of_ci_and_the_lowest_versions():
+    stages = set(re.findall(r"^(?:stage )?make ([a-z-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert len(stages) == 4
+    targets = {line.split()[-1] for line in lines_of("ci.yml") if line.startswith("make ")}
+    assert targets == stages | {"lowest-test"}
 
 
 def test_workflow_tests_every_supported_python():

@@ -3,6 +3,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,15 @@ def manifest(rows: int, failed: int = 0) -> Manifest:
     failures = (ShardEntry("failures/part-00000-of-00001.parquet", 1, "0" * 64, failed),) if failed else ()
     reasons = {"truncated": 1, "empty": failed - 1} if failed else {}
     return Manifest("features", "abcdef0123456789", {}, (), {}, (entry,), failures, reasons)
+
+
+def test_finish_dataset_prints_rows_failures_weights_and_changes(capsys):
+    finish_dataset(replace(manifest(1234), parameters={"extractor": {"untrained": True}}), "out[1]")
+    out, err = capsys.readouterr()
+    assert out.startswith("features: 1,234 rows in 1 shard in out[1] (0 failed, 0.0 kB, ")
+    assert (out.endswith(", untrained weights)\n"), err) == (True, "")
+    finish_dataset(manifest(10), "out", changes={"new": 2, "changed": 1, "removed": 3})
+    assert capsys.readouterr().out.splitlines()[1] == "update: 2 new, 1 changed, 3 removed, 7 kept"
 
 
 @pytest.mark.parametrize(("most", "code"), [(0, 3), (4, 3), (5, None), (6, None)])

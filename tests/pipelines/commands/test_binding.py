@@ -205,11 +205,16 @@ def test_empty_value_is_named(command):
     ("command", "key", "value", "message"),
     [
         ("vocabulary", "min_count", 0, "--min-count is 0, expected 1 or more"),
+        ("encode", "max_length", 0, "--max-length is 0, expected 1 or more"),
+        ("features", "batch_size", -1, "--batch-size is -1, expected 1 or more"),
         ("features", "workers", -1, "--workers is -1, expected 0 or more"),
         ("features", "min_regions", 50, "--min-regions is 50 and --max-regions 36, expected 1 <= min <= max <= 300"),
         ("captions", "shards", 0, "--shards is 0, expected 1 to 99,999"),
         ("text-features", "max_failures", "1.5", "--max-failures is '1.5', expected 0 or more, or a share"),
         ("train", "seed", -1, "--seed is -1, expected 0 or more"),
+        ("train", "max_steps", 0, "--max-steps is 0, expected 1 or more"),
+        ("evaluate", "folds", 0, "--folds is 0, expected 1 or more"),
+        ("search", "top", 0, "--top is 0, expected 1 or more"),
         ("figures", "only", ("maps",), "--only names 'maps', expected some of retrieval, map, attention"),
     ],
 )

@@ -83,6 +83,12 @@ def test_environment_of_other_programs_is_ignored(group, monkeypatch, capsys):
     assert "Show a dataset" in capsys.readouterr().out
 
 
+def test_file_itself_may_be_named_in_the_environment(parse, monkeypatch):
+    Path("of.toml").write_text('dataset = "d"\nrows = 2\n')
+    monkeypatch.setenv("IMAGEPIVOT_INSPECT_CONFIG", "of.toml")
+    assert parse("inspect").params["rows"] == 2
+
+
 # --- flags for Beam --------------------------------------------------------------------------------------------------
 
 
@@ -130,14 +136,17 @@ def test_config_key_named_like_a_command_is_no_section(parse):
     ("command", "toml", "says"),
     [
         ("features", "batchsize = 8", "'run.toml': features has no option or argument 'batchsize': did you mean 'batch-size'?"),
+        ("features", 'config = "b.toml"', "features has no option or argument 'config'"),
         ("features", "shards = 8.0", "--shards is 8.0, expected a whole number or text in quotes"),
         ("captions", 'languages = ["en", 3]', "--languages[1] is 3, expected text in quotes"),
         ("captions", 'languages = ["en,de"]', "--languages holds 'en,de', but a comma separates values: make it several"),
         ("import", 'sources = "a.npy"', "SOURCES is 'a.npy', expected a list, written [\"en\"]"),
         ("features", "min-regions = 3\nmin_regions = 4", "'run.toml': 'min-regions' and 'min_regions' are the same: keep one"),
         ("features", "[feature]\nshards = 2", "has a section [feature], which is no command: did you mean 'features'?"),
+        ("features", "[train]\nseed = 1", "has a section [train], which is no command"),
         ("features", SECTIONS, "'run.toml' has no section [features]: its sections are [captions], [encode]"),
         ("captions", "shards = 2\n" + SECTIONS, "'run.toml' has the key 'shards' beside sections: move it into the section"),
+        ("captions", SECTIONS + "shard = 2", "section [encode]: encode has no option or argument 'shard'"),
         ("captions", 'output = "a"\noutput = "b"', "'run.toml' is not TOML: "),
     ],
 )

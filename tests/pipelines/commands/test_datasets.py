@@ -83,7 +83,9 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
         for name, split in splits.items()
     ]
     write_rows(tmp_path / "captions", "captions", texts)
-    assert call("duplicates", tmp_path / "features", tmp_path / "captions", "--output", tmp_path / "list.csv")[0] == 0
+    code, _, err = call("duplicates", tmp_path / "features", tmp_path / "captions", "--output", tmp_path / "list.csv")
+    assert code == 0
+    assert "5 of 5 images, e.g. 'a', have no digest of the file in" in " ".join(err.split())
     assert (tmp_path / "list.csv").read_text().splitlines()[1:] == [
         "0,cosine,1.0,a,train,,,",
         "0,cosine,1.0,b,test,,,",

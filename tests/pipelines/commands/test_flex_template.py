@@ -112,6 +112,10 @@ def test_arguments_stand_in_their_order_and_parameters_go_before_the_dashes_and_
             r"^the parameter 'compile' is '1', expected true or false$",
         ),
         (
+            ("--command=vocabulary", "--captions=gs://b/c", "--output=gs://b/v", "--gpu=nvidia-l4"),
+            r"^vocabulary has no parameter 'gpu': it has 'captions', 'output', 'min_count'",
+        ),
+        (
             ("--command=captions", "--source=gs://b/1", "--source=gs://b/2"),
             r"^the parameter 'source' is given twice, as 'gs://b/1' and as 'gs://b/2': keep one$",
         ),

@@ -62,6 +62,13 @@ def test_search_lists_images(command, tokenizer, write_run, toy, tmp_path):
     assert tokenized[1] == ""
 
 
+@pytest.mark.slow
+def test_json_of_several_queries_names_each(command, tokenizer, write_run, toy):
+    query = ("search", write_run(), "1", "2", "--language", "en", "--features", toy.features, "--top", 2, "--json")
+    rows = json.loads(command(*query)[0])
+    assert [(row["query"], row["language"]) for row in rows] == [("1", "en")] * 2 + [("2", "en")] * 2
+
+
 def test_search_needs_no_language_for_a_run_with_one(command, tokenizer, write_run, toy):
     folder = write_run(languages=("de",))
     out, _ = command("search", folder, "1", "--features", toy.features, "--truecaser", "2", "--json")
@@ -127,6 +134,8 @@ def test_search_refuses_before_the_work(command, write_run, toy, photos, tmp_pat
         command(*query, "--captions", "captions")
     with pytest.raises(UsageError, match="--language names 2 languages for 1 sentences"):
         command(*query[:-4], "--language", "en,de", "--features", toy.features)
+    with pytest.raises(UsageError, match="give either --features or --embeddings"):
+        command(*query, "--embeddings", "e")
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -218,7 +227,9 @@ def test_printed_link_opens_the_served_page(command, toy, served, host):
     assert listener.getsockname()[0] == host.strip("[]")
     assert link.startswith(f"http://{host}:{listener.getsockname()[1]}/")
     assert ("?token=" in link) == (host != "127.0.0.1")
-    assert f"<h1>Report of {Path(toy.vocabulary).name}</h1>" in TestClient(app, base_url=link).get(link).text
+    client = TestClient(app, base_url=link)
+    assert f"<h1>Report of {Path(toy.vocabulary).name}</h1>" in client.get(link).text
+    assert client.get(link, headers={"host": "evil.example"}).status_code == (200 if host == "0.0.0.0" else 400)
 
 
 @pytest.mark.slow

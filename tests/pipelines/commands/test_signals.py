@@ -4,6 +4,7 @@ moment have a page in tests/integration."""
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_closed_streams(folder, redirect):
     done = call(folder, "validate", "none", redirect=redirect)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.cluster
+def test_worker_processes_inherit_closed_streams(tmp_path):
+    code = (
+        "from pipelines.commands.signals import prepare_streams; prepare_streams(); import subprocess, sys; "
+        "sys.exit(subprocess.run('exec 3>&2 4>&1 5<&0', shell=True).returncode)"
+    )
+    command = shlex.join([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import imagepivot; {code}"])
+    assert subprocess.run(f"{command} >&- 2>&- <&-", shell=True, cwd=tmp_path, check=False).returncode == 0
 
 
 @pytest.mark.slow

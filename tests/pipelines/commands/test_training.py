@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
+from schemas.console.tables import Cell
 from schemas.duplicates import Duplicate, duplicates_csv
 from schemas.errors import DatasetError, UsageError
 from schemas.storage.folder import Folder
@@ -20,7 +21,7 @@ from train.evaluation.ranks import read_ranks, write_ranks
 from train.evaluation.scores import evaluate
 from train.jobs import StsJob
 from train.reports.comparison import compare_runs
-from train.reports.score_report import evaluation_report
+from train.reports.score_report import averages, evaluation_report, score_tables
 from train.runs.run import open_run
 from train.sts.similarity import sts
 
@@ -72,7 +73,7 @@ def test_run_from_a_file(train, tmp_path):
     output, _ = train("run", *settings, "--max-steps", "12")
     assert "12 steps in" in output
     assert "ended by steps; best sum of recalls" in output
-    assert "of 600 (chance 242.3) at step" in output
+    assert "of 600 (chance 242.3) at step 12; this is not better than chance\n" in output
     run = open_run(tmp_path / "run")
     assert (run.model.width, run.config.loss.hinges, run.step, run.seed) == (5, "max", 12, 7)
     assert not (tmp_path / "run" / "tensorboard").exists()
@@ -137,6 +138,9 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
     assert report["with_duplicates"] == {name: plain[name] for name in ("scores", "averages")}
     assert [report["scores"][0]["excluded"]["images"], report["scores"][0]["text_to_image"]["queries"]] == [1, 11]
     assert "left out of split val: 1 image and 0 captions with duplicates in other splits" in " ".join(err.split())
+    reduced, _, complete = "".join(command(*arguments, "--exclude", path)[0].split()).partition(",withduplicates")
+    assert f"{Path(run).name},withoutduplicates" in reduced
+    assert ("11texts" in reduced, "12texts" in complete) == (True, True)
     kept = ("--exclude", path, "--output", tmp_path / "evaluation")
     assert "is up to date" not in command(*arguments, *kept)[1]
     assert "is up to date" in command(*arguments, *kept)[1]
@@ -201,10 +205,22 @@ def test_compare_evaluations_and_runs(command, finished_run, train_toy, toy, tmp
 
 
 @pytest.mark.slow
-def test_evaluate_ranks_captions_cross_lingual(command, write_run, toy):
+def test_evaluate_prints_means_and_captions_cross_lingual(command, write_run, toy):
     folder = write_run(languages=("en", "de", "fr"))
     data = (*data_of(toy), "--splits", "test")
     scores = evaluate(open_run(folder), captions=toy.captions, features=toy.features, splits=["test"], cross_lingual=True)
+    _, means, across, _ = score_tables(scores, title="")
+    named = [(f"{average.portion} mean test", average.retrieval) for average in averages(scores)]
+    named += [(f"{score.portion} {score.language} test", score.retrieval) for score in scores]
+    for name, metrics in named:
+        recalls = [np.mean(metrics.image_to_text.recalls), np.mean(metrics.text_to_image.recalls)]
+        (row,) = (row for row in means.values if row[0] == name)
+        assert row[1:] == [*map(pytest.approx, recalls), metrics.mean_recall, metrics.sum_of_recalls]
+    for score in scores:
+        first = across.rows.index([Cell(score.portion, style="dim"), Cell("test", style="dim")])
+        for language, found in score.cross_lingual.items():
+            row = next(row for row in across.rows[first:] if row[0] == f"  {score.language} to {language}")
+            assert row[-2:] == tuple(map(Cell, (found.direction.recall_at_10, found.direction.median_rank), found.chance[2:]))
     assert scores_of(command("evaluate", folder, *data, "--cross-lingual", "--json")[0]) == evaluation_report(scores)
     assert "captions among captions" in command("evaluate", folder, *data, "--cross-lingual")[0]
     assert " to de" not in command("evaluate", folder, *data)[0]
@@ -242,6 +258,17 @@ def test_reproduce_writes_the_report(reproduce, steps, tmp_path, monkeypatch):
     markdown = Path(tmp_path, "o", "gella2017.md").read_text()
     assert "| VSE | de | 1 | " in markdown
     assert Path(tmp_path, "o", "gella2017.png").stat().st_size > 1000
+
+
+@pytest.mark.cluster
+def test_table_3_ranks_captions(reproduce, tmp_path):
+    with pytest.raises(UsageError, match="--table and --rows both select rows"):
+        reproduce("--no-plot", "--table", "3", "--rows", "vse-*")
+    out, _ = reproduce("--no-plot", "--table", "3")
+    trained = {path.name for path in (tmp_path / "o" / "runs" / "gella2017").iterdir()}
+    assert trained == {"oe-de", "oe-en", "pivot-asym", "parallel-asym"}
+    assert f"written: {tmp_path}/o/gella2017-table-3.json" in out
+    assert json.loads((tmp_path / "o" / "gella2017-table-3.json").read_text())["images"] == 9
 
 
 @pytest.mark.cluster
@@ -297,6 +324,13 @@ def test_runs_and_sentence_pairs_are_told_apart_in_any_order(command, write_run,
     assert "4 pairs" in out
     baseline = expected["systems"][0]["scores"]["pairs"]
     assert f"word overlap {baseline['pearson']:.1f} ({baseline['spearman']:.1f})" in " ".join(out.split())
+
+
+def test_sts_without_runs_measures_vectors_and_the_baseline(command, pairs, tmp_path):
+    words = tmp_path / "words.vec"
+    words.write_text("en1 1 0\nen2 0 1\nen5 1 1\nen20 2 1\n")
+    report = json.loads(command("sts", pairs, "--vectors", words, "--json")[0])
+    assert [system["name"] for system in report["systems"]] == ["word overlap", str(words)]
 
 
 def test_output_of_sts_holds_numbers_pairs_and_a_picture(command, pairs, tmp_path):

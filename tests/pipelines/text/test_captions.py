@@ -18,6 +18,7 @@ from pipelines.text.merge_sort import make_sorted_runs
 from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions
 from schemas.dataset import open_dataset
+from schemas.errors import UsageError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -207,6 +208,12 @@ def test_transforms_in_a_custom_pipeline(table, prepared, tmp_path):
         assert made.equals(open_dataset(prepared).shard(number))
 
 
+def test_prepare_captions_refuses_an_unused_truecaser(table, tmp_path):
+    with pytest.raises(UsageError, match="recipe 'multi30k-lc' does not truecase: leave --truecaser out"):
+        prepare_captions(job_of(table, tmp_path / "c", truecaser="models"), ONE)
+    assert not (tmp_path / "c").exists()
+
+
 # --- the number of shards --------------------------------------------------------------------------------------------
 
 
@@ -235,3 +242,9 @@ def test_captions_keep_the_number_of_their_folder_and_follow_other_datasets(tmp_
     assert shards_of(source, tmp_path / "c") == 3
     assert shards_of(source, tmp_path / "d", shards=f"like:{tmp_path / 'c'}") == 3
     assert shards_of(source, tmp_path / "c", overwrite=True) == 16
+
+
+def test_too_large_shards_are_refused(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr("schemas.writing.shard_count._MAX_BYTES", 1000)
+    with pytest.raises(UsageError, match=r"in 1 shards make .* expected at most .*: give --shards [0-9]+ or more, or auto"):
+        shards_of(open_captions("table", write_table(tmp_path / "t.tsv", rows)), tmp_path / "c", shards=1)

@@ -52,9 +52,6 @@ def test_partition_captions_equals_a_plain_loop(monkeypatch, shards, size):
     assert len(numbers) == {1: 300, 1 << 20: len(expected)}.get(size, len(numbers))
 
 
-# --- merging ---------------------------------------------------------------------------------------------------------
-
-
 # --- order and numbers -----------------------------------------------------------------------------------------------
 
 

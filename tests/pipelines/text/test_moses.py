@@ -45,6 +45,7 @@ NORMALIZED = [
     pytest.param("en", 'a "dog", a "cat". so', 'a "dog," a "cat." so', id="en-puts-it-inside"),
     pytest.param("de", 'ein "Hund," eine "Katze." so', 'ein "Hund", eine "Katze". so', id="de-puts-it-outside"),
     pytest.param("cs", 'ten "pes," ta "kočka." no "a", b', 'ten "pes," ta "kočka." no "a", b', id="cs-leaves-it"),
+    pytest.param("cz", 'ten "pes," ta "kočka." no', 'ten "pes," ta "kočka." no', id="cz-leaves-it"),
     pytest.param("it", 'un "cane," un "gatto." no', 'un "cane", un "gatto". no', id="others-put-it-outside"),
     pytest.param("de", 'sie sagt: "ja."', 'sie sagt: "ja".', id="de-full-stop-at-the-line-end"),
     pytest.param("fr", "elle dit «oui.»", 'elle dit "oui".', id="fr-full-stop-at-the-line-end"),
@@ -62,6 +63,7 @@ TOKENIZED = [
     pytest.param("en", "it's 1990's dogs' 'so'", "it &apos;s 1990 &apos;s dogs &apos; &apos; so&apos;", id="en"),
     pytest.param("fr", "l'été d'un 5'a 's", "l&apos; été d&apos; un 5 &apos; a &apos; s", id="fr-contractions"),
     pytest.param("it", "l'uomo", "l&apos; uomo", id="it-contractions"),
+    pytest.param("ga", "d'fhear", "d&apos; fhear", id="ga-contractions"),
     pytest.param("de", "geht's", "geht &apos; s", id="de-apostrophes"),
     pytest.param("de", "& | < > ' \" [ ]", "&amp; &#124; &lt; &gt; &apos; &quot; &#91; &#93;", id="escaping"),
     pytest.param("en", "&amp;", "&amp; amp ;", id="entities-in-the-text-are-text"),
@@ -184,6 +186,19 @@ def test_split_tokens(line: str, expected: list[str]) -> None:
 )
 def test_prepare(name: str, expected: list[str]) -> None:
     assert prepare('Der Hund\xa0 sagt: "Ja.“', "de", load_recipe(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "tokenizer"),
+    [
+        ("multi30k-lc", {"lowercase": True, "normalize": True, "truecase": False}, "moses"),
+        ("raw", {"lowercase": False, "normalize": False, "truecase": False}, "whitespace"),
+    ],
+)
+def test_parameters_hold_token_options(name: str, steps: dict[str, bool], tokenizer: str) -> None:
+    of_moses = {"moses_commit": "3a0631a", "sacremoses": sacremoses.__version__, "escape": True}
+    expected = {"recipe": name, "tokenizer": tokenizer, **steps, **(of_moses if tokenizer == "moses" else {})}
+    assert load_recipe(name).parameters().to_json() == expected
 
 
 def test_unknown_recipe_is_refused_with_the_known_names_and_the_closest() -> None:

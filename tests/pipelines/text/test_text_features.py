@@ -202,6 +202,9 @@ def test_sentence_vectors_beyond_float16_are_failures(sentence_job):
 def test_options_that_do_not_fit_the_model_raise(captions, model, tmp_path):
     for options, message in (
         ({"model": str(model), "prefix": "a "}, "--prefix does not fit --model"),
+        ({"model": str(model), "space": "x"}, "--space does not fit --model"),
+        ({"model": str(model), "weights": "random:0"}, "--weights does not fit --model"),
+        ({"model": f"sentence:{model}", "sub_words": "first"}, "--sub-words does not fit --model 'sentence:"),
         ({"model": f"sentence:{model}", "max_length": 9}, "--max-length does not fit --model 'sentence:"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -151,8 +151,11 @@ def test_forms_may_hold_brackets_and_odd_separators() -> None:
     ("line", "problem"),
     [
         ("dog", "expected 'best (count/total) other (count) ...'"),
+        (" dog (4/4)", "expected 'best (count/total) other (count) ...'"),
         ("dog (4/6) Dog (x)", "expected ' other (count)' at column 10"),
+        ("dog (4/6) Dog (2)\r", "expected ' other (count)' at column 18"),
         ("dog (4/6) dog (2)", "the line has the form 'dog' twice"),
+        ("dog (4/6) Cat (2)", "expected forms of one word, 'dog' in lower case, found one of 'cat'"),
         ("A (1/1)", "an earlier line also has forms of 'a'"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
 from pipelines.text.token_counts import count_tokens, vocabulary_statistics
-from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
+from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, unknown_remark
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import InputError
 from schemas.vocabulary import SPECIALS, Vocabulary
@@ -159,6 +159,14 @@ def test_build_vocabulary_equals_a_plain_loop(rows, captions, tmp_path, selectio
     assert validate(folder) == []
     assert manifest.parameters["min_count"] == min_count
     assert [source["fingerprint"] for source in manifest.inputs] == [open_dataset(captions).fingerprint]
+    assert manifest.statistics["occurrences"] == {language: counter.total() for language, counter in counts.items()}
+    for split in ("val", "test"):
+        by_language = brute_counts(rows, **{**selection, "splits": (split,)})
+        unknown = {
+            language: sum(count for token, count in counter.items() if token not in tokens) / counter.total()
+            for language, counter in by_language.items()
+        }
+        assert {language: shares[split] for language, shares in manifest.statistics["unknown"].items()} == unknown
 
 
 @pytest.mark.slow
@@ -188,3 +196,9 @@ def test_selection_without_captions_is_an_error(captions, tmp_path, selection, m
     with pytest.raises(InputError, match=message):
         build_vocabulary(VocabularyJob(captions, str(tmp_path / "v"), **selection), ONE)
     assert not (tmp_path / "v").exists()
+
+
+def test_unknown_remark_names_languages_whose_training_tokens_are_mostly_unknown():
+    job = VocabularyJob("captions", "vocabulary", min_count=4)
+    assert "(de 75%)" in unknown_remark(job, {"de": {"train": 0.75, "test": 0.9}, "en": {"train": 0.5, "test": 0.9}})
+    assert unknown_remark(job, {"de": {"test": 0.9}}) == ""

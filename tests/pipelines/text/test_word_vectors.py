@@ -153,6 +153,13 @@ def test_unsuitable_files_leave_no_output(job, data, message):
     assert not Path(job.output).exists()
 
 
+def test_command_prints_the_coverage(job, call):
+    code, printed, _ = call("word-vectors", job.vocabulary, *job.files, job.output, "--languages", "en,de")
+    assert code == 0
+    assert "5 (71.43%)" in printed  # Types.
+    assert "23 (85.19%)" in printed  # Occurrences.
+
+
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
