@@ -95,6 +95,16 @@ def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagep
 
 
 @pytest.mark.cluster
+def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
+    output = tmp_path / "o"
+    assert codes_of(images, output, ["1/2"] * 3, tmp_path) == [0, 0, 0]
+    told = {(tmp_path / str(number) / "stdout").read_text() for number in range(3)}
+    assert told == {"3 of 6 shards are done; missing 0,2,4: run task 0 of 2 again\n"}
+    assert DONE in imagepivot(*features_of(images, output, "0/2")).stdout
+    assert tree(output) == plain
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_array_task_rerun_completes_the_dataset(images, plain, imagepivot, tmp_path, seed):
     generator, output = random.Random(seed), tmp_path / "o"
