@@ -28,7 +28,7 @@ def tagged(body: bytes) -> Callable[[Handler], None]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return shards and manifest: records hold the time of a request."""
+    """Return manifest and shards, without records and failures."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
