@@ -95,6 +95,16 @@ def test_tasks_at_the_same_time_end_in_a_committed_dataset(images, plain, imagep
 
 
 @pytest.mark.cluster
+def test_copies_of_one_task_at_the_same_time(images, plain, imagepivot, tmp_path):
+    output = tmp_path / "o"
+    assert codes_of(images, output, ["1/2"] * 3, tmp_path) == [0, 0, 0]
+    told = {(tmp_path / str(number) / "stdout").read_text() for number in range(3)}
+    assert told == {"3 of 6 shards are done; missing 0,2,4: run task 0 of 2 again\n"}
+    assert DONE in imagepivot(*features_of(images, output, "0/2")).stdout
+    assert tree(output) == plain
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_array_task_rerun_completes_the_dataset(images, plain, imagepivot, tmp_path, seed):
     generator, output = random.Random(seed), tmp_path / "o"
@@ -291,14 +301,57 @@ def test_signal_of_slurm_reaches_the_program(is_container, imagepivot, tmp_path)
     assert "none" in imagepivot(*words, code=1).stderr
 
 
-def test_slurm_lines_submit_the_scripts(tmp_path):
-    _, complete, submit, again, *_ = blocks("Slurm", "bash")
-    environment = programs(tmp_path, sbatch='echo "$@" >>said\necho 4711', imagepivot='echo "$@" >>said\nexit 1')
-    for script, code in ((submit, 0), (again, 0), (complete, 1)):
-        assert subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=False).returncode == code
-    assert (tmp_path / "said").read_text().splitlines() == [
-        "--parsable features.sbatch",
-        "--dependency=afterany:4711 complete.sbatch",
-        "--array=3,17 features.sbatch",
-        "inspect features --rows 0",
-    ]
+IMAGEPIVOT = f"""exec {sys.executable} - "$@" <<'EOF'
+import os, signal
+import imagepivot
+from schemas.writing.attempts import Attempt
+from tests.fake_extractors import colours
+colours()
+publish, end = Attempt.publish, os.environ.get("END_" + os.environ.get("SLURM_ARRAY_TASK_ID", ""))
+if end:
+    Attempt.publish = lambda *fields: (publish(*fields), os.kill(os.getpid(), getattr(signal, end)))
+imagepivot.command()
+EOF"""
+SBATCH = """echo "$@" >>said
+for script; do :; done
+case "$*" in
+    --array=*) tasks=$(echo "${1#--array=}" | tr , " ") ;;
+    *features.sbatch) tasks="0 1 2" ;;
+    *) tasks= && bash "$script" >out-complete 2>&1; echo $? >code-complete ;;
+esac
+for task in $tasks; do
+    (SLURM_ARRAY_TASK_ID=$task bash "$script" >"out-$task" 2>&1; echo $? >"code-$task") &
+done
+wait
+echo 4711"""
+
+
+@pytest.mark.cluster
+def test_slurm_scripts_complete_a_dataset_after_a_kill_and_a_signal(images, imagepivot, tmp_path, monkeypatch):
+    """A task is killed after its first shard and another gets the scheduler's signal; they run again as the page says."""
+    tasks, complete, submit, again, *_ = blocks("Slurm", "bash")
+    tasks = tasks.replace("/64", "/3").replace("--shards 256", "--shards 6")
+    for name, text in (("features", tasks), ("complete", complete)):
+        (tmp_path / f"{name}.sbatch").write_text(text)
+    (tmp_path / "photos").symlink_to(images)
+    environment = {**programs(tmp_path, imagepivot=IMAGEPIVOT, sbatch=SBATCH), "PYTHONPATH": str(PROJECT)}
+    del environment["SLURM_ARRAY_TASK_ID"]
+
+    def run(script: str, **ends: str) -> dict[str, str]:
+        words = ["bash", "-c", script]
+        subprocess.run(words, cwd=tmp_path, env={**environment, **ends}, check=True, timeout=300)
+        return {path.name: path.read_text() for path in tmp_path.glob("*-*")}
+
+    logs = run(submit, END_0="SIGKILL", END_2="SIGTERM")
+    assert [logs[f"code-{task}"] for task in (0, 1, 2, "complete")] == ["137\n", "0\n", "143\n", "1\n"], logs
+    assert logs["out-2"].endswith("\nstopped; finished shards are kept, the same command continues from here\n")
+    assert "'features' is not a dataset" in logs["out-complete"]
+    assert 3 <= len(shards_in(tmp_path / "features")) < 6
+    logs = run(again.replace("3,17", "0,2"))
+    assert [logs[f"code-{task}"] for task in range(3)] == ["0\n"] * 3, logs
+    assert run("sbatch complete.sbatch")["code-complete"] == "0\n"
+    said = ["--parsable features.sbatch", "--dependency=afterany:4711 complete.sbatch", "--array=0,2 features.sbatch"]
+    assert (tmp_path / "said").read_text().splitlines() == [*said, "complete.sbatch"]
+    use_colours(monkeypatch)
+    imagepivot("features", "photos", "plain", "--shards", "6", "--max-failures", "2", "--workers", "1", cwd=tmp_path)
+    assert tree(tmp_path / "features") == tree(tmp_path / "plain")

@@ -19,6 +19,7 @@ from schemas.storage.folder import Folder, open_bucket
 from schemas.writing.dataset_writer import commit, write_dataset
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
+from schemas.writing.reuse_policy import ReusePolicy
 from tests.fake_extractors import use_colours
 from tests.pipelines.inputs.reading import write_tar
 from tests.stores import Requests, far_away, use
@@ -216,6 +217,16 @@ def test_complete_dataset_is_recognised_from_a_listing_its_manifest_and_a_small_
     assert not [request.path for request in asked.all if ".parquet" in request.path]
     assert len(asked) == 1 + (1 + SHARDS)
     assert asked.at_once >= SHARDS // 2
+
+
+def test_digests_are_compared_with_verify(dataset):
+    name = dataset.name(2)
+    data = bytearray(dataset.folder.read(name))
+    data[10] ^= 1
+    dataset.folder.put(name, bytes(data))
+    assert OutputState(dataset).committed_manifest() is None  # Its tag has changed.
+    assert OutputState(dataset, ReusePolicy(verify=True)).committed_manifest() is None
+    assert OutputState(dataset, ReusePolicy(verify=True)).finished_shards() == set(range(SHARDS)) - {2}
 
 
 def test_finished_shards_take_one_request_each(dataset, store):

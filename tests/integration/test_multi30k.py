@@ -11,7 +11,7 @@ from pipelines.text.encoding import EncodeJob, encode_captions
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary
 from schemas.dataset import Dataset, open_dataset
 from schemas.features import FeatureSpec
-from schemas.vocabulary import SPECIALS
+from schemas.vocabulary import SPECIALS, START, UNK
 from schemas.writing.validation import validate
 from tests.builders import write_rows
 from train.config.sections import load_config
@@ -124,6 +124,28 @@ def test_vocabulary_of_the_independent_captions(folder):
     statistics = open_dataset(folder / "comparable").manifest.statistics
     assert (statistics["sum"], statistics["union"]) == (18_328, 17_664)
     assert list(statistics["jaccard"]) == ["de/en"]
+
+
+def test_token_ids_decode_to_tokens_or_unk(folder, captions):
+    places = [str(folder / name) for name in ("captions", "translation", "encoded")]
+    encode_captions(EncodeJob(*places, max_length=1000), Execution(workers=1))
+    words = (folder / "translation" / "_vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    known = set(words)
+    encoded = open_dataset(folder / "encoded")
+    assert encoded.num_shards == captions.num_shards
+    total = unknown = 0
+    for number in range(captions.num_shards):
+        ours, theirs = captions.shard(number), encoded.shard(number)
+        for name in ("image_id", "language", "portion", "index", "split"):
+            assert theirs[name].to_pylist() == ours[name].to_pylist()
+        for tokens, ids in zip(ours["tokens"].to_pylist(), theirs["token_ids"].to_pylist(), strict=True):
+            expected = ["<start>", *(token if token in known else "<unk>" for token in tokens), "<end>"]
+            assert [words[number] for number in ids] == expected
+            total += len(tokens)
+            unknown += expected.count("<unk>")
+    assert (words[UNK], words[START]) == ("<unk>", "<start>")
+    statistics = encoded.manifest.statistics
+    assert statistics == {"captions": 442_863, "captions_cut": 0, "tokens": total, "unknown_tokens": unknown}
 
 
 @pytest.mark.parametrize("name", ["captions", "translation", "comparable"])

@@ -9,8 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.inputs.captions.base import EVERYTHING
+from pipelines.inputs.captions.opening import open_captions
 from pipelines.inputs.images.opening import open_images
 from schemas.dataset import open_dataset
+from schemas.errors import InputError
 from schemas.storage.folder import Folder
 from schemas.writing.file_names import PROBE_NAME
 from schemas.writing.validation import validate
@@ -121,6 +124,26 @@ def test_keys_are_names_and_not_paths(store, tmp_path):
     root.delete(deleted)
     root.delete("/never.png")
     assert set(keys) - set(root.names()) == {deleted}
+
+
+def test_locations_with_slashes_in_front_of_keys(store):
+    if store.maker == "versitygw":
+        pytest.skip("the keys /a and a are one file of this store")
+    for key in ("/p/a.png", "/p//b.png", "/only.png", "/p/captions.csv"):
+        Folder(store.address("")).put(key, b"image_id,text\nx,a dog\n")
+
+    def ids(path: str) -> list[str]:
+        return sorted(ref.image_id for ref in open_images(store.address(path), id_rule="path").refs())
+
+    assert (ids("/p"), ids("/p/*.png"), ids("/p//b.png")) == (["/b", "a"], ["a"], ["/b"])
+    assert ids("/*.png") == ids("/only.png") == ["/only"]
+    assert Folder(store.address("/p")).children() == ["a.png", "captions.csv"]
+    captions = open_captions("table", store.address("/p/captions.csv"))
+    (part,) = captions.parts(EVERYTHING)
+    assert [caption.text for caption in captions.read(part, EVERYTHING)] == ["a dog"]
+    for missing in ("/photos", "/p//a.png"):
+        with pytest.raises(InputError, match="do not exist: check the path"):
+            ids(missing)
 
 
 @pytest.fixture(scope="module")

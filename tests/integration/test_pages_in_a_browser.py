@@ -171,6 +171,12 @@ def place(request, folder, server):
     return server + request.param if request.param.startswith("/") else folder / request.param
 
 
+@pytest.mark.parametrize("width", [320, 390])
+def test_page_fits_a_phone(place, visit, width):
+    page, _, _ = visit(place, viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_accessible(place, visit, scheme):
     axe = Path(os.environ.get("IMAGEPIVOT_AXE", ""))
@@ -188,3 +194,13 @@ def test_page_is_accessible(place, visit, scheme):
         assert '<input name="query"' in checked
     elif place.name == "report.html":
         assert all(part in checked for part in ('<th scope="col"', 'alt="curves of', 'class="map"'))
+
+
+def test_colours_follow_the_scheme_of_the_reader(folder, visit):
+    colours = []
+    for scheme in ("light", "dark"):
+        page, _, _ = visit(folder / "found.html", color_scheme=scheme)
+        colours.append(
+            page.evaluate("[document.body, document.body].map((e, i) => getComputedStyle(e)[['color', 'backgroundColor'][i]])")
+        )
+    assert colours == [["rgb(26, 26, 26)", "rgb(255, 255, 255)"], ["rgb(238, 238, 238)", "rgb(22, 24, 27)"]]

@@ -90,6 +90,16 @@ def test_credentials_for_s3(blank, monkeypatch, user, expected):
 
 
 @pytest.mark.parametrize("near", ["s3"], indirect=True)
+def test_profile_has_credentials_region_and_endpoint(blank, monkeypatch, tmp_path):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[work]\naws_access_key_id = id\naws_secret_access_key = secret\n")
+    (tmp_path / ".aws/config").write_text(f"[profile work]\nregion = eu-west-3\nendpoint_url = {blank.url}\n")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    client = read_and_write("s3://bucket/profile")
+    assert (client._get_credentials().access_key, client.meta.region_name) == ("id", "eu-west-3")
+
+
+@pytest.mark.parametrize("near", ["s3"], indirect=True)
 def test_public_object_in_s3_is_read_without_credentials(blank, monkeypatch):
     owner = open_bucket(split_address(at(blank, "", "key:secret@"))[0])._client
     for name, rights in (("open", "public-read"), ("closed", "private")):

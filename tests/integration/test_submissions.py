@@ -1,4 +1,4 @@
-"""Submissions to Dataflow: hints, files and options, as the stock client makes them; nothing is sent."""
+"""Submissions to Dataflow: hints, images, files and options, as the stock client makes them; nothing is sent."""
 
 import io
 import zipfile
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 pytest.importorskip("google.cloud.dataflow_v1beta3", reason="pip install 'imagepivot[gcp]'")
 
 from apache_beam.portability.api import beam_runner_api_pb2 as pb
-from apache_beam.portability.common_urns import primitives, resource_hints
+from apache_beam.portability.common_urns import environments, primitives, resource_hints
 from apache_beam.runners.dataflow.internal import apiclient
 from google.cloud import dataflow_v1beta3
 
@@ -144,6 +144,7 @@ def folder(tmp_path_factory, patch) -> Path:
     return folder
 
 
+CAPTIONS = ("captions", "captions.tsv", "out", "--format", "table", "--shards", 2)
 FEATURES = ("features", "images.csv", "out")
 
 
@@ -154,8 +155,7 @@ def with_gpus(folder, patch) -> Submission:
 
 @pytest.fixture(scope="module")
 def without_gpus(folder, patch) -> Submission:
-    words = ("captions", "captions.tsv", "out", "--format", "table", "--shards", 2, "--shared-disk", "--")
-    return submit(lambda: command(*words, *FLAGS), patch)
+    return submit(lambda: command(*CAPTIONS, "--shared-disk", "--", *FLAGS), patch)
 
 
 def test_only_model_and_preflight_steps_request_gpus(with_gpus):
@@ -172,6 +172,18 @@ def test_options_of_workers(with_gpus, without_gpus):
     assert without_gpus.hints() == {}
     assert "use_multiple_sdk_containers" in without_gpus.experiments
     assert without_gpus.pool.num_threads_per_worker == 0
+
+
+@pytest.mark.parametrize("words", [(*FEATURES, *GPU), CAPTIONS])
+def test_container_image_applies_to_every_step(words, patch):
+    image = "eu-docker.pkg.dev/project/images/imagepivot:1"
+    flags = ("--shared-disk", "--", *FLAGS, f"--sdk_container_image={image}")
+    one = submit(lambda: command(*words, *flags), patch)
+    steps = [one.environment_of(step) for step in one.steps()]
+    assert {environment.urn for environment in steps} == {environments.DOCKER.urn}
+    assert {pb.DockerPayload.FromString(environment.payload).container_image for environment in steps} == {image}
+    assert {each.container_image for each in one.pool.sdk_harness_container_images} == {image}
+    assert set(one.staged) <= BEAMS
 
 
 def test_only_the_package_wheel_is_staged(with_gpus, without_gpus):
