@@ -104,9 +104,14 @@ class Table:
         """Formatted values with their references, without separators."""
         return [[self._text(*cell) for cell in zip(self._columns, self._cells(row), strict=True)] for row in self.rows if row]
 
+    @property
+    def are_numbers(self) -> list[bool]:
+        """Whether each column has numbers."""
+        return [column.format is not None for column in self._columns]
+
     def to_markdown(self) -> str:
         """Return the table with its title and notes as Markdown."""
-        rule = ["---" if column.format is None else "---:" for column in self._columns]
+        rule = ["---:" if is_number else "---" for is_number in self.are_numbers]
         rows = [list(map(_markdown, row)) for row in self.texts]
         lines = [[_markdown(escape_text(heading, lines=True)) for heading in self.headings], rule, *rows]
         table = [f"| {' | '.join(line)} |" for line in lines]
