@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
@@ -163,6 +165,74 @@ def test_broken_model_line_is_named(line: str, problem: str) -> None:
     message = f"models/truecase.en, line 2: {problem}; the line is {line!r}; train the model again or copy it again"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         TruecaseModel.from_text(f"a (3/3)\n{line}\nin (1/1)\n", source="models/truecase.en")
+
+
+# A second implementation of both programs, to compare with.
+
+
+def reference_counts(captions: list[str]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    delayed = ["(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"]
+    for caption in captions:
+        words = caption.split()
+        start = next((i for i, word in enumerate(words) if word not in delayed), len(words))
+        for i in range(start, len(words)):
+            word = words[i]
+            if not any(unicodedata.category(c) in ("Ll", "Lu", "Lt") for c in word):
+                continue
+            if i == start or words[i - 1] in (".", ":", "?", "!"):
+                continue
+            forms = counts.setdefault("".join(c.lower() for c in word), {})
+            forms[word] = forms.get(word, 0) + 10
+    return counts
+
+
+def reference_truecase(line: str, best: dict[str, str], known: set[str]) -> str:
+    forms = []
+    start = True
+    for word in line.split():
+        kind = "".join(c.lower() for c in word)
+        if start and kind in best:
+            forms.append(best[kind])
+        elif word in known:
+            forms.append(word)
+        else:
+            forms.append(best.get(kind, word))
+        if word in (".", ":", "?", "!"):
+            start = True
+        elif word not in ("(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#93;"):
+            start = False
+    return " ".join(forms)
+
+
+def _random_captions(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    words = "The the THE a A Dog dog DOG Ж ж ǅ ǆ ªb ª ΑΣ ας ασ İ ß ẞ 3pm 3 中文 A中 &amp; ,"
+    marks = ". . : ? ! ( [ \" ' &apos; &quot; &#91; &#93;"
+    choices = (words + " " + marks).split(" ")
+    captions = []
+    for _ in range(count):
+        tokens = [
+            rng.choice(choices) if rng.random() < 0.85 else "".join(rng.choices("aAbB.éÉσΣς1'", k=rng.randint(1, 6)))
+            for _ in range(rng.randint(0, 12))
+        ]
+        captions.append(" ".join(tokens))
+    return captions
+
+
+@pytest.mark.slow
+def test_equals_the_reference_on_random_captions() -> None:
+    captions = _random_captions(seed=11, count=5000)
+    model = TruecaseModel.from_counts(_sum(c.split(" ") if c else [] for c in captions))
+    reference = reference_counts(captions)
+    assert model.counts == {form: count for forms in reference.values() for form, count in forms.items()}
+    best = {kind: min(forms, key=lambda form: (-forms[form], form)) for kind, forms in reference.items()}
+    assert model.best == best
+    assert TruecaseModel.from_text(model.to_text()) == model
+    known = {form for forms in reference.values() for form in forms}
+    for caption in captions + _random_captions(seed=12, count=5000):
+        tokens = caption.split(" ") if caption else []
+        assert " ".join(truecase(tokens, model)) == reference_truecase(caption, best, known), repr(caption)
 
 
 EN = "dog (3/4) Dog (1)\nthe (2/2)\n"
