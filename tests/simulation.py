@@ -1,12 +1,13 @@
 """Datasets of any size without their content: invented ids, sentences and vectors of one number, through the code of real runs.
 
-What the code does with keys, shards, listings, token counts, records, commits and manifests is real; images are neither read nor
+What the code does with keys, shards, listings, vocabularies, records, commits and manifests is real; images are neither read nor
 computed, and captions are cut at spaces. Each function returns what its phases cost.
 """
 
 import cProfile
 import pickle
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ from pipelines.jobs import FeaturesJob
 from pipelines.text.caption_shards import BLOCK_SCHEMA, CaptionStatistics, blocks_of, caption_rows
 from pipelines.text.merge_sort import SortedRun as CaptionPiece
 from pipelines.text.merge_sort import make_sorted_runs, merge_runs, number_captions, spill_to_disk
-from pipelines.text.token_counts import count_tokens, sum_by_key
+from pipelines.text.token_counts import count_tokens, sum_by_key, sum_counters
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.parameters import CaptionsParameters, FeaturesParameters
 from schemas.storage.folder import Folder
+from schemas.vocabulary import Vocabulary
 from schemas.writing.dataset_writer import commit
 from schemas.writing.output import OutputDataset
 from schemas.writing.output_state import OutputState
@@ -177,6 +179,24 @@ def captions(count: int, shards: int, folder: Path) -> list[Cost]:
     with costs.phase("worker: count tokens, merge", count):
         total = sum_by_key(group for shard in range(shards) for group in count_tokens(shard, dataset))
     assert sum(sum(counter.values()) for counter in total.values()) == count * _LENGTH
+    return costs
+
+
+def vocabulary(types: int, shards: int) -> list[Cost]:
+    """Merge the counts of shards, each with a tenth of the types, and build the vocabulary: what grows is the number of types."""
+    costs, random = Costs(), np.random.default_rng(0)
+    some = types // 10
+
+    def counts() -> Iterator[Counter[str]]:
+        for _ in range(shards):
+            yield Counter({f"word{number}": 1 for number in random.choice(types, some, replace=False).tolist()})
+
+    with costs.phase("worker: merge counts of shards", shards * some):
+        total = sum_counters(counts())
+    with costs.phase("worker: build the vocabulary", len(total)):
+        built = Vocabulary.from_counts({"en": total}, min_count=1)
+    assert sum(total.values()) == shards * some
+    assert len(built) == len(total) + 4
     return costs
 
 

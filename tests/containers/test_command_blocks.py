@@ -12,6 +12,7 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines.commands.flex_template import command_line
 from pipelines.running.execution import Execution
@@ -113,6 +114,14 @@ KNOWN: dict[str, list[list[str]] | None] = {"boot": None, "imagepivot": None}  #
 for program, *pattern in map(str.split, LINES.replace("\\\n", "").strip().splitlines()):
     KNOWN.setdefault(program, []).append(pattern)
 MORE = {"kubectl": WAIT, "aws": FILES, "gcloud": FILES, "sbatch": "print(7)", "docker": CONTAINER, "apptainer": CONTAINER}
+# Arguments of the resource in the providers google and google-beta, version 7.
+TERRAFORM = {
+    *("provider", "name", "project", "region", "container_spec_gcs_path", "parameters", "labels", "on_delete"),
+    *("service_account_email", "network", "subnetwork", "ip_configuration", "num_workers", "max_workers", "machine_type"),
+    *("launcher_machine_type", "temp_location", "staging_location", "sdk_container_image", "skip_wait_on_job_termination"),
+    *("additional_experiments", "additional_pipeline_options", "autoscaling_algorithm", "enable_streaming_engine"),
+    *("kms_key_name", "transform_name_mapping"),
+}
 
 
 def blocks(page: str, section: str, language: str) -> list[str]:
@@ -191,8 +200,34 @@ def test_fields_of_aws_batch_are_those_of_its_service():
     for operation, fields in given.items():
         report = validate.ParamValidator().validate(fields, service.operation_model(operation).input_shape)
         assert not report.has_errors(), report.generate_report()
+    wrong = {**definition, "containerProperties": {**definition["containerProperties"], "entryPoint": ["bash"]}}
+    report = validate.ParamValidator().validate(wrong, service.operation_model("RegisterJobDefinition").input_shape)
+    assert "entryPoint" in report.generate_report()
     actions = {each["onExitCode"]: each["action"] for each in definition["retryStrategy"]["evaluateOnExit"]}
     assert actions == {"2": "EXIT", "3": "EXIT"}
+
+
+def fields_of(value: object) -> set[str]:
+    """Return all names of fields in a JSON value."""
+    if isinstance(value, list):
+        return set().union(*map(fields_of, value))
+    return set(value).union(*map(fields_of, value.values())) if isinstance(value, dict) else set()
+
+
+def test_fields_of_google_batch_are_those_of_its_service():
+    """google-cloud-batch 0.22.4 takes this job as a message ``Job``, which refuses other fields."""
+    (job,) = map(json.loads, blocks("array-jobs.md", "Google Batch", "json"))
+    (group,) = job["taskGroups"]
+    assert int(group["taskCount"]) == 64
+    assert fields_of(group) == {
+        *("taskCount", "parallelism", "taskSpec", "runnables", "container", "imageUri", "commands", "computeResource"),
+        *("cpuMilli", "memoryMib", "maxRunDuration", "maxRetryCount", "lifecyclePolicies", "action", "actionCondition"),
+        "exitCodes",
+    }
+    assert fields_of({name: each for name, each in job.items() if name != "taskGroups"}) == {
+        *("allocationPolicy", "instances", "installGpuDrivers", "policy", "machineType", "provisioningModel"),
+        *("logsPolicy", "destination"),
+    }
 
 
 # --- Dataflow ----------------------------------------------------------------------------------------------------------
@@ -203,6 +238,46 @@ def check_launch(parameters: dict[str, str]) -> None:
     flex_service.check(json.loads((ROOT / "docker" / "metadata.json").read_text())["parameters"], parameters)
     words = command_line([f"--{name}={value}" for name, value in parameters.items()])
     platforms.check_command(["imagepivot", *words])
+
+
+def test_launches_of_the_flex_template_give_one_command(tmp_path):
+    (block,) = blocks("dataflow.md", "Flex Template", "bash")
+    _, ((*_, last),) = run(block, tmp_path)
+    parameters = dict(pair.split("=", 1) for pair in last.removeprefix("--parameters=").split(","))
+    (resource,) = blocks("dataflow.md", "Flex Template", "terraform")
+    arguments = read_terraform(resource, "google_dataflow_flex_template_job")
+    assert set(arguments) <= TERRAFORM
+    assert arguments["parameters"] == parameters
+    for name, flag in {
+        "region": "region",
+        "subnetwork": "subnetwork",
+        "service_account_email": "service-account-email",
+    }.items():
+        assert f"--{flag}={arguments[name]} " in block
+    with pytest.raises(ValueError, match="Unrecognized parameter: gpus"):
+        check_launch({**parameters, "gpus": "1"})
+
+
+def read_terraform(text: str, kind: str) -> dict[str, object]:
+    """Read one resource of texts, numbers and maps of texts; an `AssertionError` names any other line."""
+    first, *lines, last = text.splitlines()
+    assert re.fullmatch(rf'resource "{kind}" "[a-z_]+" {{', first)
+    assert last == "}"
+    arguments: dict[str, object] = {}
+    inner: dict[str, object] | None = None
+    for line in lines:
+        target = arguments if inner is None else inner
+        if line == "  }" and inner is not None:
+            inner = None
+        elif (opened := re.fullmatch(r"  (\w+) = {", line)) is not None and inner is None:
+            inner = arguments[opened[1]] = {}
+        else:
+            value = re.fullmatch(r' +(\w+) += (?:"([^"$\\]*)"|([0-9]+)|(google-beta))', line)
+            assert value is not None, line
+            assert value[1] not in target, f"{value[1]} is given twice"
+            target[value[1]] = next(group for group in value.groups()[1:] if group is not None)
+    assert inner is None
+    return arguments
 
 
 def test_flags_for_beam_on_the_page_are_those_of_beam(monkeypatch):
@@ -217,3 +292,17 @@ def test_flags_for_beam_on_the_page_are_those_of_beam(monkeypatch):
     assert remarks == []
     Execution(beam_flags=("--runner=DataflowRunner", "--bogus_flag=1")).flags  # noqa: B018 -- read once, as by a run
     assert len(remarks) == 1
+    given = PipelineOptions(shlex.split(lines[1])).get_all_options()
+    assert (given["num_workers"], given["max_num_workers"], given["use_public_ips"]) == (8, 8, False)
+    assert (given["labels"], given["element_processing_timeout_minutes"]) == (["team=vision"], 120)
+
+
+def test_every_statement_about_dataflow_says_how_it_is_known():
+    text = (HOW_TO / "dataflow.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^\|.*\n\| ---.*$", "", text, flags=re.MULTILINE)  # Headings of tables.
+    unmarked = []
+    for part in re.split(r"\n\n|\n(?=- |\|)", text.partition("\n\n")[2]):
+        if part.strip() and not part.startswith("#") and not re.search(r"\([TGU]\)( \||:)?$", part.strip()):
+            unmarked.append(part)
+    assert unmarked == ["Nothing on this page was run on Google's cloud. A mark ends each statement, row and paragraph:"]

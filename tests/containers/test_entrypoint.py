@@ -1,6 +1,7 @@
 """The entry point of the images, on this machine, with the words of every page and manifest that starts one."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,11 @@ from tests.containers.platforms import check_command, stand_ins, start, started
 
 yaml = pytest.importorskip("yaml", reason="the extra dev installs it")
 
+TARGETS = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "docker" / "Dockerfile").read_text(), re.MULTILINE)
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 MANIFESTS = sorted((ROOT / "docker" / "kubernetes").glob("*.yaml"))
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+IMAGE = re.compile(r"\b(?:registry\.example\.com|europe-docker\.pkg\.dev)/[\w./-]+:[\w.]+")
 INDEX = dict.fromkeys(("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX", "BATCH_TASK_INDEX", "SLURM_ARRAY_TASK_ID"), "63")
 
 
@@ -86,3 +89,25 @@ def test_other_words_are_a_command(programs, tmp_path):
     done = start(["--worker_pool"], stand_ins(tmp_path / "train", ["imagepivot"]))
     assert (done.returncode, done.stdout) == (2, "")
     assert "this image has no worker of Beam; give a command" in done.stderr
+
+
+def test_images_of_the_pages_are_those_that_a_target_builds():
+    found = {}
+    for path in (*PAGES, *MANIFESTS):
+        for image in IMAGE.findall(path.read_text(encoding="utf-8")):
+            found.setdefault(image.rpartition("/")[2].partition(":")[0], set()).add(path.name)
+    assert set(found) <= {*TARGETS}, found
+    assert set(found) == {"worker", "worker-cpu", "launcher", "train"}
+    versions = {image.rpartition(":")[2] for path in PAGES for image in IMAGE.findall(path.read_text(encoding="utf-8"))}
+    assert versions == {"0.2.0"}
+
+
+def test_entry_point_is_that_of_every_image_but_the_launcher():
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE) == [
+        '["/opt/imagepivot/entrypoint.sh"]',
+        '["/opt/google/dataflow/python_template_launcher"]',
+    ]
+    assert "COPY docker/entrypoint.sh /opt/imagepivot/" in text
+    assert "HEALTHCHECK" not in text
+    assert os.access(ROOT / "docker" / "entrypoint.sh", os.X_OK)

@@ -147,3 +147,18 @@ def test_ports_and_names_agree():
         assert f"--{service_flag}={port}" in flags
         assert port in [each["port"] for each in service["spec"]["ports"]]
     assert f"--flink-master={DOCUMENTS['flink.yaml-FlinkDeployment']['metadata']['name']}-rest:8081" in flags
+
+
+@pytest.mark.parametrize(("name", "pod"), PODS)
+def test_pods_have_limits_and_an_end(name, pod):
+    for container in pod["containers"]:
+        if container.get("image", "").startswith("registry.example.com"):
+            limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+            assert {key: limits[key] for key in ("cpu", "memory")} == requests
+    document = DOCUMENTS[name]
+    if document["kind"] in ("Job", "CronJob"):
+        job = document["spec"]["jobTemplate"]["spec"] if document["kind"] == "CronJob" else document["spec"]
+        assert job["activeDeadlineSeconds"] <= 86_400
+        assert job["ttlSecondsAfterFinished"] > 0
+        assert {rule["action"] for rule in job["podFailurePolicy"]["rules"]} & {"FailIndex", "FailJob"}
+        assert pod["terminationGracePeriodSeconds"] >= 30

@@ -18,11 +18,13 @@ from pipelines.running.execution import Accelerator, Execution
 from pipelines.running.preflight import PreflightCheck
 from pipelines.running.runner import MAX_GRAPH_BYTES
 from pipelines.running.transforms import CommitDataset
-from schemas.fingerprints import sha256_of_bytes
-from schemas.keys import MAX_SHARDS
+from schemas.fingerprints import fingerprint_of, sha256_of_bytes
+from schemas.keys import MAX_SHARDS, shard_name
+from schemas.manifest import Manifest, ShardEntry
+from schemas.parameters import CaptionsParameters
 from schemas.storage.folder import Folder
 from schemas.writing.shard_count import MAX_CHOSEN
-from tests.simulation import Cost, Images, captions, features, images
+from tests.simulation import Cost, Images, captions, features, images, vocabulary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -43,6 +45,9 @@ PASSED_REF_BYTES = 60
 
 GRAPH_BYTES = 100
 """Bytes of a pipeline for each shard."""
+
+MANIFEST_BYTES = 500
+"""Bytes of a manifest for each shard."""
 
 
 def compare(few: list[Cost], many: list[Cost]) -> None:
@@ -80,6 +85,11 @@ def test_cost_of_a_caption_is_flat(tmp_path):
         costs[count] = captions(count, shards, folder)
         assert all(cost.passed <= PASSED_BYTES["caption"] * count for cost in costs[count])
     compare(*costs.values())
+
+
+def test_vocabulary_cost_is_independent_of_shards():
+    few, many = (vocabulary(2_000, shards)[1].items for shards in (100, 1000))
+    assert few == many == 2_000
 
 
 def peak_of_listing(count: int, folder: Path) -> int:
@@ -121,3 +131,20 @@ def test_pipeline_of_many_shards_can_be_submitted(shards):
     size = pipeline.to_runner_api().ByteSize()
     assert size < MAX_GRAPH_BYTES
     assert size < 60_000 + GRAPH_BYTES * shards
+
+
+def test_manifest_of_any_number_of_shards_is_written_and_read():
+    parameters = CaptionsParameters(text=None).to_json()
+    sizes = []
+    for shards in (1000, MAX_SHARDS):
+        entries = tuple(
+            ShardEntry(shard_name(number, shards), 1 << 29, f"{number:064x}", 1000, f"{number:064x}")
+            for number in range(shards)
+        )
+        fingerprint = fingerprint_of("captions", parameters, (), shards)
+        manifest = Manifest("captions", fingerprint, parameters, (), {}, entries)
+        text = manifest.to_json()
+        assert Manifest.from_json(text, "here") == manifest
+        sizes.append(len(text) / shards)
+    assert max(sizes) <= MANIFEST_BYTES
+    assert sizes[1] <= sizes[0]
