@@ -72,6 +72,10 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in tree(folder).items() if not name.endswith(".lock")}
 
 
+def test_page_has_few_lines_of_code():
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 30
+
+
 @pytest.mark.cluster
 def test_import_and_entry_point_give_the_same_bytes_on_workers_tasks_and_beam(folder):
     module, work = ("--import", "mean_colour"), folder / "work"
