@@ -362,7 +362,9 @@ def read_column(folder: Folder, name: str, version: str, group: int) -> pa.Chunk
     return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
 
 
-_cached_column = lru_cache(maxsize=2)(read_column)  # Threads may still read the last row group when others begin the next.
+@lru_cache(maxsize=2)  # Threads may still read the last row group when others begin the next.
+def _cached_column(folder: Folder, name: str, version: str, group: int) -> pa.ChunkedArray:
+    return read_column(folder, name, version, group)
 
 
 def _bytes_column(schema: pa.Schema) -> str | None:
