@@ -10,7 +10,7 @@ from schemas.keys import SHARD_NAME
 from schemas.manifest import MANIFEST_NAME, Manifest
 from schemas.storage.folder import Folder
 from schemas.vocabulary import TEXT_NAME
-from schemas.writing.file_names import is_own, is_temporary
+from schemas.writing.file_names import is_like_shard, is_own, is_temporary
 from schemas.writing.locks import lock_folder
 from schemas.writing.output_state import Status, file_problem, state_of
 from schemas.writing.records import Record, record_name, write_record
@@ -64,7 +64,7 @@ def _repair_locked(folder: Folder, manifest: Manifest | None) -> Repair:
 
     files = () if manifest is None else manifest.files
     listed = {entry.path for entry in files}
-    others = [name for name in sorted(entries) if name not in listed and not is_own(name)]
+    others = [name for name in sorted(entries) if name not in listed and not is_own(name) and not is_like_shard(name)]
     for name in filter(is_temporary, sorted(entries)):
         delete(name)
     names = sorted(filter(SHARD_NAME.fullmatch, entries)) if manifest is None else [shard.path for shard in manifest.shards]

@@ -53,7 +53,7 @@ def test_repair_uses_records_if_the_manifest_is_damaged(copy_toy, toys):
 
 def test_temporary_files_are_deleted_and_those_of_other_tools_stay(copy_toy, toys):
     toy = copy_toy("captions")
-    others = {"index.json": b"{}", "notes.tmp-7": b"mine", "sub/.DS_Store": b"\x00"}
+    others = {"index.json": b"{}", "notes.tmp-7": b"mine", "sub/.DS_Store": b"\x00", "other.parquet": b"a problem of validate"}
     temporary = f".{SHARD.format(0)}.parquet.tmp-77"
     for name, data in {**others, temporary: b"half"}.items():
         toy.output.folder.put(name, data)
