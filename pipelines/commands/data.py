@@ -54,7 +54,7 @@ def captions(
 
 
 @command("vocabulary captions vocabulary --min-count 4")
-def vocabulary(job: VocabularyJob, monitoring: Monitoring = Monitoring(), execution: Execution = Execution(workers=1)) -> None:
+def vocabulary(job: VocabularyJob, monitoring: Monitoring = Monitoring(), execution: Execution = Execution()) -> None:
     """Build the joint vocabulary of captions, in which rare tokens are <unk>.
 
     Writes a Parquet shard (id, token, count, counts by language) and _vocabulary.txt, and prints the overlap of languages.

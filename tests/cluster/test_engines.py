@@ -25,6 +25,7 @@ from tests.builders import tree
 from tests.cluster import engines
 from tests.integration.gate import GATE, at_work
 from tests.integration.processes import start, wait_for
+from tests.integration.test_own_extractors import CODE
 from tests.integration.workload import CODES, MODEL, OUTPUTS, UNIQUE, commands, make_inputs, one_line, run_locally
 
 pytest.importorskip("timm", reason="the extra dev installs it")
@@ -160,6 +161,24 @@ def test_extract_in_a_pipeline_of_ones_own_has_the_values_of_features(name, requ
     for row in dataset:
         for prefix in ("", "row-"):
             np.testing.assert_array_equal(np.load(folder / f"{prefix}{row['image_id']}.npy"), row["feature"])
+
+
+@pytest.mark.parametrize("name", ["flink", "prism"])
+def test_extractor_of_ones_own_makes_the_bytes_of_a_local_run(name, request, inputs, tmp_path):
+    held = request.getfixturevalue(name)
+    folder = shutil.copytree(inputs, tmp_path / "there")
+    (held.hold.parent / "gate" / "mean_colour.py").write_text(CODE)  # On the path of the workers.
+    (folder / "mean_colour.py").write_text(CODE)
+    command = ("features", "photos", "colours", "--extractor", "mean-colour", "--import", "mean_colour", "--shards", "2")
+    made = []
+    for words in ((*command, "--workers", "1"), held.words(*command, "--shared-disk")):
+        with start(*words, folder=folder) as launcher:
+            ended = launcher.wait(SECONDS)
+        assert ended.returncode == 3, ended.stderr
+        made.append({path: data for path, data in of_output(tree(folder), "colours").items() if "part-" in path})
+        shutil.rmtree(folder / "colours")
+    assert made[1] == made[0]
+    assert sum(path.endswith(".parquet") for path in made[0]) == 2
 
 
 # --- what is killed in the middle --------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -94,3 +95,15 @@ def test_duplicates_prints_counts_and_writes_the_list(call, tmp_path):
     ]
     shown = json.loads(call("duplicates", tmp_path / "features", tmp_path / "captions", "--json")[1])
     assert [(row["split"], row["and split"], row["groups"]) for row in shown] == [("val", "val", 1), ("test", "train", 1)]
+
+
+@pytest.mark.parametrize(("size", "workers"), [(1, 3), (1 << 30, 1)])
+def test_vocabulary_is_counted_by_as_many_workers_as_captions_pay_for(call, tmp_path, monkeypatch, size, workers):
+    (tmp_path / "t.tsv").write_text("image_id\tlanguage\ttext\na\ten\ta dog\n")
+    assert call("captions", tmp_path / "t.tsv", tmp_path / "c", "--format", "table", "--workers", "1")[0] == 0
+    started: list[int] = []
+    monkeypatch.setattr("pipelines.text.token_counts._BYTES_OF_WORKER", size)
+    monkeypatch.setattr("pipelines.running.execution.usable_cores", lambda: 3)
+    monkeypatch.setattr("pipelines.running.job.open_workers", lambda count: nullcontext(started.append(count) or map))
+    assert call("vocabulary", tmp_path / "c", tmp_path / "v", "--min-count", "1")[0] == 0
+    assert started == [workers]
