@@ -50,7 +50,10 @@ def execution_for(captions: Dataset, execution: Execution) -> Execution:
 
 
 def count_tokens(shard: int, captions: Dataset, meter: Meter = Meter()) -> list[tuple[CaptionGroup, Counter[str]]]:
-    """Count the tokens in one shard of captions, by portion, split and language."""
+    """Count the tokens in one shard of captions, by portion, split and language.
+
+    The meter counts its captions.
+    """
     counts: dict[CaptionGroup, Counter[str]] = {}
     names = ["portion", "split", "language"]
     for batch in captions.shard_batches(shard, [*names, "tokens"], BATCH_ROWS):
