@@ -7,7 +7,6 @@
 What they are made of is fetched once, by Maven and by Go's module proxy, into ``build/engines``.
 """
 
-import ctypes
 import hashlib
 import json
 import os
@@ -33,7 +32,10 @@ BUILD = HERE.parents[1] / "build" / "engines"
 
 _FETCH_SECONDS = 1200
 _START_SECONDS = 240.0
-_DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG.
+
+# Runs a program that Linux ends with the process that started it, however that ends, and that hears of interrupts, as in a
+# terminal. Programs do it, not `preexec_fn`: that would fork, and children of a process that uses gRPC abort now and then.
+_WITH_PARENT = ("env", "--default-signal=INT", "setpriv", "--pdeathsig=KILL")
 
 # Flink 1.19 and Spark 3.5 reach into Java's own packages, which Java 17 shows only if it is told to.
 _OPENED = (
@@ -132,12 +134,6 @@ def of_maven(name: str) -> Path:
     return fetched(name, "mvn", "--quiet", "--batch-mode", "--file", str(pom), "package", source=pom.read_text())
 
 
-def _end_with_parent() -> None:
-    """Let Linux end this process with the one that started it, however that ends; let it hear of interrupts, as in a terminal."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 # --- processes ---------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +158,7 @@ class Engine:
         """Run a program until it is ready and then for the block; at its end, or this process's, it gets a signal and is gone."""
         folder = self.root / name
         (folder / "tmp").mkdir(parents=True)
-        words = [str(word) for word in command]
+        words = [str(word) for word in (*_WITH_PARENT, *command)]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
                 words,
@@ -170,7 +166,6 @@ class Engine:
                 env={**os.environ, "TMPDIR": str(folder / "tmp"), **environment},
                 stdout=log,
                 stderr=log,
-                preexec_fn=_end_with_parent,
             )
         self.processes[name] = process
         try:
