@@ -22,6 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from pipelines.commands import build, data, datasets, demo, doctor, looking, training
+from pipelines.commands.binding import TextParameters
 from pipelines.commands.exit_codes import run
 from pipelines.commands.results import console, print_line, print_remark, set_console_of_typer
 from schemas.console import events
@@ -58,7 +59,7 @@ _MODULES_OF_EXTRAS = {"text (apache-beam)": "apache_beam", "train (torch)": "tor
 _show_any_warning = warnings.showwarning  # `main` replaces it.
 
 
-class _Group(TyperGroup):
+class _Group(TextParameters, TyperGroup):
     """Group of the commands; a closed pipe at the output ends them."""
 
     def __init__(self, **settings: Any) -> None:

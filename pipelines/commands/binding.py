@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from keyword import iskeyword
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import MappingProxyType, NoneType, SimpleNamespace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -157,7 +157,7 @@ class Option:
             default = self.default if self.is_flag else self.text(self.default)
         shown = "on" if default is True else default
         help_ = f"{self.help} Default: {shown}." if isinstance(shown, str) and shown else self.help
-        shared: dict[str, Any] = {"parser": lambda value: value, "autocompletion": self._completion, "show_default": False}
+        shared: dict[str, Any] = {"autocompletion": self._completion, "show_default": False}
         if self.is_argument:
             metavar = self.key.upper() + "..." * self.takes_several
             declared: Any = typer.Argument(help=help_, metavar=metavar, **shared)
@@ -297,7 +297,21 @@ def _text_type(hint: Any) -> Any:
     return Union[tuple(kind for kind in kinds if kind not in protocols)]  # noqa: UP007 -- of any number
 
 
-class Command(TyperCommand):
+class TextParameters:
+    """A command of typer that takes texts as they are.
+
+    `Option.value` converts them. What typer converts them by imports pydantic, a quarter of a command's start.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the parser, with that of help."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in params:
+            parameter.get_runtime_param = lambda: SimpleNamespace(coerce=lambda value, **_: value)
+        return params
+
+
+class Command(TextParameters, TyperCommand):
     """A function as a command, with options from command line, environment or file.
 
     The program creates all commands but runs one; the options are therefore created when they are first used.
