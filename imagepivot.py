@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from train.evaluation.embedding import embed as embed
     from train.evaluation.encoding import EncodingRun as EncodingRun
     from train.evaluation.encoding import JointModel as JointModel
+    from train.evaluation.mteb_model import MtebModel
     from train.evaluation.ranks import read_ranks as read_ranks
     from train.evaluation.scores import Score as Score
     from train.evaluation.scores import evaluate as evaluate
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
     from train.sts.pairs import read_sts as read_sts
     from train.sts.similarity import sts as sts
 
+    mteb_model = MtebModel
     repair_dataset = repair
     validate_dataset = validate
 
@@ -162,12 +164,10 @@ if TYPE_CHECKING:  # Types of the functions below, not public.
 
     import torch
 
-    from train.evaluation.mteb_model import MtebModel
-    from train.evaluation.sentences import TextEncoder
 
 __version__: str
 
-_EXTRAS = {"pipelines.datasets.duplicates": "duplicates"}
+_EXTRAS = {"pipelines.datasets.duplicates": "duplicates", "train.evaluation.mteb_model": "mteb"}
 """Extras of modules that need more than their package's."""
 
 _PACKAGES = frozenset({"schemas", "extractors", "pipelines", "train"})
@@ -280,7 +280,7 @@ def _places() -> dict[str, tuple[str, str]]:
     imports = [(node.module, alias) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     renamed = {ast.unparse(node.value): ast.unparse(node.targets[0]) for node in block.body if isinstance(node, ast.Assign)}
     places = {alias.asname or renamed[alias.name]: (str(module), alias.name) for module, alias in imports}
-    return places | {name: (__name__, name) for name in ("mteb_model", "open_joint_model", "open_run")}
+    return places | {name: (__name__, name) for name in ("open_joint_model", "open_run")}
 
 
 def _load(name: str) -> Any:
@@ -341,22 +341,6 @@ def open_joint_model(model: str, images: str | PathLike[str], *, device: str = "
 
 def _tokenize_query(*given: Any) -> Sequence[str]:
     return _load("tokenize_query")(*given)
-
-
-def mteb_model(
-    run: EncodingRun | TextEncoder, extractor: Extractor | None = None, *, language: str = "", truecaser: str = ""
-) -> MtebModel:
-    """Return a model for MTEB, see `train.evaluation.mteb_model.MtebModel`.
-
-    Examples:
-        >>> model = imagepivot.mteb_model(imagepivot.open_run("runs/demo"))  # doctest: +SKIP
-        >>> mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]))  # doctest: +SKIP
-    """
-    try:
-        from train.evaluation.mteb_model import MtebModel
-    except ModuleNotFoundError as error:
-        raise ImportError(f"mteb_model needs {error.name}, which is not installed: pip install 'imagepivot[mteb]'") from error
-    return MtebModel(run, extractor, language=language, truecaser=truecaser)
 
 
 def command() -> None:

@@ -33,6 +33,10 @@ class MtebModel:
     Raises:
         UsageError: the run's model has no vectors, does not read text or does not know the language.
         DatasetError: the run was trained on features of another extractor, or the tower has another space.
+
+    Examples:
+        >>> model = imagepivot.mteb_model(imagepivot.open_run("runs/demo"))  # doctest: +SKIP
+        >>> mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]))  # doctest: +SKIP
     """
 
     def __init__(
