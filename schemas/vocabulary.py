@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.kinds import VOCABULARY
 
@@ -15,6 +16,8 @@ SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 TEXT_NAME = "_vocabulary.txt"
 """Name of the text file of a vocabulary."""
 
+_OCCURRENCES = pa.schema({"language": pa.string(), "token": pa.string(), "count": pa.int64()})
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -22,7 +25,7 @@ class Vocabulary:
 
     Attributes:
         tokens: the specials, then tokens by count descending, then by code point.
-        counts: occurrences of each token by language; empty for specials.
+        table: rows of kind ``vocabulary``, with the counts; None for tokens without counts.
 
     Examples:
         >>> vocabulary = imagepivot.open_dataset("vocabulary").vocabulary()
@@ -31,13 +34,11 @@ class Vocabulary:
     """
 
     tokens: tuple[str, ...]
-    counts: tuple[Mapping[str, int], ...]
+    table: pa.Table | None = None
 
     def __post_init__(self) -> None:
         if self.tokens[: len(SPECIALS)] != SPECIALS:
             raise ValueError(f"a vocabulary begins with {SPECIALS!r}, found {self.tokens[: len(SPECIALS)]!r}")
-        if len(self.tokens) != len(self.counts):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.counts)} counts")
         if len(self.ids) != len(self.tokens):
             raise ValueError("a token occurs twice in the vocabulary")
 
@@ -54,6 +55,13 @@ class Vocabulary:
         """Id of each token except the specials."""
         return {token: token_id for token, token_id in self.ids.items() if token_id >= len(SPECIALS)}
 
+    @cached_property
+    def counts(self) -> tuple[Mapping[str, int], ...]:
+        """Occurrences of each token by language; empty for specials."""
+        if self.table is None:
+            return ({},) * len(self)
+        return tuple(dict(pairs) for pairs in self.table["counts"].to_pylist())
+
     @classmethod
     def from_counts(cls, counts: Mapping[str, Mapping[str, int]], *, min_count: int, scope: str = "language") -> Self:
         """Build a vocabulary of tokens with at least ``min_count`` occurrences.
@@ -68,21 +76,22 @@ class Vocabulary:
         """
         if scope not in ("language", "joint"):
             raise ValueError(f"scope is {scope!r}, expected 'language' or 'joint'")
-        by_token: dict[str, dict[str, int]] = {}
-        for language in sorted(counts):
-            for token, count in counts[language].items():
-                by_token.setdefault(token, {})[language] = count
-        reach = max if scope == "language" else sum
-        entries = [
-            (token, by_language)
-            for token, by_language in by_token.items()
-            if reach(by_language.values()) >= min_count and token not in SPECIALS
-        ]
-        entries.sort(key=lambda item: (-sum(item[1].values()), item[0]))
-        return cls(
-            tokens=(*SPECIALS, *(token for token, _ in entries)),
-            counts=(*({} for _ in SPECIALS), *(by_language for _, by_language in entries)),
-        )
+        parts = [_OCCURRENCES.empty_table()]
+        for language, of_token in sorted(counts.items()):
+            parts.append(pa.table([[language] * len(of_token), [*of_token], [*of_token.values()]], schema=_OCCURRENCES))
+        by_token = pa.concat_tables(parts).group_by("token", use_threads=False)  # Threads would mix the languages of a token.
+        rows = by_token.aggregate([("count", "sum"), ("count", "max"), ("language", "list"), ("count", "list")])
+        is_frequent = pc.greater_equal(rows["count_max" if scope == "language" else "count_sum"], min_count)
+        rows = rows.filter(pc.and_not(is_frequent, pc.is_in(rows["token"], pa.array(SPECIALS))))
+        rows = rows.sort_by(
+            [("count_sum", "descending"), ("token", "ascending")]
+        )  # Arrow compares UTF-8, which is by code point.
+        of_specials = pa.table([SPECIALS, *[[0] * len(SPECIALS)] * 2, *[[[]] * len(SPECIALS)] * 2], schema=rows.schema)
+        rows = pa.concat_tables([of_specials, rows]).combine_chunks()
+        languages, times = rows["language_list"].combine_chunks(), rows["count_list"].combine_chunks()
+        by_language = pa.MapArray.from_arrays(languages.offsets, languages.flatten(), times.flatten())
+        ids = np.arange(rows.num_rows, dtype=np.int32)
+        return cls.from_table(pa.table([ids, rows["token"], rows["count_sum"], by_language], schema=VOCABULARY))
 
     def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
         """Return the ids of ``<start>``, at most ``max_length`` tokens, and ``<end>``."""
@@ -93,25 +102,10 @@ class Vocabulary:
         """Return the tokens of ids, specials included."""
         return [self.tokens[token_id] for token_id in ids]
 
-    def to_table(self) -> pa.Table:
-        """Return the vocabulary as rows of kind ``vocabulary``."""
-        return pa.table(
-            {
-                "id": np.arange(len(self), dtype=np.int32),
-                "token": list(self.tokens),
-                "count": [sum(counts.values()) for counts in self.counts],
-                "counts": [sorted(counts.items()) for counts in self.counts],
-            },
-            schema=VOCABULARY,
-        )
-
     @classmethod
     def from_table(cls, table: pa.Table) -> Self:
         """Read rows of kind ``vocabulary`` in the order of ids."""
-        return cls(
-            tokens=tuple(table["token"].to_pylist()),
-            counts=tuple(dict(pairs) for pairs in table["counts"].to_pylist()),
-        )
+        return cls(tuple(table["token"].to_pylist()), table)
 
     def to_text(self) -> str:
         """Return one token per line, in the order of ids."""

@@ -95,7 +95,7 @@ def write_encoded(folder: Path, captions: Sequence[Mapping[str, Any]], *, seed: 
     for row in captions:
         counts[row["language"]].update(row["tokens"])
     vocabulary = Vocabulary.from_counts(counts, min_count=1)
-    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.to_table().to_pylist(), parameters={"seed": seed})
+    words = write_rows(folder / "vocabulary", "vocabulary", vocabulary.table.to_pylist(), parameters={"seed": seed})
     encoded = []
     for row in captions:
         ids = vocabulary.encode(row["tokens"])

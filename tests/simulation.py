@@ -28,7 +28,7 @@ from pipelines.jobs import FeaturesJob
 from pipelines.text.caption_shards import BLOCK_SCHEMA, CaptionStatistics, blocks_of, caption_rows
 from pipelines.text.merge_sort import SortedRun as CaptionPiece
 from pipelines.text.merge_sort import make_sorted_runs, merge_runs, number_captions, spill_to_disk
-from pipelines.text.token_counts import count_tokens, sum_by_key, sum_counters
+from pipelines.text.token_counts import count_tokens, sum_counters
 from schemas.dataset import open_dataset
 from schemas.features import FeatureSpec
 from schemas.manifest import MANIFEST_NAME, Manifest
@@ -177,7 +177,7 @@ def captions(count: int, shards: int, folder: Path) -> list[Cost]:
     _commit(costs, output, count)
     dataset = open_dataset(output.folder.location, kind="captions")
     with costs.phase("worker: count tokens, merge", count):
-        total = sum_by_key(group for shard in range(shards) for group in count_tokens(shard, dataset))
+        total = count_tokens(range(shards), dataset)
     assert sum(sum(counter.values()) for counter in total.values()) == count * _LENGTH
     return costs
 

@@ -7,7 +7,6 @@ tokenizing it. Only raw text travels; the worker that writes a shard tokenizes i
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -108,14 +107,13 @@ def write_caption_shard(
 
 def learn_truecasers(shards: Iterable[list[SortedRun]], recipe: Recipe, splits: Iterable[str], run: Map) -> dict[str, str]:
     """Learn a truecaser per language from the runs of all shards, as texts."""
-    forms = run(partial(runs_forms, recipe=recipe, splits=frozenset(splits)), shards)
-    counted = sum_by_key(chain.from_iterable(counts.items() for counts in forms))
-    return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in counted.items()}
+    forms = sum_by_key(run(partial(runs_forms, recipe=recipe, splits=frozenset(splits)), shards))
+    return {language: TruecaseModel.from_counts(counts).to_text() for language, counts in forms.items()}
 
 
 def runs_forms(runs: Iterable[SortedRun], recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:
     """Count word forms in the captions of runs, as `block_forms` does."""
-    return sum_by_key(pair for run in runs for pair in block_forms(read_run(run), recipe, splits).items())
+    return sum_by_key(block_forms(read_run(run), recipe, splits) for run in runs)
 
 
 def block_forms(block: pa.Table, recipe: Recipe, splits: frozenset[str]) -> dict[str, Counter[str]]:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 from pipelines.jobs import VocabularyJob
 from pipelines.running.execution import Execution
 from pipelines.running.meter import Meter
-from schemas.damage import content_errors
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError, InputError
-from schemas.footers import ShardRows
 from schemas.vocabulary import SPECIALS, TEXT_NAME, Vocabulary
 from schemas.writing.output import OutputDataset
 from schemas.writing.shard_writer import open_shard
@@ -49,22 +47,22 @@ def execution_for(captions: Dataset, execution: Execution) -> Execution:
     return execution.for_text(sum(shard.bytes for shard in captions.manifest.shards), _BYTES_OF_WORKER)
 
 
-def count_tokens(shard: int, captions: Dataset, meter: Meter = Meter()) -> list[tuple[CaptionGroup, Counter[str]]]:
-    """Count the tokens in one shard of captions, by portion, split and language.
+def count_tokens(shards: Iterable[int], captions: Dataset, meter: Meter = Meter()) -> dict[CaptionGroup, Counter[str]]:
+    """Count the tokens in shards of captions, by portion, split and language.
 
-    The meter counts its captions.
+    The meter counts the captions.
     """
-    counts: dict[CaptionGroup, Counter[str]] = {}
+    counts: defaultdict[CaptionGroup, Counter[str]] = defaultdict(Counter)
     names = ["portion", "split", "language"]
-    for batch in captions.shard_batches(shard, [*names, "tokens"], BATCH_ROWS):
+    for batch in chain.from_iterable(captions.shard_batches(shard, [*names, "tokens"], BATCH_ROWS) for shard in shards):
         for group in pa.table(batch.select(names)).group_by(names).aggregate([]).to_pylist():
             is_in_group = reduce(pc.and_, (pc.equal(batch[name], value) for name, value in group.items()))
             tokens, times = batch["tokens"].filter(is_in_group).flatten().value_counts().flatten()
-            counter = counts.setdefault((group["portion"], group["split"], group["language"]), Counter())
-            counter.update(dict(zip(tokens.to_pylist(), times.to_pylist(), strict=True)))
+            of_batch = dict(zip(tokens.to_pylist(), times.to_pylist(), strict=True))
+            counts[group["portion"], group["split"], group["language"]].update(of_batch)
         meter.add(captions=batch.num_rows)
     meter.flush()
-    return list(counts.items())
+    return counts
 
 
 def sum_counters(counters: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -75,10 +73,10 @@ def sum_counters(counters: Iterable[Mapping[str, int]]) -> Counter[str]:
     return total
 
 
-def sum_by_key(pairs: Iterable[tuple[_K, Mapping[str, int]]]) -> dict[_K, Counter[str]]:
+def sum_by_key(counters: Iterable[Mapping[_K, Mapping[str, int]]]) -> dict[_K, Counter[str]]:
     """Return the sum of the counters of each key."""
     total: defaultdict[_K, Counter[str]] = defaultdict(Counter)
-    for key, counter in pairs:
+    for key, counter in chain.from_iterable(each.items() for each in counters):
         total[key].update(counter)
     return total
 
@@ -88,17 +86,8 @@ def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[
     vocabulary, statistics = vocabulary_from_counts(job, counts)
     output.folder.put(TEXT_NAME, vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
-        shard.write(vocabulary.to_table())
+        shard.write(vocabulary.table)
         shard.statistics = statistics
-    return TEXT_NAME
-
-
-def restore_text(output: OutputDataset) -> str:
-    """Write the text of a vocabulary from its finished shard, and return its path."""
-    path = output.folder.path_of(output.name(0))
-    with output.folder.open(output.name(0)) as file, content_errors(path):
-        vocabulary = Vocabulary.from_table(ShardRows(file, path).read())
-    output.folder.put(TEXT_NAME, vocabulary.to_text().encode())
     return TEXT_NAME
 
 
@@ -131,7 +120,7 @@ def vocabulary_statistics(
     }
     unknown: dict[str, dict[str, float]] = {}
     reserved: dict[str, dict[str, int]] = {}
-    by_split = sum_by_key(((language, split), tokens) for (_, split, language), tokens in counts.items())
+    by_split = sum_by_key({(language, split): tokens} for (_, split, language), tokens in counts.items())
     for (language, split), tokens in sorted(by_split.items()):
         unknown_count = sum(count for token, count in tokens.items() if token not in word_ids)
         unknown.setdefault(language, {})[split] = unknown_count / max(1, tokens.total())
@@ -163,7 +152,7 @@ def vocabulary_from_counts(
         InputError: no token reaches the threshold.
     """
     covered = {group: tokens for group, tokens in sorted(counts.items()) if selects(job, group[0], group[2])}
-    trained = sum_by_key((language, tokens) for (_, split, language), tokens in covered.items() if split in job.splits)
+    trained = sum_by_key({language: tokens} for (_, split, language), tokens in covered.items() if split in job.splits)
     vocabulary = Vocabulary.from_counts(trained, min_count=job.min_count, scope=job.count_scope)
     if len(vocabulary) == len(SPECIALS):
         raise InputError(_no_token(trained, job))

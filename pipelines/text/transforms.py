@@ -18,7 +18,7 @@ from pipelines.text.encoding import ShardEncoder
 from pipelines.text.merge_sort import read_run
 from pipelines.text.moses import Recipe, load_recipe
 from pipelines.text.text_features import TextFeatureExtractor
-from pipelines.text.token_counts import count_tokens, restore_text, sum_counters, write_vocabulary
+from pipelines.text.token_counts import count_tokens, sum_counters, write_vocabulary
 from pipelines.text.truecasing import TruecaseModel, write_truecaser
 from schemas.dataset import Dataset
 from schemas.writing.output import OutputDataset
@@ -181,11 +181,8 @@ class CountTokens(beam.PTransform):
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         """Count each shard on the worker that reads it; only counts are shuffled."""
-        return (
-            shards
-            | "CountShard" >> beam.FlatMap(count_tokens, captions=self.captions, meter=self.meter)
-            | "SumCounts" >> beam.CombinePerKey(sum_counters)
-        )
+        count = beam.FlatMap(lambda shard, *inputs: count_tokens([shard], *inputs).items(), self.captions, self.meter)
+        return shards | "CountShard" >> count | "SumCounts" >> beam.CombinePerKey(sum_counters)
 
 
 @dataclass(eq=False)
@@ -227,9 +224,6 @@ def build_counts(
     meter: Meter,
 ) -> beam.PCollection:
     """Add the transforms of a job to a pipeline, for `pipelines.running.job.run_job`."""
-    if finished:
-        restore = beam.Map(lambda _, output: (restore_text(output),), output)
-        return pipeline | "VocabularyIsThere" >> CreateAfterPreflight([b""], check) | "WriteText" >> restore
     counts = spread_shards(pipeline, range(captions.num_shards), check) | "CountTokens" >> CountTokens(captions, meter)
     return counts | "BuildVocabulary" >> BuildVocabulary(job, output)
 

@@ -6,7 +6,6 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from pipelines.jobs import VocabularyJob
@@ -18,7 +17,6 @@ from pipelines.text.token_counts import (
     count_tokens,
     execution_for,
     open_captions_dataset,
-    restore_text,
     selects,
     sum_by_key,
     write_vocabulary,
@@ -114,10 +112,10 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         return build_counts(*arguments, job=job, captions=captions, output=output, meter=meter)
 
     def run_here(finished: frozenset[int], run: Map) -> tuple[str, ...]:
-        if finished:
-            return (restore_text(output),)
-        counts = run(partial(count_tokens, captions=captions, meter=meter), range(captions.num_shards))
-        return (write_vocabulary(job, output, sum_by_key(chain.from_iterable(counts))),)
+        workers = min(execution.local_workers, captions.num_shards)
+        shares = (range(first, captions.num_shards, workers) for first in range(workers))
+        counts = run(partial(count_tokens, captions=captions, meter=meter), shares)
+        return (write_vocabulary(job, output, sum_by_key(counts)),)
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
     return run_job(DatasetJob(output, policy, execution, build, run_here, libraries=("apache-beam",), meter=meter))

@@ -83,7 +83,7 @@ def test_line_of_the_text_is_the_id():
 
 def test_table_holds_it_all():
     vocabulary = Vocabulary.from_counts(COUNTS, min_count=2)
-    table = vocabulary.to_table()
+    table = vocabulary.table
     assert table["id"].to_pylist() == list(range(9))
     assert table["token"].to_pylist() == [*SPECIALS, "Hund", "dog", "taxi", "and", "und"]
     assert table["count"].to_pylist() == [0, 0, 0, 0, 4, 4, 4, 3, 2]
@@ -100,4 +100,4 @@ def test_table_holds_it_all():
 )
 def test_vocabulary_checks_itself(tokens, problem):
     with pytest.raises(ValueError, match=problem):
-        Vocabulary(tokens=tokens, counts=({},) * len(tokens))
+        Vocabulary(tokens)

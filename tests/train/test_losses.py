@@ -27,7 +27,7 @@ from train.models.retrieval_model import Dimensions, Encoded, ImageBatch
 
 def inputs_of(data: SplitData, batch: Batch) -> Inputs:
     dimensions = Dimensions(data.captions.language_names, 1, data.features.shape[1:])
-    inputs = TrainingInputs(data, data, Vocabulary(SPECIALS, ({},) * len(SPECIALS)), {}, dimensions)
+    inputs = TrainingInputs(data, data, Vocabulary(SPECIALS), {}, dimensions)
     return inputs.inputs(batch, torch.device("cpu"))
 
 

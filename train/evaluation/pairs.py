@@ -135,7 +135,7 @@ def open_members(runs: Sequence[str | OpenRun], captions: str, features: str, de
             folder=Folder(captions),
             config=Config(DataConfig(portions), JointSpaceConfig()),
             model=JointSpace(*sides, places=(captions, features), languages=languages).to(device),
-            vocabulary=Vocabulary(SPECIALS, ({},) * len(SPECIALS)),
+            vocabulary=Vocabulary(SPECIALS),
             fingerprints={},
             captions={},
             seed=0,

@@ -73,7 +73,7 @@ def open_run(folder: str | os.PathLike[str], *, checkpoint: str = "best", device
     source = run_folder.path_of(name)
     config = _stored_config(stored, source)
     try:
-        vocabulary = Vocabulary(tokens=stored.tokens, counts=({},) * len(stored.tokens))
+        vocabulary = Vocabulary(stored.tokens)
     except ValueError as error:
         raise unusable(source, str(error)) from error
     model = stored_model(config.model, stored, source)

@@ -74,10 +74,7 @@ def test_count_tokens_equals_a_plain_loop(rows, captions, monkeypatch, batch_row
     monkeypatch.setattr("pipelines.text.token_counts.BATCH_ROWS", batch_rows)
     monkeypatch.setattr(Dataset, "shard", lambda *_: pytest.fail("a whole shard was read"))
     dataset = open_dataset(captions)
-    counts: dict[tuple, Counter] = defaultdict(Counter)
-    for shard in range(dataset.num_shards):
-        for key, counter in count_tokens(shard, dataset):
-            counts[key].update(counter)
+    counts = count_tokens(range(dataset.num_shards), dataset)
     expected: dict[tuple, Counter] = defaultdict(Counter)
     for _, language, portion, split, text in rows:
         expected[portion, split, language].update(text.split())

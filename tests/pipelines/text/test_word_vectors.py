@@ -31,7 +31,7 @@ def vec(vectors: dict[str, list[float]], header: bool = True) -> bytes:
 
 @pytest.fixture
 def vocabulary(tmp_path: Path) -> Dataset:
-    table = Vocabulary.from_counts(COUNTS, min_count=1).to_table()
+    table = Vocabulary.from_counts(COUNTS, min_count=1).table
     write_rows(tmp_path / "vocabulary", "vocabulary", table.to_pylist())
     return open_dataset(tmp_path / "vocabulary")
 
