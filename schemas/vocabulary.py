@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -90,7 +89,7 @@ class Vocabulary:
         rows = pa.concat_tables([of_specials, rows]).combine_chunks()
         languages, times = rows["language_list"].combine_chunks(), rows["count_list"].combine_chunks()
         by_language = pa.MapArray.from_arrays(languages.offsets, languages.flatten(), times.flatten())
-        ids = np.arange(rows.num_rows, dtype=np.int32)
+        ids = pa.array(range(rows.num_rows), pa.int32())
         return cls.from_table(pa.table([ids, rows["token"], rows["count_sum"], by_language], schema=VOCABULARY))
 
     def encode(self, tokens: Sequence[str], *, max_length: int | None = None) -> list[int]:
