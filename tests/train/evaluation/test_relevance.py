@@ -118,7 +118,7 @@ def test_chance_is_the_mean_over_queries():
     assert chance[1] == pytest.approx(np.mean([chance_recall(5, right, 15) for right in (1, 4)]))
 
 
-@pytest.mark.parametrize("folds", [1, 3])
+@pytest.mark.parametrize("folds", [1, 5])
 def test_score_states_measures_over_the_captions_of_each_image(folds, write_run, toy):
     run = open_run(write_run(languages=("en", "de", "fr")))
     scores = evaluate(run, captions=toy.captions, features=toy.features, splits=["test"], folds=folds)
