@@ -134,7 +134,8 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
             if not _feature_table(files, [earlier], spec).equals(_feature_table(files, [later], spec)):
                 raise InputError(
                     f"{item} {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "
-                    f"{files.place(later)}: each has one feature; check that these ids belong to the file"
+                    f"{files.place(later)}: each has one feature; check that these ids belong to the file, or give --id-rule "
+                    "exact if #N at their ends is no number of a caption"
                 )
     return list(first.values())
 
