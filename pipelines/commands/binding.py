@@ -307,7 +307,7 @@ class TextParameters:
         """Return the parameters of the parser, with that of help."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in params:
-            parameter.get_runtime_param = lambda: SimpleNamespace(coerce=lambda value, **_: value)
+            parameter.get_runtime_param = lambda: SimpleNamespace(coerce=_take)
         return params
 
 
@@ -443,7 +443,7 @@ class Command(TextParameters, TyperCommand):
         Raises:
             UsageError: a name is unknown or given twice, or a value has another type.
         """
-        options = {option.name: option for option in self.options.values()}
+        options = {option.name: option for option in self.options.values() if option.key != "trust"}  # No file trusts itself.
         names: dict[str, str] = {}
         values: dict[str, Any] = {}
         for name, value in table.items():
@@ -476,6 +476,16 @@ class Command(TextParameters, TyperCommand):
 def command(example: str) -> Callable[[Callable[..., Any]], Command]:
     """Return a decorator that turns a function into a `Command`."""
     return partial(Command, example=example)
+
+
+def _take(value: Any, param: Any, ctx: typer.Context) -> Any:
+    """Return a value as it is, but the text of a flag as a boolean."""
+    if not (isinstance(value, str) and getattr(param, "is_flag", False)):
+        return value
+    try:
+        return convert_text(value, bool, f"--{param.name.replace('_', '-')}")
+    except UsageError as error:
+        raise _with_origins(error, {param.name: _origin(ctx, param.name)}) from None
 
 
 def _refuse_empty(label: str, value: object) -> None:

@@ -98,7 +98,7 @@ def cases(command: str) -> dict[str, dict[str, Any]]:
     found = {}
     for key, option in options_of(command).items():
         value = other_than_default(option)
-        if value is None or option.opt.is_behind_dashes:
+        if value is None or option.opt.is_behind_dashes or key == "trust":
             continue
         beside = NEEDS.get((command, key), NEEDS.get(key, {}))
         found[key] = {**needed(command), **beside, key: value}

@@ -63,7 +63,7 @@ CODE_FLAGS = [
 
 
 @pytest.mark.parametrize("flag", CODE_FLAGS)
-def test_flags_that_name_code_are_refused_in_files_without_trust(tmp_path, flag):
+def test_flags_that_name_code_are_refused_in_files_without_trust(tmp_path, flag, monkeypatch):
     text = f"{CAPTIONS}beam-flags = ['--runner=DataflowRunner', '{flag}']\n"
     with pytest.raises(
         UsageError, match=r"steps\.captions has beam-flags = '--.*', which runs code: nothing was done.* --trust"
@@ -71,8 +71,19 @@ def test_flags_that_name_code_are_refused_in_files_without_trust(tmp_path, flag)
         read(tmp_path, text)
     assert read(tmp_path, text, trust=True).steps["captions"].values["beam_flags"][1] == flag
     (tmp_path / "run.toml").write_text(text.partition("\n")[2].replace("command = 'captions'\n", "output = 'out'\n"))
-    with pytest.raises(UsageError, match=r"run\.toml' has beam-flags = '--.*', which runs code"):
+    for trust in ("", "false", "0"):
+        monkeypatch.setenv("IMAGEPIVOT_CAPTIONS_TRUST", trust)
+        with pytest.raises(UsageError, match=r"run\.toml' has beam-flags = '--.*', which runs code"):
+            call("captions", "--config", str(tmp_path / "run.toml"))
+    monkeypatch.setenv("IMAGEPIVOT_CAPTIONS_TRUST", "maybe")
+    with pytest.raises(UsageError, match=r"--trust is 'maybe', expected true or false.*_TRUST is 'maybe'\)"):
         call("captions", "--config", str(tmp_path / "run.toml"))
+
+
+def test_file_does_not_trust_itself(tmp_path):
+    (tmp_path / "run.toml").write_text("plan = 'plan.toml'\ntrust = true\n")
+    with pytest.raises(UsageError, match=r"run\.toml': build has no option or argument 'trust'"):
+        call("build", "--config", str(tmp_path / "run.toml"))
 
 
 def test_flags_of_resources_need_no_trust(tmp_path):
