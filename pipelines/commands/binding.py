@@ -298,15 +298,12 @@ def _text_type(hint: Any) -> Any:
 
 
 class TextParameters:
-    """A command of typer that takes texts as they are.
-
-    `Option.value` converts them. What typer converts them by imports pydantic, a quarter of a command's start.
-    """
+    """A command of typer that takes texts as they are: `Option.value` converts them."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the parser, with that of help."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in params:
+        for parameter in params:  # What typer converts texts by imports pydantic, which is a quarter of a command's start.
             parameter.get_runtime_param = lambda: SimpleNamespace(coerce=_take)
         return params
 

@@ -161,11 +161,9 @@ def vocabulary_from_counts(
 
 def _no_token(trained: Mapping[str, Mapping[str, int]], job: VocabularyJob) -> str:
     """Return the error for an empty vocabulary, with the most frequent token."""
-    counts: Counter[str] = Counter()
-    for tokens in trained.values():
-        for token, count in tokens.items():
-            counts[token] = counts[token] + count if job.count_scope == "joint" else max(counts[token], count)
-    candidates = [(-count, token) for token, count in counts.items() if token not in SPECIALS]
+    every = Vocabulary.from_counts(trained, min_count=1)
+    reach = sum if job.count_scope == "joint" else max
+    candidates = [(-reach(counts.values()), token) for token, counts in zip(every.tokens, every.counts, strict=True) if counts]
     count, token = min(candidates, default=(0, ""))
     if not count:
         return f"the selected captions of {job.captions!r} hold no tokens: prepare the captions again, or select others"
