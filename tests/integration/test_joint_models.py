@@ -236,7 +236,7 @@ def test_model_by_name_equals_open_clip(name, photos, tmp_path):
         images, vectors = model.encode_image(pixels).numpy(), model.encode_text(tokenizer(texts)).numpy()
     extractor = load_extractor(f"open_clip:{name}", weights=weights)
     ours = extractor.extract(extractor.collate([extractor.preprocess(decode_image(file.read_bytes())) for file in files]))
-    assert deviation(ours, images) < 1e-4
+    assert deviation(ours, images) < 5e-4  # On some processors open_clip's own is 1.2e-4 from double precision, ours 0.5e-4.
     encoder = TextRequest(f"open_clip:{name}", weights=weights).load()
     assert deviation(encoder.encode(texts), vectors) < 1e-4
     assert extractor.parameters["checkpoint"] == encoder.description.parameters["weights"]["sha256"]
