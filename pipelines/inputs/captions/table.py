@@ -122,7 +122,7 @@ class TableSource(CaptionSource):
     def _table(self, batch: TableBatch) -> pa.Table | None:
         """Return the captions of a batch; None if a value is unusual."""
         columns = {name: pa.repeat(value, batch.rows) for name, value in self._defaults.items()}
-        columns["index"] = pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
+        columns["index"] = pa.repeat(-1, batch.rows)
         try:
             for name, values in batch.columns.items():
                 column = values if isinstance(values, pa.Array) else pa.array(values)
