@@ -149,7 +149,8 @@ class ShardRows:
 
     def __init__(self, source: pa.NativeFile, path: str, *, check_text: bool = True, **options: Any) -> None:
         plain = pq.ParquetFile(source)
-        self.metadata, self.schema = plain.metadata, plain.schema_arrow
+        fields = [field.with_type(pa.string()) if field.type == pa.string_view() else field for field in plain.schema_arrow]
+        self.metadata, self.schema = plain.metadata, pa.schema(fields, plain.schema_arrow.metadata)
         leaves = [self.metadata.schema.column(index) for index in range(self.metadata.num_columns)]
         self._paths = [leaf.path for leaf in leaves]
         self._texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]

@@ -147,7 +147,7 @@ def number_captions(tables: Iterable[pa.Table], advice: str = INDEX_ADVICE) -> I
         _check_count(rows, indices)
         last_index = int(indices[-1])
         if has_no_index:
-            rows = rows.set_column(rows.schema.get_field_index("index"), "index", pa.array(indices, pa.int16()))
+            rows = rows.set_column(rows.schema.get_field_index("index"), "index", pa.array(indices, pa.int32()))
         _check_unique(rows, advice)
         last = rows.slice(rows.num_rows - 1)
         yield rows.slice(num_previous)

@@ -305,8 +305,8 @@ def _scores(comparison: Comparison) -> Table:
             lines.append((None, "  deviation", group.scores(gallery, stdev), "italic"))
         lines.append((None, "chance", comparison.chance(gallery), "dim"))
         for owner, label, scores, style in (line for line in lines if line[2]):
-            specs = {} if label == "  deviation" else {"median_rank": ".0f"}
-            texts = {pair: format(value, specs.get(pair[1], ".1f")) for pair, value in scores.items()}
+            specs = {} if label == "  deviation" else {"median_rank": "g"}
+            texts = {pair: format(round(value, 1), specs.get(pair[1], ".1f")) for pair, value in scores.items()}
             for pair in texts if comparison.tests else ():  # Marked and other digits are aligned.
                 texts[pair] += _NOT_WORSE if ((gallery, pair[0]), pair[1], owner) in marked else " "
             cells = (f" {label}", *(texts.get(pair, "") for pair in (*SCORES, SUM)))

@@ -84,8 +84,7 @@ def check_evaluation_folder(location: str) -> None:
 
 def evaluation_content(scores: Sequence[Score], job: EvaluateJob) -> dict[str, Any]:
     """Return runs or a pair, scores and averages as plain values, for JSON."""
-    sides = {"captions": job.captions, "features": job.features}
-    described: list[Any] = [] if job.runs else [{name: describe_side(location) for name, location in sides.items()}]
+    described: list[Any] = [] if job.runs else [{name: describe_side(getattr(job, name)) for name in ("captions", "features")}]
     for run in job.runs:
         checkpoint = read_checkpoint(Folder(run), BEST)
         settings = checkpoint_settings(checkpoint)
@@ -99,6 +98,7 @@ def write_evaluation(scores: Sequence[Score], content: Mapping[str, Any], locati
     """Write scores and ranks, and return the names of the files."""
     tables = [score.ranks for score in scores]
     tables += [result.ranks for score in scores for result in score.cross_lingual.values()]
+    Folder(location).delete(RANKS)  # `compare` must not find those of other scores if this process is killed.
     Folder(location).put(EVALUATION, (to_json(content, indent=2) + "\n").encode())
     write_ranks(Folder(location), pa.concat_tables(tables))
     return [EVALUATION, RANKS]

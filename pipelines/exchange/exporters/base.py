@@ -88,11 +88,11 @@ class Staging:
                     temporary[sidecar_name(name)].write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
                 yield [temporary[name] for name in names]
                 sizes = {name: path.stat().st_size for name, path in temporary.items()}
+                for name in existing:  # A killed command must not leave files that have the new sizes, but old content.
+                    (folder / name).unlink(missing_ok=True)
                 write_made_from(Folder(self.location), self.made_from, sizes)
                 for name, path in temporary.items():
                     path.replace(folder / name)
-                for name in others:
-                    (folder / name).unlink()
             finally:
                 for path in temporary.values():
                     path.unlink(missing_ok=True)

@@ -68,7 +68,7 @@ class Part:
     range: tuple[int, ...] = ()
 
 
-CAPTION_COLUMNS = pa.schema([(name, pa.int16() if name == "index" else pa.string()) for name in RawCaption._fields])
+CAPTION_COLUMNS = pa.schema([(name, pa.int32() if name == "index" else pa.string()) for name in RawCaption._fields])
 """The columns of raw captions in a table: the attributes of `RawCaption`."""
 
 

@@ -121,8 +121,7 @@ class TableSource(CaptionSource):
 
     def _table(self, batch: TableBatch) -> pa.Table | None:
         """Return the captions of a batch; None if a value is unusual."""
-        columns = {name: pa.repeat(value, batch.rows) for name, value in self._defaults.items()}
-        columns["index"] = pa.repeat(pa.scalar(-1, pa.int16()), batch.rows)
+        columns = {name: pa.repeat(value, batch.rows) for name, value in {**self._defaults, "index": -1}.items()}
         try:
             for name, values in batch.columns.items():
                 column = values if isinstance(values, pa.Array) else pa.array(values)

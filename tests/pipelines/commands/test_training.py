@@ -149,7 +149,7 @@ def test_evaluate_without_duplicates_shows_both_scores(command, write_run, toy, 
 
 
 @pytest.mark.slow
-def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp_path):
+def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp_path, monkeypatch):
     run, folder = write_run(), tmp_path / "scores"
     arguments = ("evaluate", run, "--captions", toy.captions, "--features", toy.features, "--output", folder)
     out, err = command(*arguments, "--splits", "val", "--json")
@@ -169,6 +169,11 @@ def test_evaluate_keeps_a_folder_of_the_same_inputs(command, write_run, toy, tmp
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
     command(*arguments, "--splits", "test")
     assert set(read_ranks(folder)["split"].to_pylist()) == {"test"}
+    with monkeypatch.context() as patch:  # Killed between the two files.
+        patch.setattr("train.reports.score_report.write_ranks", lambda *args: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception, match="killed"):
+            command(*arguments, "--splits", "test", "--languages", "de")
+    assert not (folder / "ranks.parquet").exists(), "those of other scores"
     for location in (tmp_path / "scores.json", Path(run) / "best.pt"):
         with pytest.raises(UsageError, match=r"expected a folder: evaluation\.json and ranks\.parquet are written into it"):
             command(*arguments[:-1], location)

@@ -386,6 +386,17 @@ def test_same_export_writes_nothing_and_a_killed_one_continues(tmp_path, feature
         export_dataset(job)
 
 
+def test_export_killed_before_it_replaced_an_array_of_the_same_size_continues(tmp_path, features, monkeypatch):
+    after = make_features(tmp_path / "after", scale=2.0)[0]
+    old = export(tmp_path, features[0], "npy")[0].read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda path, to: ("features" in str(to) and pytest.fail("killed")) or path.rename(to))
+        with pytest.raises(pytest.fail.Exception, match="killed"):
+            export(tmp_path, after, "npy", overwrite=True)
+    new = export(tmp_path, after, "npy")[0].read_bytes()
+    assert (len(new), new == old) == (len(old), False)
+
+
 def test_sidecars_are_written_if_import_defaults_do_not_suffice(tmp_path, features, regions):
     """Plain ids of features need none; `test_hostile_keys.py` reads them back."""
     export(tmp_path, features[0], "npy")

@@ -18,7 +18,7 @@ from pipelines.text.merge_sort import make_sorted_runs
 from pipelines.text.moses import RECIPES, prepare
 from pipelines.text.transforms import ReadCaptions, TokenizeCaptions
 from schemas.dataset import open_dataset
-from schemas.errors import UsageError
+from schemas.errors import InputError, UsageError
 from schemas.keys import shard_of
 from schemas.storage.folder import Folder
 from schemas.writing.output import OutputDataset
@@ -212,6 +212,13 @@ def test_prepare_captions_refuses_an_unused_truecaser(table, tmp_path):
     with pytest.raises(UsageError, match="recipe 'multi30k-lc' does not truecase: leave --truecaser out"):
         prepare_captions(job_of(table, tmp_path / "c", truecaser="models"), ONE)
     assert not (tmp_path / "c").exists()
+
+
+def test_prepare_captions_refuses_more_captions_of_an_image_than_int16(tmp_path):
+    (tmp_path / "train_caps.txt").write_text("a dog\n" * 32_769)
+    (tmp_path / "train_ids.txt").write_text("x\n" * 32_769)
+    with pytest.raises(InputError, match="image 'x' has more than 32,768 captions"):
+        prepare_captions(CaptionsJob(source=open_captions("scan", tmp_path), output=str(tmp_path / "c"), shards=1), ONE)
 
 
 # --- the number of shards --------------------------------------------------------------------------------------------

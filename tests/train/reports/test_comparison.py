@@ -293,8 +293,10 @@ def test_deviation_of_seeds_is_that_of_a_sample():
     variance = sum((value - sum(values) / 3) ** 2 for value in values) / 2
     assert row["deviation"]["text_to_image"]["recall_at_5"] == pytest.approx(variance**0.5)
     assert variance > 0
-    deviation = next(line for line in compare_ranked(*runs).to_tables()[2].values if line[0] == "   deviation")
+    *_, means, _, deviation = compare_ranked(*runs).to_tables()[2].values
     assert deviation[6].strip() == f"{variance**0.5:.1f}"
+    assert (median := row["mean"]["image_to_text"]["median_rank"]) % 1 > 0
+    assert means[4].strip() == f"{median:.1f}"
 
 
 def test_runs_of_other_queries_are_not_tested():

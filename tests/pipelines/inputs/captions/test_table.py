@@ -175,11 +175,12 @@ def test_broken_tables_are_refused(tmp_path, name, content, options, message):
         read(open_captions("table", tmp_path / name, **options))
 
 
-def test_parquet_types(tmp_path):
+@pytest.mark.parametrize("text_type", [pa.large_string(), pa.string_view()])
+def test_parquet_types(tmp_path, text_type):
     table = pa.table(
         {
             "image_id": pa.array(["1", "2"]).dictionary_encode(),
-            "my.text": pa.array(["a", "None"], pa.large_string()),
+            "my.text": pa.array(["a", "None"], text_type),
             "language": pa.array(["en", "de"]).dictionary_encode(),
             "index": pa.array([0, 1], pa.int16()),
             "feature": pa.array([[1.0], [2.0]]),
