@@ -16,7 +16,6 @@ from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-_PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
 
 
@@ -46,6 +45,8 @@ def _captions_by_split(job: ExportJob, dataset: Dataset, staging: Staging) -> di
         name = job.split_names.get(split, split)
         if name in parts:
             raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
+        if "/" in name or "\0" in name:
+            raise UsageError(f"split {name!r} cannot be part of a file name: choose others with --splits")
         image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, job.captions_per_image)
         check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
         if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
@@ -86,7 +87,7 @@ def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa
         starts = [0, *accumulate(counts.values())]
         captions = captions.take([start + n for start in starts[:-1] for n in range(per_image)])
     count = per_image or max_count
-    if count not in _PER_IMAGE:
+    if count not in (1, 5):
         raise UsageError(
             f"the images of split {split!r} have {count} captions each, but the loaders of this layout take 5, or 1: {advice}"
         )
