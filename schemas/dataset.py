@@ -138,8 +138,7 @@ class Dataset:
     def shard(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of one shard, sorted by key."""
         with self._open_shard(index) as shard:
-            table = shard.read(columns)
-            return table if columns is None else table.select(list(columns))
+            return shard.read(columns)
 
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read the shards sequentially; memory holds one."""

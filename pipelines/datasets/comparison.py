@@ -24,12 +24,12 @@ from schemas.dataset import Dataset, dicts_of_rows, open_dataset
 from schemas.errors import UsageError
 from schemas.fingerprints import canonical_json
 from schemas.keys import normalization_hint
-from schemas.kinds import KEY_COLUMNS
+from schemas.kinds import KEY_COLUMNS, is_vector
 from schemas.options import takes_fields
 from schemas.writing.output_state import parameter_differences
 
 _SAMPLE_KEYS = 5
-_FEATURES = ("feature", "features", "vector")
+_FEATURES = ("feature", "features", "embedding", "vector", "vectors")
 _Row: TypeAlias = Mapping[str, Any]
 
 
@@ -60,7 +60,7 @@ class VectorDifference:
     """The differences of a column of real numbers over common rows.
 
     Attributes:
-        has_cosine: whether the values are features, for which cosines are computed (of regions: region by region).
+        has_cosine: whether the values are features, for which cosines are computed (of each region or token).
         max_difference: largest absolute difference; its key is empty if all values are equal.
         min_cosine: smallest cosine; None without any.
     """
@@ -167,7 +167,7 @@ def _text(key: tuple[Any, ...]) -> str:
 def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> DatasetComparison:
     """Compare two datasets of one kind.
 
-    Regions are compared one by one as far as both sides use them; rows with different ``num_regions`` are counted.
+    Regions and tokens are compared one by one as far as both sides have them; rows with different numbers are counted.
 
     Raises:
         UsageError: the datasets are of different kinds.
@@ -183,10 +183,10 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> DatasetComparison:
     vectors = {
         name: VectorDifference(name, name in _FEATURES)
         for name, dtype in types.items()
-        if pa.types.is_fixed_size_list(dtype) and pa.types.is_floating(dtype.value_type)
+        if is_vector(dtype) and pa.types.is_floating(dtype.value_type)
     }
     columns = dict.fromkeys((name for name in types if name not in vectors), 0)
-    slots_a, slots_b = (side.schema.field("class_ids").type.list_size if side.kind == "regions" else 1 for side in (a, b))
+    count = {"regions": "num_regions", "token-features": "length"}.get(a.kind)  # Column with the number of vectors in a row.
     only_a, only_b, differing = KeySample(), KeySample(), KeySample()
     common = 0
     for key, row_a, row_b in _joined(a, b, [*KEY_COLUMNS[a.kind], *vectors, *columns]):
@@ -195,13 +195,13 @@ def compare_datasets(job: DiffJob, meter: Meter = Meter()) -> DatasetComparison:
             (only_a if row_b is None else only_b).add(key)
             continue
         common += 1
-        regions = min(row_a["num_regions"], row_b["num_regions"]) if "num_regions" in columns else None
-        different = [name for name in columns if not _is_equal(row_a[name], row_b[name], regions)]
+        used = min(row_a[count], row_b[count]) if count else None
+        different = [name for name in columns if not _is_equal(row_a[name], row_b[name], used)]
         for name in different:
             columns[name] += 1
         for name, vector in vectors.items():
             # Not `any(...)`, which would stop early: every column must be added.
-            if vector.add(key, *(row[name].reshape(n, -1)[:regions] for row, n in ((row_a, slots_a), (row_b, slots_b)))):
+            if vector.add(key, *(row[name].reshape(len(row[name]) if count else 1, -1)[:used] for row in (row_a, row_b))):
                 different.append(name)
         if different:
             differing.add(key)
@@ -229,8 +229,8 @@ def _shapes_differ(a: Dataset, b: Dataset) -> str:
     return f"the features have shapes {list(a.spec.shape)} and {list(b.spec.shape)}"
 
 
-def _is_equal(a: Any, b: Any, regions: int | None) -> bool:
-    return np.array_equal(a[:regions], b[:regions]) if isinstance(a, np.ndarray) else bool(a == b)
+def _is_equal(a: Any, b: Any, used: int | None) -> bool:
+    return np.array_equal(a[:used], b[:used]) if isinstance(a, np.ndarray) else bool(a == b)
 
 
 def _joined(a: Dataset, b: Dataset, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], _Row | None, _Row | None]]:

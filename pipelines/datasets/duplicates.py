@@ -264,7 +264,7 @@ def _near_features(job: DuplicatesJob, dataset: Dataset, ids: Sequence[str], met
     if not (has_values := vectors.any(1)).all():  # Images without regions are not alike.
         vectors, items = vectors[has_values], items[has_values]
     equal = _link_equal(blake2b(vector, digest_size=16).digest() for vector in vectors)
-    vectors -= vectors.mean(0, dtype=np.float64).astype(np.float32)
+    vectors -= (vectors.sum(0, dtype=np.float64) / max(len(vectors), 1)).astype(np.float32)
     for letters, axis in (("d", 0), ("n", 1)):  # Divide by the deviations of values, then by the norms of vectors.
         lengths = np.sqrt(np.einsum(f"nd,nd->{letters}", vectors, vectors, dtype=np.float64)).astype(np.float32)
         vectors /= np.expand_dims(np.where(lengths > 0, lengths, 1), axis)

@@ -4,7 +4,7 @@ Files that differ are copied, on the side of the store where both folders are in
 dataset itself removes its manifest until its end; readers of the copy notice it only while changed files are copied.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.running.meter import Meter
 from schemas.dataset import open_dataset
@@ -73,16 +73,16 @@ def _entries_by_path(manifest: Manifest) -> dict[str, FileEntry]:
 
 
 def _stored_entries(folder: Folder, kind: str) -> dict[str, FileEntry]:
-    """Return the files of the target; none if it is new or its copy was killed.
+    """Return the files of the target, with their sizes; none without a whole copy.
 
     Raises:
         DatasetError: it holds anything else than a dataset of the kind.
     """
-    children = set(folder.children())
-    if UNFINISHED in children:
+    sizes = {file.name: file.size for file in folder.list()}
+    if UNFINISHED in sizes:
         return {}
-    if MANIFEST_NAME not in children:
-        if others := sorted(name for name in children if not name.startswith(".") and not name.endswith("/")):
+    if MANIFEST_NAME not in sizes:
+        if others := sorted(name for name in sizes if not name.startswith(".") and "/" not in name):
             raise DatasetError(
                 f"{folder.location!r} holds {others[0]!r} and is no dataset: give an empty folder, or an earlier copy"
             )
@@ -92,7 +92,7 @@ def _stored_entries(folder: Folder, kind: str) -> dict[str, FileEntry]:
         raise DatasetError(
             f"{folder.location!r} holds {manifest.kind}, expected {kind}: give an empty folder, or an earlier copy"
         )
-    return _entries_by_path(manifest)
+    return {path: replace(entry, bytes=sizes.get(path, -1)) for path, entry in _entries_by_path(manifest).items()}
 
 
 def _copy(origin: Folder, folder: Folder, entry: FileEntry, meter: Meter) -> None:

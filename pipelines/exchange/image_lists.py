@@ -9,7 +9,7 @@ from pipelines.exchange.jobs import ListIdRule
 from pipelines.inputs.images.base import EXTENSIONS
 from schemas.errors import InputError, UsageError
 from schemas.keys import check_image_id
-from schemas.storage.locations import is_remote, local_path
+from schemas.storage.locations import check_location, is_remote, local_path
 from schemas.text import read_text
 
 _EXTENSION = re.compile(f"({'|'.join(map(re.escape, sorted(EXTENSIONS)))})$", re.IGNORECASE)
@@ -21,9 +21,10 @@ def local_file(location: str) -> Path:
     """Return the path of an existing local file.
 
     Raises:
-        UsageError: it is in an object store.
+        UsageError: it is in an object store, or its name is not UTF-8.
         InputError: the file is missing.
     """
+    check_location(location)
     if is_remote(location):
         raise UsageError(f"cannot import {location!r}: the files are mapped into memory, copy them to this machine first")
     path = local_path(location)

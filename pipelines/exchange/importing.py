@@ -120,17 +120,16 @@ def _check_feature_rows(files: FeatureFiles, spec: FeatureSpec) -> list[int]:
             f"{files.image_ids[first_bad]!r} ({files.place(first_bad)}): extract these features again, or remove them"
         )
     first: dict[str, int] = {}
-    copies: list[tuple[int, int]] = []
+    copies: dict[int, int] = {}  # Earlier row by later row of an image.
     for row, image_id in enumerate(files.image_ids):
         earlier = first.setdefault(image_id, row)
         if earlier != row:
-            copies.append((earlier, row))
-    for block in _blocks(range(len(copies)), spec):
-        pairs = [copies[index] for index in block]
-        earlier_rows, later_rows = zip(*pairs, strict=True)
+            copies[row] = earlier
+    for later_rows in _blocks(list(copies), spec):
+        earlier_rows = [copies[row] for row in later_rows]
         if _feature_table(files, earlier_rows, spec).equals(_feature_table(files, later_rows, spec)):
             continue
-        for earlier, later in pairs:
+        for earlier, later in zip(earlier_rows, later_rows, strict=True):
             if not _feature_table(files, [earlier], spec).equals(_feature_table(files, [later], spec)):
                 raise InputError(
                     f"{item} {files.image_ids[later]!r} occurs at {files.place(earlier)} and again, with other values, at "

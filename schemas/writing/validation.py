@@ -13,7 +13,7 @@ from schemas.console import events
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import DatasetError
 from schemas.failures import failures_name, parse_failures
-from schemas.keys import shard_of
+from schemas.keys import CONTROLS, shard_of
 from schemas.kinds import FAILURE_REASONS, KEY_COLUMNS, belongs_to_images, is_vector
 from schemas.manifest import MANIFEST_NAME, FileEntry
 from schemas.parameters import EncodedParameters, TokenFeaturesParameters, WordVectorsParameters
@@ -99,6 +99,8 @@ def _check_shard(dataset: Dataset, index: int, shard: ShardState, entries: Mappi
         stray = next((key[0] for key in keys if shard_of(key[0], dataset.num_shards) != index), None)
         if stray is not None:
             yield f"{entry.path}: image {stray!r} belongs to shard {shard_of(stray, dataset.num_shards)}"
+        if pc.any(pc.match_substring_regex(table["image_id"], f"^$|[{CONTROLS}]")).as_py():
+            yield f"{entry.path}: an image id is empty or has a control character"
     for problem in _CHECKS[dataset.kind](dataset, table):
         yield f"{entry.path}: {problem}"
 
@@ -116,8 +118,7 @@ def _check_failures(dataset: Dataset, index: int, reasons: Counter[str], shard: 
         return [f"{name} has {table.num_rows:,} rows, the manifest says {entry.rows:,}"]
     counts = Counter(table["reason"].to_pylist())
     reasons.update(counts)
-    unknown = sorted(set(counts) - set(FAILURE_REASONS))
-    problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
+    problems = [f"{name}: reason {unknown!r} is not in the closed list" for unknown in sorted({*counts} - {*FAILURE_REASONS})]
     if dataset.kind in ("features", "regions"):
         extracted = set(dataset.shard(index, ["image_id"])["image_id"].to_pylist())
         duplicates = sorted(extracted.intersection(table["key"].to_pylist()))

@@ -79,6 +79,8 @@ NOT_UTF8 = (
     "view features photos --image 1 -o LOCATION.png",
     "sts pairs.tsv --output LOCATION",
     "captions table.tsv out --format table --shards like:LOCATION",
+    "import LOCATION out --name x --format npy",
+    "import array.npy out --name x --ids LOCATION",
 )
 NAMES = (
     *("table.tsv", "pairs.tsv", "array.npy", "words.vec", "photos", "captions", "vocabulary", "encoded", "features", "run"),

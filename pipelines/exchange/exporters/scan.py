@@ -16,7 +16,6 @@ from pipelines.exchange.jobs import ExportJob
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, UsageError
 
-_PER_IMAGE = (1, 5)
 _DEV_CAPTIONS = 5000
 
 
@@ -46,6 +45,8 @@ def _captions_by_split(job: ExportJob, dataset: Dataset, staging: Staging) -> di
         name = job.split_names.get(split, split)
         if name in parts:
             raise UsageError(f"two splits would both be called {name!r}: give them different --split-names")
+        if "/" in name or "\0" in name:
+            raise UsageError(f"split {name!r} cannot be part of a file name: choose others with --splits")
         image_ids, captions = _even(table.filter(pc.equal(table["split"], split)), split, job.captions_per_image)
         check_images(dataset, image_ids, wanted_by=f"split {split!r}", advice="choose other splits with --splits")
         if name == "dev" and captions.num_rows < _DEV_CAPTIONS:
@@ -65,11 +66,6 @@ def _captions_by_split(job: ExportJob, dataset: Dataset, staging: Staging) -> di
     return parts
 
 
-def _max_supported(count: int) -> int:
-    """Return the largest supported number of captions per image up to ``count``."""
-    return max(supported for supported in _PER_IMAGE if supported <= count)
-
-
 def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa.Table]:
     """Return the images, sorted by id, and the same number of captions of each.
 
@@ -79,20 +75,20 @@ def _even(captions: pa.Table, split: str, per_image: int) -> tuple[list[str], pa
     """
     counts = {image_id: len(list(group)) for image_id, group in groupby(captions["image_id"].to_pylist())}
     min_count, max_count = min(counts.values()), max(counts.values())
+    advice = f"give --captions-per-image {5 if min_count >= 5 else 1}"
     if per_image > min_count or (not per_image and min_count != max_count):
         image_id = min(counts, key=counts.__getitem__)
         needed = f"{per_image} of each" if per_image else "the same number"
         raise DatasetError(
             f"the images of split {split!r} have {min_count} to {max_count} captions, image {image_id!r} has {min_count}: this "
-            f"layout needs {needed}; give --captions-per-image {_max_supported(min_count)} to take the first of each"
+            f"layout needs {needed}; {advice} to take the first of each"
         )
     if per_image and max_count > per_image:
         starts = [0, *accumulate(counts.values())]
         captions = captions.take([start + n for start in starts[:-1] for n in range(per_image)])
     count = per_image or max_count
-    if count not in _PER_IMAGE:
+    if count not in (1, 5):
         raise UsageError(
-            f"the images of split {split!r} have {count} captions each, but the loaders of this layout take "
-            f"5, or 1: give --captions-per-image {_max_supported(count)}"
+            f"the images of split {split!r} have {count} captions each, but the loaders of this layout take 5, or 1: {advice}"
         )
     return list(counts), captions

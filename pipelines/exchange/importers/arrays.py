@@ -200,3 +200,5 @@ def _check_region_arrays(values: _Rows, boxes: _Rows, sizes: _Rows, max_regions:
                     f"{path.name} holds {extra.dtype} {extra.shape}, expected numbers "
                     f"{(len(array), *tail)}: one row of {option} for each row of the array"
                 )
+            if option == "sizes" and not ((extra >= 0) & (extra < 2**31)).all():
+                raise InputError(f"{path.name} holds {extra.min()} to {extra.max()}, expected widths and heights in pixels")

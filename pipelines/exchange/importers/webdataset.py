@@ -88,6 +88,11 @@ def open_tars(job: ImportJob) -> FeatureFiles:
 def _regions_of(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray) -> dict[str, Any]:
     """Return the columns of a sample of regions."""
     boxes = _array(stream, sample, _BOXES)
+    if boxes.shape != (len(feature), 4) or boxes.dtype.kind not in "fiu":
+        raise InputError(
+            f"{sample.place} has boxes {boxes.dtype} {boxes.shape}, expected numbers {(len(feature), 4)}: "
+            "one for each row of the feature"
+        )
     try:
         labels = json.loads(_bytes(stream, sample, _LABELS))
         numbers = {name: int(labels[name]) for name in NUMBERS}
@@ -96,13 +101,10 @@ def _regions_of(stream: io.BufferedReader, sample: _Sample, feature: np.ndarray)
             raise ValueError(f"{numbers} are not those of an image with at most {len(feature)} regions")
         if not all(0 <= ids.min() <= ids.max() < 2**15 for ids in (vectors["class_ids"], vectors["attribute_ids"])):
             raise ValueError("ids of classes and attributes are not all 0 to 32767")
+        if any(values[numbers["num_regions"] :].any() for values in (feature, boxes, *vectors.values())):
+            raise ValueError(f"values beyond the {numbers['num_regions']} regions are not zero")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{sample.place}: {_LABELS} does not hold labels of regions ({error}): export it again") from error
-    if boxes.shape != (len(feature), 4) or boxes.dtype.kind not in "fiu":
-        raise InputError(
-            f"{sample.place} has boxes {boxes.dtype} {boxes.shape}, expected numbers {(len(feature), 4)}: "
-            "one for each row of the feature"
-        )
     return {**numbers, **vectors, "boxes": boxes, "features": feature}
 
 

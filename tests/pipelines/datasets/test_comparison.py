@@ -228,3 +228,15 @@ def test_encoded_captions_and_vocabularies(tmp_path, kind):
     assert comparison.differs
     assert comparison.differing == KeySample(1, ("image-04/de/comparable/0" if kind == "encoded" else "4",))
     assert {name: count for name, count in comparison.columns.items() if count} == dict.fromkeys(change, 1)
+
+
+@pytest.mark.parametrize(("kind", "width"), [("embeddings", 4), ("token-features", 2)])
+def test_vectors_of_captions_are_compared_within_the_tolerance(tmp_path, kind, width):
+    a, b = np.ones(4, "float32"), np.array([1, 1, 1, -1], "float32")
+    sides = [[{"image_id": image_id, **KEY, "embedding": x, "vectors": x, "length": 2} for image_id in IMAGES] for x in (a, b)]
+    sides[1][0] |= {"length": 3, "vectors": np.append(b, a[:2])}
+    comparison = compare(*(write(tmp_path / str(n), kind, rows, FeatureSpec("toy", (width,))) for n, rows in enumerate(sides)))
+    (column,) = comparison.vectors
+    assert (column.rows, column.max_difference, column.min_cosine) == (20, 2, pytest.approx(0.5 if width == 4 else 0))
+    assert comparison.columns == ({"split": 0} if width == 4 else {"split": 0, "length": 1})
+    assert [replace(comparison, columns={}, tolerance=tolerance).differs for tolerance in (1.9, 2)] == [True, False]

@@ -230,6 +230,12 @@ def test_equal_features_of_all_images_are_one_group(tmp_path):
     assert len(pairs_of(find_duplicates(DuplicatesJob(features), on_warning=lambda remark: None))) == 3
 
 
+@pytest.mark.filterwarnings("error")
+def test_features_of_zeros_only_are_no_duplicates(tmp_path):
+    features = write_features(tmp_path, dict.fromkeys("abc", np.zeros(4)))
+    assert find_duplicates(DuplicatesJob(features), on_warning=lambda remark: None) == []
+
+
 def test_regions_are_averaged_without_their_padding(tmp_path):
     values = np.random.default_rng(0).standard_normal((6, 3, 8)).astype(np.float32)
     values[5, 0] = values[0].mean(0)

@@ -113,9 +113,14 @@ def test_other_targets_are_refused(update, call, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"), [(Path.unlink, "is missing"), (lambda path: os.truncate(path, 9), "has 9 bytes")]
 )
-def test_missing_or_truncated_shard_is_an_error_and_no_manifest_is_copied(update, tmp_path, spoil, message):
+def test_missing_or_truncated_shard_is_an_error_in_the_source_and_copied_to_the_target(update, tmp_path, spoil, message):
     source = update(1, 2)
     spoil(tmp_path / "f" / "part-00003-of-00008.parquet")
     with pytest.raises(DatasetError, match=rf"part-00003-of-00008.parquet {message}.*: the dataset changes, or validate it"):
         publish(source, str(tmp_path / "t"))
     assert not (tmp_path / "t" / "_manifest.json").exists()
+    source = update(1, 2)
+    publish(source, str(tmp_path / "t"))
+    spoil(tmp_path / "t" / "part-00003-of-00008.parquet")
+    assert publish(source, str(tmp_path / "t")).copied == 1
+    assert content(tmp_path / "t") == content(source)

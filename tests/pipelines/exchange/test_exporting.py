@@ -167,6 +167,16 @@ def test_scan_needs_one_language_and_portion(tmp_path, features):
     assert PrecompLoader(tmp_path / "out", "train").captions == ["a"]
 
 
+@pytest.mark.parametrize("split", ["/../evil", "a\0b"])
+def test_split_that_is_no_file_name_is_refused(tmp_path, features, split):
+    """The captions may be of a stranger: an export writes below its folder only."""
+    row = {"image_id": "30", "language": "de", "portion": "other", "index": 0, "split": split, "text": "a", "tokens": ["a"]}
+    job = scan_job(tmp_path, features[0], make_captions(tmp_path / "captions", extra=[row]), portion="other")
+    with pytest.raises(UsageError, match="cannot be part of a file name: choose others with --splits"):
+        export_dataset(job)
+    assert not list(tmp_path.glob("evil*"))
+
+
 def test_images_without_features_are_named(tmp_path, captions):
     path, _ = make_features(tmp_path / "few", images=["30", "9", "bild-ä"])
     with pytest.raises(DatasetError, match=r"3 of 4 images of split 'train' .*few', e.g. '1000092795', 'x', '猫'"):

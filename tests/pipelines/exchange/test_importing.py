@@ -186,6 +186,9 @@ def files(tmp_path) -> Path:
     write_pair(tmp_path, "runs", make_rows(2, WIDTH), ["a", "b", "a", "b"])
     write_pair(tmp_path, "r", make_rows(2, 37, 4), ["a", "b"])
     np.save(tmp_path / "boxes.npy", np.zeros((2, 36, 4)))
+    write_pair(tmp_path, "s", make_rows(2, 36, 4), ["a", "b"])
+    for name, width in (("nan", np.nan), ("minus", -1), ("long", 2**31)):
+        np.save(tmp_path / f"{name}.npy", np.array([[width, 9], [9, 9]]))
     return tmp_path
 
 
@@ -197,6 +200,10 @@ def files(tmp_path) -> Path:
         (["r.npy"], {"boxes": ("boxes.npy",)}, InputError, "has 37 regions per image, .* give --max-regions 37"),
         (["r.npy"], {"boxes": ("boxes.npy",), "max_regions": 37}, InputError, r"boxes.npy .* expected numbers \(2, 37, 4\)"),
         (["one.npy", "two.npy"], {"ids": ("one.txt",)}, UsageError, "2 arrays but 1 files with --ids: give one for each"),
+        *(
+            (["s.npy"], {"boxes": ("boxes.npy",), "sizes": (f"{name}.npy",)}, InputError, f"{name}.npy holds .* in pixels")
+            for name in ("nan", "minus", "long")
+        ),
     ],
 )
 def test_inconsistent_files_are_refused(files, monkeypatch, sources, options, error, message):
@@ -441,6 +448,7 @@ REGION_LABELS = {"width": 4, "height": 4, "num_regions": 2} | {
             for changed in ({"width": -1}, {"num_regions": 3}, {"class_ids": [2**15, 0]}, {"class_scores": [0]})
         ),
         ("regions.json", json.dumps(REGION_LABELS | {"attribute_ids": [0, -1]}).encode(), LABELS),
+        ("regions.json", json.dumps(REGION_LABELS | {"num_regions": 1}).encode(), f"{LABELS} .values beyond the 1 regions"),
         ("regions.json", b"[" * 100_000, LABELS),
         ("feature.npy", npy_bytes(np.zeros((2, 4, 3), "f4")), r"has a feature \(.*\), expected \[R, D\] beside boxes"),
         ("boxes.npy", npy_bytes(np.zeros((3, 4), "f4")), r"has boxes .*, expected numbers \(2, 4\)"),

@@ -209,6 +209,11 @@ VALUES = [
     ),
     *(("regions", (0,), {"num_regions": n}, "num_regions is .*, expected 0 to 36") for n in (-1, 37)),
     ("captions", (0,), {"index": -1}, "an index is negative"),
+    *(
+        (kind, (0,), {"image_id": image_id}, "an image id is empty or has a control character")
+        for kind in ("features", "captions")
+        for image_id in ("\nb", "0\x00", "a\x9f")  # Of this shard.
+    ),
     ("captions", (0, 3), {"tokens": []}, "2 captions have no tokens"),
     *(("encoded", (row,), {"length": 99}, "a length is not the number of ids") for row in (0, -1)),
     *(  # Ten words and four specials.
