@@ -388,12 +388,10 @@ class Command(TextParameters, TyperCommand):
 
     def _check_file(self, ctx: Any) -> None:
         """Refuse values of the file that name code, unless the command line replaces them."""
-        for key, option in self.options.items():
-            if option.opt.is_behind_dashes:
-                value = () if ctx.args else flags_of(ctx)
-            else:
-                value = ctx.params[key] if getattr(ctx.get_parameter_source(key), "name", "") == "DEFAULT_MAP" else ()
-            option.check_code(value, repr(ctx.params.get("config")))
+        for key, value in (ctx.default_map or {}).items():
+            is_replaced = ctx.args if key == BEAM_FLAGS else ctx.get_parameter_source(key).name != "DEFAULT_MAP"
+            if not is_replaced:
+                self.options[key].check_code(value, repr(ctx.params["config"]))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function.
@@ -464,10 +462,11 @@ class Command(TextParameters, TyperCommand):
         """
         flags = tuple(values.get(BEAM_FLAGS) or ())
         self.arguments(values, flags)
-        present = [option for key, option in self.options.items() if values.get(key) is not None]
-        present.sort(key=lambda option: option.is_argument)
-        words = [word for option in present for word in option.words(values[option.key])]
-        return [str(self.name), *words, *(("--", *flags) if flags else ())]
+        words = {key: option.words(values[key]) for key, option in self.options.items() if values.get(key) is not None}
+        arguments = [word for key in words if self.options[key].is_argument for word in words[key]]
+        options = [word for key in words if not self.options[key].is_argument for word in words[key]]
+        dashes = ["--"] if any(word.startswith("-") for word in arguments) else []  # An argument of a file is no option.
+        return [str(self.name), *options, *dashes, *arguments, *(("--", *flags) if flags else ())]
 
 
 def command(example: str) -> Callable[[Callable[..., Any]], Command]:

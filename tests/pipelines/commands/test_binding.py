@@ -245,6 +245,13 @@ def test_argument_keeps_spaces_and_commas():
     assert (job.files, job.languages) == ((" a, b.vec ",), ("en",))
 
 
+@pytest.mark.parametrize(
+    ("command", "key", "value"), [("search", "query", ("--import=own", "-5 degrees")), ("train", "config", "--import=own")]
+)
+def test_argument_of_a_plan_that_looks_like_an_option_is_an_argument(command, key, value):
+    assert getattr(from_plan(command, {**needed(command), key: value})["job"], key) == value
+
+
 def test_options_of_the_extractor_reach_its_request():
     job = parse("features", "i", "o", "--extractor", "timm:resnet18", "--unpooled", "--dtype=float16")["job"]
     assert job.extractor == ExtractorRequest("timm:resnet18", unpooled=True, dtype="float16")
