@@ -118,6 +118,16 @@ def test_outputs_outside_the_folders_of_the_command_are_refused(tmp_path, output
     assert read(tmp_path / "plan", text, settings={"steps.captions.output": "ours"}).steps["captions"].output.endswith("/ours")
 
 
+@pytest.mark.parametrize(("key", "value"), [("memory-map", "../maps"), ("metrics-file", "~/x.prom")])
+def test_other_files_of_a_step_outside_the_folders_are_refused(tmp_path, key, value, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"steps\.run: the plan would write '.*, which is outside its folder"):
+        read(tmp_path, f"{TRAIN}{key} = '{value}'\n")
+    read(tmp_path, f"{TRAIN}{key} = '{value}'\n", trust=True)
+    read(tmp_path, f"{TRAIN}{key} = '{value}'\n", settings={f"steps.run.{key}": value})
+    read(tmp_path, f"{TRAIN}{key} = './x.prom'\n")
+
+
 def test_outputs_below_a_folder_of_the_command_line_are_written(tmp_path):
     (tmp_path / "plan").mkdir()
     plan = read(tmp_path / "plan", f"output = '/etc'\n{CAPTIONS}", output=str(tmp_path / "out"))
