@@ -343,7 +343,7 @@ class Command(TextParameters, TyperCommand):
         parameters = [option.parameter() for option in self.options.values() if not option.opt.is_behind_dashes]
         if "config" not in self.options:
             parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=_Config))
-        if any(option.opt.code_in for option in self.options.values()) and "config" not in self.options:
+        if any(option.opt.code_in for option in self.options.values()) and not {"config", "trust"} & self.options.keys():
             parameters.append(Option("trust", bool, Opt("Allow FILE of --config to name code to run."), False).parameter())
         declared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -370,7 +370,7 @@ class Command(TextParameters, TyperCommand):
         """Parse the words of the command; those after ``--`` are flags for Beam.
 
         Raises:
-            UsageError: a value is empty.
+            UsageError: a value is empty, or one of the file names code and is not replaced.
         """
         end = args.index("--") if ctx.allow_extra_args and "--" in args else len(args)
         super().parse_args(ctx, args[:end])
@@ -382,16 +382,12 @@ class Command(TextParameters, TyperCommand):
                 if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
                     _refuse_empty(self.options[key].label if key in self.options else "--config", value)
         ctx.args = [*ctx.args, *args[end + 1 :]]
-        if not (ctx.resilient_parsing or ctx.params.get("trust")):
-            self._check_file(ctx)
-        return ctx.args
-
-    def _check_file(self, ctx: Any) -> None:
-        """Refuse values of the file that name code, unless the command line replaces them."""
-        for key, value in (ctx.default_map or {}).items():
+        is_checked = not (ctx.resilient_parsing or ctx.params.get("trust"))
+        for key, value in (ctx.default_map or {}).items() if is_checked else ():
             is_replaced = ctx.args if key == BEAM_FLAGS else ctx.get_parameter_source(key).name != "DEFAULT_MAP"
             if not is_replaced:
                 self.options[key].check_code(value, repr(ctx.params["config"]))
+        return ctx.args
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function.

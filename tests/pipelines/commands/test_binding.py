@@ -130,7 +130,7 @@ def toml(value: Any) -> str:
 
 def from_file(command: str, values: dict[str, Any]) -> Any:
     Path("run.toml").write_text(toml_of(command, values), encoding="utf-8")
-    trust = ("--trust",) if any(options_of(command)[key].opt.code_in for key in values) else ()
+    trust = ("--trust",) if {"import_", "beam_flags"} & values.keys() else ()
     return parse(command, "--config", "run.toml", *trust)
 
 

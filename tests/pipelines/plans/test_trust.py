@@ -80,9 +80,17 @@ def test_flags_that_name_code_are_refused_in_files_without_trust(tmp_path, flag,
         call("captions", "--config", str(tmp_path / "run.toml"))
 
 
-def test_file_does_not_trust_itself(tmp_path):
-    (tmp_path / "run.toml").write_text("plan = 'plan.toml'\ntrust = true\n")
-    with pytest.raises(UsageError, match=r"run\.toml': build has no option or argument 'trust'"):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trust = true", "build has no option or argument 'trust'"),
+        ("""set = ["steps.run.import=['own']"]""", """ has set = .*, which runs code"""),
+        ("set = ['paths.a=b', 'steps.run.beam_flags =x']", " has set = 'steps.*, which runs code"),
+    ],
+)
+def test_file_does_not_trust_itself(tmp_path, line, message):
+    (tmp_path / "run.toml").write_text(f"plan = 'plan.toml'\n{line}\n")
+    with pytest.raises(UsageError, match=rf"run\.toml'.*{message}"):
         call("build", "--config", str(tmp_path / "run.toml"))
 
 
