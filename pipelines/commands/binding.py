@@ -378,9 +378,8 @@ class Command(TextParameters, TyperCommand):
             output = ctx.params.get("output")
             events.record(command=self.name, output=None if output is None else str(output))
             for key, value in ctx.params.items():
-                source = ctx.get_parameter_source(key)
-                if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
-                    _refuse_empty(self.options[key].label if key in self.options else "--config", value)
+                if ctx.get_parameter_source(key).name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
+                    _refuse_empty(self.options.get(key), value)
         ctx.args = [*ctx.args, *args[end + 1 :]]
         is_checked = not (ctx.resilient_parsing or ctx.params.get("trust"))
         for key, value in (ctx.default_map or {}).items() if is_checked else ():
@@ -480,9 +479,10 @@ def _take(value: Any, param: Any, ctx: typer.Context) -> Any:
         raise _with_origins(error, {param.name: _origin(ctx, param.name)}) from None
 
 
-def _refuse_empty(label: str, value: object) -> None:
+def _refuse_empty(option: Option | None, value: object) -> None:
+    label, has_commas = ("--config", False) if option is None else (option.label, option.is_list or option.is_table)
     for item in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(item, str) and not item.strip(" \t\n,"):
+        if isinstance(item, str) and not item.strip(" \t\n," if has_commas else " \n"):  # A tab delimits, too.
             advice = ", or leave the option out for its default" if label.startswith("-") else ""
             raise UsageError(f"{label} is {item!r}, expected a value: check the shell variable that it comes from{advice}")
 

@@ -252,6 +252,14 @@ def test_argument_of_a_plan_that_looks_like_an_option_is_an_argument(command, ke
     assert getattr(from_plan(command, {**needed(command), key: value})["job"], key) == value
 
 
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_commas_and_tabs_delimit_but_are_no_list(delimiter):
+    assert parse("captions", "c.csv", "o", f"--delimiter={delimiter}")["job"].delimiter == delimiter
+    assert from_plan("captions", {"source": "c.csv", "output": "o", "delimiter": delimiter})["job"].delimiter == delimiter
+    with pytest.raises(UsageError, match=r"^--languages is .*, expected a value"):
+        parse("captions", "c.csv", "o", f"--languages={delimiter}")
+
+
 def test_options_of_the_extractor_reach_its_request():
     job = parse("features", "i", "o", "--extractor", "timm:resnet18", "--unpooled", "--dtype=float16")["job"]
     assert job.extractor == ExtractorRequest("timm:resnet18", unpooled=True, dtype="float16")
