@@ -343,7 +343,7 @@ class Command(TextParameters, TyperCommand):
         parameters = [option.parameter() for option in self.options.values() if not option.opt.is_behind_dashes]
         if "config" not in self.options:
             parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=_Config))
-        if any(option.opt.code_in for option in self.options.values()) and "config" not in self.options:
+        if any(option.opt.code_in for option in self.options.values()) and not {"config", "trust"} & self.options.keys():
             parameters.append(Option("trust", bool, Opt("Allow FILE of --config to name code to run."), False).parameter())
         declared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -370,7 +370,7 @@ class Command(TextParameters, TyperCommand):
         """Parse the words of the command; those after ``--`` are flags for Beam.
 
         Raises:
-            UsageError: a value is empty.
+            UsageError: a value is empty, or one of the file names code and is not replaced.
         """
         end = args.index("--") if ctx.allow_extra_args and "--" in args else len(args)
         super().parse_args(ctx, args[:end])
@@ -378,22 +378,15 @@ class Command(TextParameters, TyperCommand):
             output = ctx.params.get("output")
             events.record(command=self.name, output=None if output is None else str(output))
             for key, value in ctx.params.items():
-                source = ctx.get_parameter_source(key)
-                if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
-                    _refuse_empty(self.options[key].label if key in self.options else "--config", value)
+                if ctx.get_parameter_source(key).name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
+                    _refuse_empty(self.options.get(key), value)
         ctx.args = [*ctx.args, *args[end + 1 :]]
-        if not (ctx.resilient_parsing or ctx.params.get("trust")):
-            self._check_file(ctx)
+        is_checked = not (ctx.resilient_parsing or ctx.params.get("trust"))
+        for key, value in (ctx.default_map or {}).items() if is_checked else ():
+            is_replaced = ctx.args if key == BEAM_FLAGS else ctx.get_parameter_source(key).name != "DEFAULT_MAP"
+            if not is_replaced:
+                self.options[key].check_code(value, repr(ctx.params["config"]))
         return ctx.args
-
-    def _check_file(self, ctx: Any) -> None:
-        """Refuse values of the file that name code, unless the command line replaces them."""
-        for key, option in self.options.items():
-            if option.opt.is_behind_dashes:
-                value = () if ctx.args else flags_of(ctx)
-            else:
-                value = ctx.params[key] if getattr(ctx.get_parameter_source(key), "name", "") == "DEFAULT_MAP" else ()
-            option.check_code(value, repr(ctx.params.get("config")))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function.
@@ -464,10 +457,11 @@ class Command(TextParameters, TyperCommand):
         """
         flags = tuple(values.get(BEAM_FLAGS) or ())
         self.arguments(values, flags)
-        present = [option for key, option in self.options.items() if values.get(key) is not None]
-        present.sort(key=lambda option: option.is_argument)
-        words = [word for option in present for word in option.words(values[option.key])]
-        return [str(self.name), *words, *(("--", *flags) if flags else ())]
+        words = {key: option.words(values[key]) for key, option in self.options.items() if values.get(key) is not None}
+        arguments = [word for key in words if self.options[key].is_argument for word in words[key]]
+        options = [word for key in words if not self.options[key].is_argument for word in words[key]]
+        dashes = ["--"] if any(word.startswith("-") for word in arguments) else []  # An argument of a file is no option.
+        return [str(self.name), *options, *dashes, *arguments, *(("--", *flags) if flags else ())]
 
 
 def command(example: str) -> Callable[[Callable[..., Any]], Command]:
@@ -485,9 +479,10 @@ def _take(value: Any, param: Any, ctx: typer.Context) -> Any:
         raise _with_origins(error, {param.name: _origin(ctx, param.name)}) from None
 
 
-def _refuse_empty(label: str, value: object) -> None:
+def _refuse_empty(option: Option | None, value: object) -> None:
+    label, has_commas = ("--config", False) if option is None else (option.label, option.is_list or option.is_table)
     for item in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(item, str) and not item.strip(" \t\n,"):
+        if isinstance(item, str) and not item.strip(" \t\n," if has_commas else " \n"):  # A tab delimits, too.
             advice = ", or leave the option out for its default" if label.startswith("-") else ""
             raise UsageError(f"{label} is {item!r}, expected a value: check the shell variable that it comes from{advice}")
 

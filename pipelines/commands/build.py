@@ -1,5 +1,6 @@
 """Command ``build``: runs the commands of a plan, each in its own process."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -12,6 +13,8 @@ from pipelines.commands.results import console, print_line, print_remark
 from schemas.conversion import key_value_pairs
 from schemas.errors import UsageError
 from schemas.options import Opt
+
+_CODE = re.compile(r"[^=]*\.(import|beam[-_]flags)\s*=")
 
 
 def build_plan(
@@ -68,6 +71,7 @@ def build_(
             name="set",
             metavar="K=V",
             is_repeated=True,
+            code_in=lambda settings: list(filter(_CODE.match, settings)),
         ),
     ] = (),
     overwrite: Annotated[

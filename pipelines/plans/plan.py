@@ -7,9 +7,10 @@ is up to date, and resumes an unfinished one. Building a plan again therefore ru
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +50,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 _DEFAULTS = {"features": {"update": True}, "train": {"resume": True}, "view": {"overwrite": True}}
 """Default values for steps, with which a command can run again."""
 
+_OUTPUTS = ("output", "memory_map", "metrics_file")
 _SUFFIXES = {"view": ".png", "search": ".html"}
 _JOINT = "(open_clip|sentence):.+"
 _NAMED = {"weights": r"default|[^/]*:.*", "model": rf"[\w.-]+(/[\w.-]+)?|{_JOINT}", "run": _JOINT}
@@ -217,15 +219,14 @@ def read_plan(
         }
         outputs = {key: _output_of(key, section, output) for key, section in sections.items()}
         _check_distinct(outputs)
-        if not trust:
-            roots: list[str | Path] = [folder, Path(), *([output] if is_override else [])]
-            _check_outputs({key: place for key, place in outputs.items() if ("steps", key, "output") not in overrides}, roots)
         reader = _Reader(paths, outputs, commands, folder, trust)
         steps = {
             key: reader.step(key, section, {parts[2] for parts in overrides if parts[:2] == ("steps", key)})
             for key, section in sections.items()
         }
-        steps = {key: steps[key] for key in _order(steps)}
+        if not trust:
+            _check_outputs(steps.values(), overrides, [str(folder), ".", *([output] if is_override else [])])
+        steps = _order(steps)
     except UsageError as error:
         raise UsageError(f"plan {source!r}: {error}") from error
     return Plan(name, output, steps)
@@ -256,20 +257,21 @@ def _check_distinct(outputs: Mapping[str, str]) -> None:
             raise UsageError(f"steps.{other} and steps.{name} both write {output!r}: give one of them another output")
 
 
-def _check_outputs(outputs: Mapping[str, str], roots: Sequence[str | Path]) -> None:
-    """Refuse outputs, by step, that are not below a root; links are followed."""
+def _check_outputs(steps: Iterable[Step], overrides: Collection[tuple[str, ...]], roots: Sequence[str]) -> None:
+    """Refuse outputs that are neither overridden nor in a root; links are followed."""
     real = [os.path.join(_real(root), "") for root in roots]  # noqa: PTH118 -- a location may be in a store
-    for name, output in outputs.items():
-        if not any(_real(output).startswith(root) for root in real):
+    for step, key in product(steps, _OUTPUTS):
+        output = _rebase(step.values.get(key), Path())
+        is_checked = output and ("steps", step.name, key.replace("_", "-")) not in overrides
+        if is_checked and not any(_real(output).startswith(root) for root in real):
             raise UsageError(
-                f"steps.{name}: the plan would write {output!r}, which is outside its folder and the current one: nothing was "
+                f"steps.{step.name}: the plan would write {output!r}, which is outside its folder and the current one: nothing was "
                 "done. Name a folder with --output, or give --trust if you know the plan"
             )
 
 
-def _real(location: str | Path) -> str:
-    text = str(location)
-    return text.rstrip("/") if is_remote(text) else os.path.realpath(text)
+def _real(location: str) -> str:
+    return location.rstrip("/") if is_remote(location) else os.path.realpath(location)
 
 
 @dataclass(frozen=True)
@@ -288,9 +290,8 @@ class _Reader:
         if name in self.paths:
             raise UsageError(f"{place} and paths.{name} have the same name: rename one of them")
         table = {key: value for key, value in section.items() if key not in ("command", "output", "environment")}
-        command, environment = section["command"], section.get("environment", {})
-        if not isinstance(environment, dict):
-            raise UsageError(f"{place}.environment is {environment!r}, expected a table of texts")
+        command = section["command"]
+        variables = convert(section.get("environment", {}), dict[str, str], f"{place}.environment")
         values = self.commands[command].convert(table, place)
         keys = {key: option.name for key, option in self.commands[command].options.items()}
         for key, value in values.items():
@@ -310,7 +311,6 @@ class _Reader:
             elif (command, parameter) == ("train", "config") and value.endswith(".toml"):
                 values[parameter] = _rebase(value, base)
         values = {**_DEFAULTS.get(command, {}), **values, "output": self.outputs[name]}
-        variables = {key: convert(value, str, f"{place}.environment.{key}") for key, value in environment.items()}
         own = f"IMAGEPIVOT_{command.upper().replace('-', '_')}_"
         refused = [key for key in variables if not _VARIABLES.fullmatch(key) or key.startswith(own)]
         if refused and not self.trust:
@@ -404,8 +404,8 @@ def _override(table: dict[str, Any], key: str, text: str) -> tuple[str, ...]:
     return ("steps", parts[1], option)
 
 
-def _order(steps: Mapping[str, Step]) -> list[str]:
-    """Sort names of steps topologically, else in the order of the plan."""
+def _order(steps: Mapping[str, Step]) -> dict[str, Step]:
+    """Sort steps topologically, else in the order of the plan."""
     ordered: dict[str, None] = {}
 
     def add(name: str, chain: tuple[str, ...]) -> None:
@@ -417,7 +417,7 @@ def _order(steps: Mapping[str, Step]) -> list[str]:
 
     for name in steps:
         add(name, ())
-    return list(ordered)
+    return {name: steps[name] for name in ordered}
 
 
 def _rebase(value: Any, base: Path) -> str:

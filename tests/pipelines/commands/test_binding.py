@@ -130,7 +130,7 @@ def toml(value: Any) -> str:
 
 def from_file(command: str, values: dict[str, Any]) -> Any:
     Path("run.toml").write_text(toml_of(command, values), encoding="utf-8")
-    trust = ("--trust",) if any(options_of(command)[key].opt.code_in for key in values) else ()
+    trust = ("--trust",) if {"import_", "beam_flags"} & values.keys() else ()
     return parse(command, "--config", "run.toml", *trust)
 
 
@@ -243,6 +243,21 @@ def test_refusal_names_the_place_of_the_value(tmp_path, monkeypatch):
 def test_argument_keeps_spaces_and_commas():
     job = parse("word-vectors", "v", " a, b.vec ", "o", "--languages", " en ")["job"]
     assert (job.files, job.languages) == ((" a, b.vec ",), ("en",))
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value"), [("search", "query", ("--import=own", "-5 degrees")), ("train", "config", "--import=own")]
+)
+def test_argument_of_a_plan_that_looks_like_an_option_is_an_argument(command, key, value):
+    assert getattr(from_plan(command, {**needed(command), key: value})["job"], key) == value
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_commas_and_tabs_delimit_but_are_no_list(delimiter):
+    assert parse("captions", "c.csv", "o", f"--delimiter={delimiter}")["job"].delimiter == delimiter
+    assert from_plan("captions", {"source": "c.csv", "output": "o", "delimiter": delimiter})["job"].delimiter == delimiter
+    with pytest.raises(UsageError, match=r"^--languages is .*, expected a value"):
+        parse("captions", "c.csv", "o", f"--languages={delimiter}")
 
 
 def test_options_of_the_extractor_reach_its_request():

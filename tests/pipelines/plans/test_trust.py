@@ -80,9 +80,17 @@ def test_flags_that_name_code_are_refused_in_files_without_trust(tmp_path, flag,
         call("captions", "--config", str(tmp_path / "run.toml"))
 
 
-def test_file_does_not_trust_itself(tmp_path):
-    (tmp_path / "run.toml").write_text("plan = 'plan.toml'\ntrust = true\n")
-    with pytest.raises(UsageError, match=r"run\.toml': build has no option or argument 'trust'"):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trust = true", "build has no option or argument 'trust'"),
+        ("""set = ["steps.run.import=['own']"]""", """ has set = .*, which runs code"""),
+        ("set = ['paths.a=b', 'steps.run.beam_flags =x']", " has set = 'steps.*, which runs code"),
+    ],
+)
+def test_file_does_not_trust_itself(tmp_path, line, message):
+    (tmp_path / "run.toml").write_text(f"plan = 'plan.toml'\n{line}\n")
+    with pytest.raises(UsageError, match=rf"run\.toml'.*{message}"):
         call("build", "--config", str(tmp_path / "run.toml"))
 
 
@@ -116,6 +124,16 @@ def test_outputs_outside_the_folders_of_the_command_are_refused(tmp_path, output
         read(tmp_path / "plan", text)
     assert read(tmp_path / "plan", text, trust=True).steps["captions"].output.endswith(output.rpartition("/")[2])
     assert read(tmp_path / "plan", text, settings={"steps.captions.output": "ours"}).steps["captions"].output.endswith("/ours")
+
+
+@pytest.mark.parametrize(("key", "value"), [("memory-map", "../maps"), ("metrics-file", "~/x.prom")])
+def test_other_files_of_a_step_outside_the_folders_are_refused(tmp_path, key, value, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"steps\.run: the plan would write '.*, which is outside its folder"):
+        read(tmp_path, f"{TRAIN}{key} = '{value}'\n")
+    read(tmp_path, f"{TRAIN}{key} = '{value}'\n", trust=True)
+    read(tmp_path, f"{TRAIN}{key} = '{value}'\n", settings={f"steps.run.{key}": value})
+    read(tmp_path, f"{TRAIN}{key} = './x.prom'\n")
 
 
 def test_outputs_below_a_folder_of_the_command_line_are_written(tmp_path):
