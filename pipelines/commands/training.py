@@ -104,7 +104,7 @@ def evaluate(
     """
     import_modules(imports)
     from schemas.storage.folder import Folder
-    from schemas.writing.made_from import sizes_of, write_made_from
+    from schemas.writing.made_from import MADE_FROM_NAME, sizes_of, write_made_from
     from train.evaluation import scores as work
     from train.reports.score_report import (
         EVALUATION,
@@ -132,6 +132,7 @@ def evaluate(
     if complete:
         report["with_duplicates"] = evaluation_report(complete)
     if made_from is not None:
+        Folder(output).delete(MADE_FROM_NAME)  # Of other scores, which may have the sizes of these.
         names = write_evaluation(scores, report, output)
         write_made_from(Folder(output), made_from, sizes_of(Folder(output), names))
         print_remark(f"written: {', '.join(f'{output}/{name}' for name in names)}", style="")
@@ -236,7 +237,7 @@ def sts(
 
         Folder(output).check_writable()
     from pipelines.text.queries import load_text_encoder, tokenize_query
-    from schemas.writing.made_from import sizes_of, write_made_from
+    from schemas.writing.made_from import MADE_FROM_NAME, sizes_of, write_made_from
     from train.sts import similarity as work
     from train.sts.report import sts_tables, write_sts
 

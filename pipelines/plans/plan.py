@@ -359,7 +359,7 @@ def read_plan_table(source: str, folder: Path = Path(), chain: tuple[str, ...] =
     file = folder / local_path(source) if source.endswith(".toml") else _FOLDER / f"{source}.toml"
     if not os.path.isfile(file):  # noqa: PTH113 -- False, not an error, for impossible paths
         raise UsageError(
-            f"{by}there is no file {str(file)!r}: check the path, or see imagepivot build --list for built-in plans"
+            f"{by}there is no file {(source if is_remote(source) else str(file))!r}: check the path, or see imagepivot build --list for built-in plans"
         )
     try:
         table = parse_toml(read_text(file))

@@ -1,15 +1,16 @@
 import random
 from collections import Counter, defaultdict
+from itertools import combinations
 
 import pytest
 
 from pipelines.running.execution import Execution
 from pipelines.text.captions import CaptionsJob, prepare_captions
-from pipelines.text.token_counts import count_tokens, vocabulary_statistics
+from pipelines.text.token_counts import count_tokens
 from pipelines.text.vocabulary import VocabularyJob, build_vocabulary, unknown_remark
 from schemas.dataset import Dataset, open_dataset
 from schemas.errors import InputError
-from schemas.vocabulary import SPECIALS, Vocabulary
+from schemas.vocabulary import SPECIALS
 from schemas.writing.validation import validate
 from tests.builders import tree
 from tests.pipelines.text.captions import caption, write_table
@@ -81,53 +82,10 @@ def test_count_tokens_equals_a_plain_loop(rows, captions, monkeypatch, batch_row
     assert counts == expected
 
 
-def statistics_of(counts, *, min_count, scope):
-    trained: dict[str, Counter] = defaultdict(Counter)
-    for (_, split, language), counter in counts.items():
-        if split == "train":
-            trained[language].update(counter)
-    vocabulary = Vocabulary.from_counts(trained, min_count=min_count, scope=scope)
-    job = VocabularyJob("captions", "vocabulary", min_count=min_count, count_scope=scope)
-    return vocabulary_statistics(job, vocabulary, counts, trained)
-
-
-SMALL = {
-    ("translation", "train", "en"): {"a": 3, "b": 1, "c": 2},
-    ("comparable", "train", "en"): {"a": 1, "d": 1},
-    ("translation", "train", "de"): {"a": 1, "c": 2, "e": 5},
-    ("translation", "val", "en"): {"a": 1, "x": 3},
-    ("translation", "val", "de"): {"e": 1, "b": 1},
-    ("comparable", "val", "fr"): {"a": 1, "z": 1},
-}
-
-
-def test_statistics_by_hand_with_the_scope_of_a_language():
-    statistics = statistics_of(SMALL, min_count=2, scope="language")
-    assert statistics == {
-        "tokens": {"de": 2, "en": 2},  # c e; a c
-        "sum": 4,
-        "union": 3,
-        "jaccard": {"de/en": (1 + 4) / (3 + 4)},
-        "singletons": {"de": 1, "en": 2},
-        "types": {"de": 3, "en": 4},
-        "occurrences": {"de": 8, "en": 8},
-        # a is known through English alone, and so it is in German.
-        "unknown": {"de": {"train": 0.0, "val": 0.5}, "en": {"train": 2 / 8, "val": 3 / 4}, "fr": {"val": 0.5}},
-    }
-
-
-def test_statistics_by_hand_with_the_joint_scope():
-    statistics = statistics_of(SMALL, min_count=5, scope="joint")
-    assert statistics["tokens"] == {"de": 2, "en": 1}  # a 5, e 5
-    assert (statistics["sum"], statistics["union"]) == (3, 2)
-    assert statistics["jaccard"] == {"de/en": (1 + 4) / (2 + 4)}
-    assert statistics["unknown"]["en"]["train"] == 4 / 8
-
-
 # --- the pipeline ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("selection", "min_count", "scope"),
     [
@@ -156,14 +114,25 @@ def test_build_vocabulary_equals_a_plain_loop(rows, captions, tmp_path, selectio
     assert validate(folder) == []
     assert manifest.parameters["min_count"] == min_count
     assert [source["fingerprint"] for source in manifest.inputs] == [open_dataset(captions).fingerprint]
-    assert manifest.statistics["occurrences"] == {language: counter.total() for language, counter in counts.items()}
+    statistics = manifest.statistics
+    own = {
+        language: {token for token, count in counter.items() if token in tokens and (scope == "joint" or count >= min_count)}
+        for language, counter in counts.items()
+    }
+    assert statistics["tokens"] == {language: len(found) for language, found in own.items()}
+    assert (statistics["sum"], statistics["union"]) == (sum(map(len, own.values())), len(set().union(*own.values())))
+    overlaps = {(a, b): (len(own[a] & own[b]), len(own[a] | own[b])) for a, b in combinations(sorted(own), 2)}
+    assert statistics["jaccard"] == {f"{a}/{b}": (both + 4) / (either + 4) for (a, b), (both, either) in overlaps.items()}
+    assert statistics["types"] == {language: len(counter) for language, counter in counts.items()}
+    assert statistics["singletons"] == {language: [*counter.values()].count(1) for language, counter in counts.items()}
+    assert statistics["occurrences"] == {language: counter.total() for language, counter in counts.items()}
     for split in ("val", "test"):
         by_language = brute_counts(rows, **{**selection, "splits": (split,)})
         unknown = {
             language: sum(count for token, count in counter.items() if token not in tokens) / counter.total()
             for language, counter in by_language.items()
         }
-        assert {language: shares[split] for language, shares in manifest.statistics["unknown"].items()} == unknown
+        assert {language: shares[split] for language, shares in statistics["unknown"].items()} == unknown
 
 
 @pytest.mark.slow
