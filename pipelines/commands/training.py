@@ -255,6 +255,7 @@ def sts(
         if pairs.unscored:
             print_remark(f"{pairs.name}: skipped {counted(pairs.unscored, 'pair')} without a score")
     if made_from is not None:
+        Folder(output).delete(MADE_FROM_NAME)  # Of other results, which may have the sizes of these.
         names = [*write_sts(result, output), *(f"sts.{kind}" for kind in formats)]
         for name in names[-len(formats) :]:
             plot_sts(result, Folder(output), name)

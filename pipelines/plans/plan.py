@@ -358,9 +358,8 @@ def read_plan_table(source: str, folder: Path = Path(), chain: tuple[str, ...] =
         raise UsageError(f"{by}there is no plan {source!r}{close} (a plan of your own is a file that ends in .toml)")
     file = folder / local_path(source) if source.endswith(".toml") else _FOLDER / f"{source}.toml"
     if not os.path.isfile(file):  # noqa: PTH113 -- False, not an error, for impossible paths
-        raise UsageError(
-            f"{by}there is no file {(source if is_remote(source) else str(file))!r}: check the path, or see imagepivot build --list for built-in plans"
-        )
+        place = source if is_remote(source) else str(file)  # A path would lose a slash of an address, and its password show.
+        raise UsageError(f"{by}there is no file {place!r}: check the path, or see imagepivot build --list for built-in plans")
     try:
         table = parse_toml(read_text(file))
     except (InputError, UsageError) as error:

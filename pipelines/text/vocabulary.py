@@ -13,14 +13,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
-from pipelines.text.token_counts import (
-    count_tokens,
-    execution_for,
-    open_captions_dataset,
-    selects,
-    sum_by_key,
-    write_vocabulary,
-)
+from pipelines.text.token_counts import count_tokens, execution_for, open_captions_dataset, selects, sum_by_key, write_vocabulary
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest

@@ -118,7 +118,8 @@ def _check_failures(dataset: Dataset, index: int, reasons: Counter[str], shard: 
         return [f"{name} has {table.num_rows:,} rows, the manifest says {entry.rows:,}"]
     counts = Counter(table["reason"].to_pylist())
     reasons.update(counts)
-    problems = [f"{name}: reason {unknown!r} is not in the closed list" for unknown in sorted({*counts} - {*FAILURE_REASONS})]
+    unknown = sorted(set(counts) - set(FAILURE_REASONS))
+    problems = [f"{name}: reason {reason!r} is not in the closed list" for reason in unknown]
     if dataset.kind in ("features", "regions"):
         extracted = set(dataset.shard(index, ["image_id"])["image_id"].to_pylist())
         duplicates = sorted(extracted.intersection(table["key"].to_pylist()))
