@@ -81,9 +81,9 @@ def sum_by_key(counters: Iterable[Mapping[_K, Mapping[str, int]]]) -> dict[_K, C
     return total
 
 
-def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Mapping[CaptionGroup, Mapping[str, int]]) -> str:
-    """Write a vocabulary and its text, and return the path of the text."""
-    vocabulary, statistics = vocabulary_from_counts(job, counts)
+def write_vocabulary(job: VocabularyJob, output: OutputDataset, counts: Iterable[Mapping[CaptionGroup, Counter[str]]]) -> str:
+    """Write the vocabulary of all counts and its text; return the text's path."""
+    vocabulary, statistics = vocabulary_from_counts(job, sum_by_key(counts))
     output.folder.put(TEXT_NAME, vocabulary.to_text().encode())
     with open_shard(output, 0) as shard:
         shard.write(vocabulary.table)

@@ -205,7 +205,7 @@ class BuildVocabulary(beam.PTransform):
         """Pass all counts to one call as a side input."""
         once = counts.pipeline | "Once" >> beam.Create([b""])
         write = beam.Map(
-            lambda _, counts, job, output: (write_vocabulary(job, output, counts),),
+            lambda _, counts, job, output: (write_vocabulary(job, output, [counts]),),
             beam.pvalue.AsDict(counts),
             job=self.job,
             output=self.output,

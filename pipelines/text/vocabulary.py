@@ -13,7 +13,7 @@ from pipelines.running.execution import Execution
 from pipelines.running.job import DatasetJob, run_job
 from pipelines.running.meter import Meter
 from pipelines.running.process_pool import Map
-from pipelines.text.token_counts import count_tokens, execution_for, open_captions_dataset, selects, sum_by_key, write_vocabulary
+from pipelines.text.token_counts import count_tokens, execution_for, open_captions_dataset, selects, write_vocabulary
 from schemas.dataset import Dataset
 from schemas.errors import DatasetError, InputError
 from schemas.manifest import Manifest
@@ -108,7 +108,7 @@ def build_vocabulary(job: VocabularyJob, execution: Execution = Execution(), met
         workers = min(execution.local_workers, captions.num_shards)
         shares = (range(first, captions.num_shards, workers) for first in range(workers))
         counts = run(partial(count_tokens, captions=captions, meter=meter), shares)
-        return (write_vocabulary(job, output, sum_by_key(counts)),)
+        return (write_vocabulary(job, output, counts),)
 
     policy = ReusePolicy(overwrite=job.overwrite, verify=job.verify)
     return run_job(DatasetJob(output, policy, execution, build, run_here, libraries=("apache-beam",), meter=meter))
