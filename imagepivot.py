@@ -164,7 +164,6 @@ if TYPE_CHECKING:  # Types of the functions below, not public.
 
     import torch
 
-
 __version__: str
 
 _EXTRAS = {"pipelines.datasets.duplicates": "duplicates", "train.evaluation.mteb_model": "mteb"}

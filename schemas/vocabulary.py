@@ -82,10 +82,11 @@ class Vocabulary:
         rows = by_token.aggregate([("count", "sum"), ("count", "max"), ("language", "list"), ("count", "list")])
         is_frequent = pc.greater_equal(rows["count_max" if scope == "language" else "count_sum"], min_count)
         rows = rows.filter(pc.and_not(is_frequent, pc.is_in(rows["token"], pa.array(SPECIALS))))
-        rows = rows.sort_by(
-            [("count_sum", "descending"), ("token", "ascending")]
-        )  # Arrow compares UTF-8, which is by code point.
-        of_specials = pa.table([SPECIALS, *[[0] * len(SPECIALS)] * 2, *[[[]] * len(SPECIALS)] * 2], schema=rows.schema)
+        # Arrow compares UTF-8, which is by code point.
+        rows = rows.sort_by([("count_sum", "descending"), ("token", "ascending")])
+        zeros = [0] * len(SPECIALS)
+        no_items: list[list[str]] = [[]] * len(SPECIALS)
+        of_specials = pa.table([SPECIALS, zeros, zeros, no_items, no_items], schema=rows.schema)
         rows = pa.concat_tables([of_specials, rows]).combine_chunks()
         languages, times = rows["language_list"].combine_chunks(), rows["count_list"].combine_chunks()
         by_language = pa.MapArray.from_arrays(languages.offsets, languages.flatten(), times.flatten())

@@ -381,12 +381,16 @@ class Command(TextParameters, TyperCommand):
                 if ctx.get_parameter_source(key).name not in ("DEFAULT", "DEFAULT_MAP"):  # A file may hold an empty list.
                     _refuse_empty(self.options.get(key), value)
         ctx.args = [*ctx.args, *args[end + 1 :]]
-        is_checked = not (ctx.resilient_parsing or ctx.params.get("trust"))
-        for key, value in (ctx.default_map or {}).items() if is_checked else ():
+        if not (ctx.resilient_parsing or ctx.params.get("trust")):
+            self._check_file(ctx)
+        return ctx.args
+
+    def _check_file(self, ctx: Any) -> None:
+        """Refuse values of the file that name code, unless the command line replaces them."""
+        for key, value in (ctx.default_map or {}).items():
             is_replaced = ctx.args if key == BEAM_FLAGS else ctx.get_parameter_source(key).name != "DEFAULT_MAP"
             if not is_replaced:
                 self.options[key].check_code(value, repr(ctx.params["config"]))
-        return ctx.args
 
     def invoke(self, ctx: Any) -> Any:
         """Run the function.

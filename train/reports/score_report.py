@@ -84,7 +84,8 @@ def check_evaluation_folder(location: str) -> None:
 
 def evaluation_content(scores: Sequence[Score], job: EvaluateJob) -> dict[str, Any]:
     """Return runs or a pair, scores and averages as plain values, for JSON."""
-    described: list[Any] = [] if job.runs else [{name: describe_side(getattr(job, name)) for name in ("captions", "features")}]
+    sides = {"captions": job.captions, "features": job.features}
+    described: list[Any] = [] if job.runs else [{name: describe_side(location) for name, location in sides.items()}]
     for run in job.runs:
         checkpoint = read_checkpoint(Folder(run), BEST)
         settings = checkpoint_settings(checkpoint)
